@@ -1,7 +1,8 @@
-"""Totals of examples that add up in any order: what every worker of a cluster keeps of its shards.
+"""Totals of examples: each worker of a cluster sums its shards, and totals merge in any order.
 
 `zero` starts, `add` takes a shard's examples, `merge` puts two totals together, `finish` solves for the head.
-Totals are NumPy arrays, can be pickled, and give the head of `fit` to rounding whatever the tree of merges.
+Totals are NumPy arrays and can be pickled. In whatever order they are merged, the head is that of `fit` to
+rounding.
 """
 
 from __future__ import annotations
@@ -26,15 +27,15 @@ from covfree.methods import Method
 from covfree.methods.method import check_method
 from covfree.methods.rounds import option
 
-# Rows that wait beside the merged ones, at least: merging each small shard by itself would cost d² a time.
+# Merge only once at least so many rows wait: merging costs d² memory traffic, however few the rows.
 _WAITING = 2048
 
 
 def layout_of(method: Method[Any]) -> Layout:
-    """What adds up of a method's examples.
+    """Return which sums over examples the method needs.
 
     Raises:
-        ValueError: if clients send something else than sums, or rows by client and class.
+        ValueError: if clients send neither sums nor one row for each client and class.
     """
     method.check_message()
     if method.transforms:
@@ -55,16 +56,17 @@ def layout_of(method: Method[Any]) -> Layout:
 
 @dataclass(frozen=True, eq=False)
 class Aggregate(Generic[H]):
-    """The total of some examples. `merge` is associative and commutative up to rounding.
+    """The total of the examples added so far. `merge` is associative and commutative up to rounding.
 
     Attributes:
         method: the method.
         num_classes: C.
-        layout: what is kept.
+        layout: which sums are kept.
         dtype: data type of the features, in which products are computed; None without examples.
-        rows: merged rows, one for each client and class, in their order; None without any.
-        waiting: rows that wait to be merged with them.
-        pooled: [dim, dim] float64, the spread about the merged rows' means; None if it is 0 or not kept.
+        rows: merged rows, one for each client and class, in that order; None without any.
+        waiting: rows that are not merged yet.
+        pooled: [dim, dim] float64, the scatter of examples about the means in ``rows``; None if it is 0 or
+        not kept.
     """
 
     method: Method[H]
@@ -134,26 +136,26 @@ def add(
     labels: Integer[AnyArray, " examples"],
     clients: Shaped[AnyArray, " examples"] | None = None,
 ) -> Aggregate[H]:
-    """Add examples to a total, which stays as it is.
+    """Return the total with more examples; the given total does not change.
 
-    Costs the product of a Gram matrix if the method needs one, else a sum by client and class. Memory beside
-    the total: some thousand rows, not the size of the features.
+    Takes the time of a Gram matrix if the method needs one, else of a sum by client and class. Beside the
+    total it needs memory for some thousand rows, not for the features.
 
     Args:
         total: from `zero`, `add` or `merge`.
-        features: features of some examples, of any number of clients, also of a part of a client's.
+        features: features of some examples. They may be of many clients, and of a part of a client's
+        examples.
         labels: their classes; below 0 is padding.
-        clients: their clients, the same numbers in all shards, below 0 for padding; or their names, as texts.
-            A name's number is a hash of 63 bits, so that shards agree on it: that two of a million names get
-            the same one has a chance of 5e-8. May be None if the method adds up over clients, as Gram
-            matrices do.
+        clients: their clients: numbers, below 0 for padding, or names, as texts. A client has the same number
+        or name in all shards. A name is hashed to 63 bits; that any two of a million names share a hash has
+        probability 5e-8. None if the method does not tell clients apart, as with Gram matrices.
 
     Returns:
         The larger total.
 
     Raises:
         TypeError: if a data type is wrong, ``clients`` are missing, or an array is traced.
-        ValueError: if a shape or a value is wrong, or the features have another dimension than those before.
+        ValueError: if a shape or a value is wrong, or the dimension is not that of earlier features.
     """
     check_type("total", total, Aggregate)
     given = {"features": features, "labels": labels, "clients": clients}
@@ -186,12 +188,12 @@ def merge(first: Aggregate[H], second: Aggregate[H]) -> Aggregate[H]:
 
     Args:
         first: a total.
-        second: another, of the same number of classes and dimension, and of a method whose clients send the
-            same. `finish` solves with the method of ``first``, and its shrinkage.
+        second: a total with the same number of classes and dimension, of a method whose clients send the
+        same. `finish` uses the method of ``first``, and its shrinkage.
 
     Raises:
-        TypeError: if one is no total.
-        ValueError: if they do not fit together.
+        TypeError: if an argument is no total.
+        ValueError: if the two totals cannot be merged.
     """
     check_type("first", first, Aggregate)
     check_type("second", second, Aggregate)
@@ -222,18 +224,19 @@ def merge(first: Aggregate[H], second: Aggregate[H]) -> Aggregate[H]:
 
 
 def finish(total: Aggregate[H]) -> H:
-    """Solve for the head, as a server does that has the messages of all clients.
+    """Solve for the head, as a server does with the messages of all clients.
 
     Args:
-        total: of all examples.
+        total: the total of all examples.
 
     Returns:
-        The head, of the method's kind: that of `fit` on the same examples to rounding. With more than 256
-        clients, the automatic shrinkage may choose another fair sample of them where counts are equal.
+        The head, of the method's kind: that of `fit` on the same examples, to rounding. With more than 256
+        clients, the automatic shrinkage may sample other clients than `fit` does, where several have the same
+        counts.
 
     Raises:
-        TypeError: if ``total`` is none.
-        ValueError: if there are no examples, or as `solve_totals`.
+        TypeError: if ``total`` is no total.
+        ValueError: if there are no examples, or `solve_totals` raises.
     """
     check_type("total", total, Aggregate)
     if not total.tables:
@@ -246,7 +249,7 @@ def finish(total: Aggregate[H]) -> H:
     if form is None or not layout.pooled:
         message = Message(rows_of(table, layout, dtype))
         return solve_totals(method, *state_of_message(method, message, total.num_classes))
-    # In float64, as merges subtract products of means from Gram matrices, which cancels.
+    # Use float64: merges subtract products of means from Gram matrices, and the difference is small.
     matrix = np.zeros((table.mean.shape[1],) * 2) if total.pooled is None else total.pooled
     if form.matrices == "client":
         scaled = table.mean * np.sqrt(table.count)[:, None]
@@ -257,13 +260,13 @@ def finish(total: Aggregate[H]) -> H:
         message = Message(rows_of(table, layout, np.dtype(np.float64)), matrix)
         leaves, kind = jax.tree.flatten(state_of_message(method, message, total.num_classes))
         leaves = list(map(np.asarray, leaves))
-    # What was computed in float64 is held in the type of the features.
+    # Convert what was computed in float64 to the features' data type.
     held = [jnp.asarray(leaf.astype(dtype) if leaf.dtype == np.float64 else leaf) for leaf in leaves]
     return solve_totals(method, *jax.tree.unflatten(kind, held))
 
 
 def _numbered(clients: Any) -> Any:
-    """Clients by number; the number of a name depends on its text alone, as no shard knows all names."""
+    """Return clients' numbers. A name's number is a hash of its text, as no shard knows all names."""
     if not isinstance(clients, np.ndarray) or clients.dtype.kind not in "UOT" or clients.ndim != 1:
         return clients
     if not all(isinstance(name, str) for name in clients):
@@ -274,7 +277,7 @@ def _numbered(clients: Any) -> Any:
 
 
 def _features_of(method: Method[Any], features: Any) -> np.ndarray:
-    """Map features as the method does; float32 at least, and a copy, as the caller may reuse the array."""
+    """Map features as the method does, in float32 at least. Copies, as the caller may reuse the array."""
     if method.feature_map is not None:
         given = {"features": np.asarray(features)}
         padded = pad_rows(given, {"features": 0})["features"]
@@ -283,7 +286,7 @@ def _features_of(method: Method[Any], features: Any) -> np.ndarray:
 
 
 def _added(total: Aggregate[H], features: np.ndarray, labels: Any, clients: Any) -> Aggregate[H]:
-    """Add a block of examples, each a row of its own until rows are merged."""
+    """Append a block of examples as waiting rows, one row for each example."""
     _check_dim(total, features.shape[1], "features")
     clients = clients.astype(np.int64) if total.layout.by_client else np.zeros(len(labels), np.int64)
     block = Table(clients, labels.astype(np.int64), np.ones(len(labels), np.int64), features)
@@ -297,7 +300,7 @@ def _check_dim(total: Aggregate[Any], dim: int, name: str) -> None:
 
 
 def _settled(total: Aggregate[H]) -> Aggregate[H]:
-    """Merge rows once those that wait outweigh the merged ones: each row is then moved few times."""
+    """Merge the waiting rows once they outweigh the merged ones, so that each row is moved few times."""
     rows, size = (
         sum(len(table.count) for table in total.waiting),
         sum(table.nbytes for table in total.waiting),
@@ -307,7 +310,7 @@ def _settled(total: Aggregate[H]) -> Aggregate[H]:
 
 
 def compacted(total: Aggregate[H]) -> Aggregate[H]:
-    """Merge the rows of each client and class, so that none waits: the smallest form of a total."""
+    """Merge all waiting rows: the result is the smallest form of a total."""
     if not total.waiting:
         return total
     rows, pooled = one_table(total.tables, total.layout, total.dtype)

@@ -1,4 +1,4 @@
-"""The public calls from rows, messages or examples to totals and heads."""
+"""The public functions that compute totals and heads from rows, messages or examples."""
 
 from __future__ import annotations
 
@@ -38,10 +38,10 @@ from covfree.methods.message_form import Merge
 from covfree.methods.method import check_method
 from covfree.protocol.sites import leave_out
 
-# Where rows may be.
+# Where rows may come from.
 Source: TypeAlias = Rows | Generated | Stream
 
-# Features are too small to be squared if class means are below this multiple of √(smallest normal number).
+# Squares of features underflow if class means are below this multiple of √(smallest normal number).
 _LEAST = 100
 
 
@@ -56,8 +56,8 @@ def solve_totals(method: Method[H], *totals: Any) -> H:
         The head, of the method's kind.
 
     Raises:
-        ValueError: if the head is not finite, or it rests on sums of squares of features so small that these
-            vanish (unless they are traced).
+        ValueError: if the head is not finite, or if it needs sums of squares and these underflow (not checked
+        if the totals are traced).
     """
     check_method(method)
     _check_scale(totals)
@@ -89,16 +89,16 @@ def accumulate(
     mesh: Mesh | None = None,
     axis_name: AxisName | None = None,
 ) -> tuple[Any, ...]:
-    """Compute the totals of a method's rounds over rows, wherever these are.
+    """Compute the totals of a method's rounds over rows from any source.
 
-    Of rows in memory, products are summed over parts, so the memory beside the rows does not grow with their
-    number. On a mesh each device sums over its own rows, and devices exchange the totals alone: C·d + d²
-    numbers, unless the method keeps its rows.
+    For rows in memory, products are summed part by part, so the extra memory does not grow with the number of
+    rows. On a mesh each device sums its own rows, and devices exchange only the totals: C·d + d² numbers,
+    unless the method keeps its rows.
 
     Args:
-        method: the method; for `Generated` and `Stream`, not one that keeps rows.
-        source: all rows: in memory as `Rows`, made part by part (`Generated`), or in files (`Stream`). Under
-            ``shard_map``, those of the device.
+        method: the method. If it keeps rows, ``source`` cannot be `Generated` or `Stream`.
+        source: all rows: in memory (`Rows`), made part by part (`Generated`), or in files (`Stream`). Under
+        ``shard_map``, the device's own rows.
         num_classes: C, static.
         mesh: the mesh over which `shard_rows` has spread the rows, with the method's ``whole_clients``.
         axis_name: under a ``shard_map`` of the caller's, the mesh axes over which the rows are sharded. The
@@ -111,9 +111,9 @@ def accumulate(
 
     Raises:
         TypeError: if ``method`` is no method or ``source`` holds no rows.
-        ValueError: if the method also asks for sums over clients' examples, or keeps rows that no memory
-            holds; if the method needs whole clients and a client's rows are on several devices (not checked
-            under a ``jit`` of the caller's); if the source says so.
+        ValueError: if the method also needs sums over clients' examples, or keeps rows that are not in
+        memory; if the method needs whole clients and a client's rows are on several devices (not checked
+        under the caller's ``jit``); if reading the source fails.
     """
     check_over_rows(method)
     if isinstance(source, Stream):
@@ -155,7 +155,8 @@ def solve_rows(method: Method[H], rows: Source, *, num_classes: int) -> H:
     if isinstance(rows, Stream):
         check_over_rows(method)
         return over_stream(method, rows, num_classes, partial(solve_totals, method))
-    # Compiled apart from the head, which takes longer to compile and does not depend on the number of rows.
+    # The totals are compiled apart from the head: the head takes longer, but does not depend on the row
+    # count.
     return solve_totals(method, *accumulate(method, rows, num_classes=num_classes))
 
 
@@ -167,15 +168,15 @@ def solve_message(method: Method[H], message: Message, *, num_classes: int, judg
         message: all clients' messages in one, ``collect(...).message``.
         num_classes: C, static.
         judge_sites: whether to leave out the rows of clients that fail `diagnose_sites`; a warning gives each
-            by its number in the message, and the reason. Prefer that of `collect`, which knows their names.
+        client's number in the message, and the reason. Prefer `judge_sites` of `collect`, which knows the
+        names.
 
     Returns:
         The head, of the method's kind; equal, within rounding, to that of `fit` on the clients' examples.
 
     Raises:
-        ValueError: if the message lacks a part that the method's clients send, is of a method whose clients
-            send something else, or does not come from `collect`; if it has no rows, as nobody has sent any;
-            if the head is not finite (unless it is traced).
+        ValueError: if the message lacks a part that the method needs, was made for another kind of method,
+        does not come from `collect`, or has no rows; if the head is not finite (unless it is traced).
 
     >>> import covfree, jax.numpy as jnp
     >>> method = covfree.fed3r()
@@ -216,7 +217,7 @@ def _merged(merge: Merge, params: Any, message: Message, num_classes: int) -> tu
 
 
 def state_of_message(method: Method[Any], message: Message, num_classes: int) -> tuple[Any, ...]:
-    """Compute the server's state from messages: merge them, or run the method's rounds over their rows."""
+    """Compute the server's state from a message: merge its sums, or run the method's rounds over its rows."""
     if method.message is not None:
         return _merged(method.message.merge, method.params, message, num_classes)
     how = How(num_classes, method.whole_clients, few=have_few_numbers(message.rows.client))
@@ -268,7 +269,7 @@ def state_of(
     num_classes: int | None = None,
     key: PRNGKey | None = None,
 ) -> tuple[Any, ...]:
-    """Check the arguments of `fit`, and run the method's rounds: the state that `fit` solves for the head."""
+    """Check the arguments of `fit`, and run the method's rounds; return the server's state."""
     check_method(method)
     if num_classes is not None:
         check_integer("num_classes", num_classes, 1)

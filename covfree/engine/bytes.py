@@ -26,7 +26,7 @@ class SentBytes(NamedTuple):
 
     Attributes:
         statistics: the floating-point statistics, which is what the papers count.
-        counts: counts and labels beside them, as 32-bit integers: 8 bytes for each class mean or sum.
+        counts: counts and labels sent with them, as 32-bit integers: 8 bytes for each class mean or sum.
     """
 
     statistics: int
@@ -52,7 +52,7 @@ def message_bytes(message: Message) -> SentBytes:
     sketch = False if rows.sketch is None else np.asarray(rows.sketch)
     kept = (np.asarray(rows.count) > 0) & ((np.asarray(rows.label) >= 0) | sketch)
     number = int(kept.sum())
-    # Multiply shapes: selecting the rows would compile a function for each number of rows.
+    # Compute with shapes: selecting the rows would compile a function for each number of rows.
     tables = [rows.mean] if rows.covariance is None else [rows.mean, rows.covariance]
     size = number * sum(math.prod(table.shape[1:]) * table.dtype.itemsize for table in tables)
     return SentBytes(size + (0 if message.matrix is None else message.matrix.nbytes), 8 * number)
@@ -67,17 +67,17 @@ def sent_bytes(
 ) -> SentBytes:
     """Compute the bytes that all clients of a federation send, without making their messages.
 
-    Equal to the sum of `message_bytes` over the clients' messages (float32); above it if a transform of the
-    method drops rows, or all examples of a row are kept aside (`covfree.select`). A client without examples
-    sends nothing. Rounds of sums after the message, or in its place, are counted too: in each round of
-    `covfree.refined` a client sends d·q numbers and two more.
+    Equals the sum of `message_bytes` over the clients' messages in float32. It is larger if a transform drops
+    rows, or if `covfree.select` keeps aside all examples of a row. A client without examples sends nothing.
+    Rounds of sums, after the message or instead of it, are counted too: in each round of `covfree.refined` a
+    client sends d·q + 2 numbers.
 
     Args:
         method: the method.
         labels: classes of all examples; below 0 is padding. For methods of several rounds, C is the largest
             label plus 1.
         clients: their clients; below 0 is padding.
-        dim: d of the features, before any map of them.
+        dim: d, the dimension of the features before any feature map.
     """
     check_method(method)
     labels, clients = np.asarray(labels), np.asarray(clients)
@@ -106,9 +106,8 @@ def received_bytes(
 ) -> int:
     """Compute the bytes that clients receive before the head is made: 0 for methods of one round.
 
-    In each round of a refined method after the first, each client with examples receives d·q numbers, the
-    directions; in each round of a method such as `covfree.deepafl`, the server's state. The head itself is
-    not counted for any method.
+    In each round after the first, a client with examples receives d·q numbers (the directions) in a refined
+    method, and the server's state in a method such as `covfree.deepafl`. The final head is never counted.
 
     Args:
         method: see `sent_bytes`.
@@ -128,22 +127,22 @@ def received_bytes(
 
 
 def _numbers(leaves: Iterable[Any]) -> int:
-    """Count the numbers in arrays of these shapes."""
+    """Count the numbers in arrays of the given shapes."""
     return sum(math.prod(leaf.shape) for leaf in leaves)
 
 
 def of_rounds(method: Method[Any], labels: AnyArray, clients: AnyArray, dim: int) -> list[Passed]:
-    """List what passes in the rounds after those that the clients' messages stand for.
+    """List what is sent and received in the rounds that follow the clients' messages.
 
     Args:
         method: see `sent_bytes`.
         labels: see `sent_bytes`.
         clients: see `sent_bytes`.
-        dim: d after the method's map of features.
+        dim: d after the method's feature map.
     """
     num_classes = int(np.max(labels, initial=0)) + 1
 
-    # A head may hold all rows, and be sent to clients.
+    # The rounds may send a head to clients, and a head may hold all rows.
     sends_rows = method.message is None and not method.summary.stays
     number = method.summary.cost(np.asarray(labels), np.asarray(clients), dim).rows if sends_rows else 1
 
@@ -156,5 +155,5 @@ def of_rounds(method: Method[Any], labels: AnyArray, clients: AnyArray, dim: int
 
 
 def mapped_dim(method: Method[Any], dim: int) -> int:
-    """The dimension of the features that a client summarises: after the method's map, if it has one."""
+    """The dimension of the features that a client summarises: after the method's feature map, if any."""
     return dim if method.feature_map is None else method.feature_map.num_features

@@ -1,4 +1,4 @@
-"""How far a head is, after clients were forgotten, from one that never heard of them: a computed bound."""
+"""A computed bound on how far a head is, after `forget`, from one solved without the forgotten clients."""
 
 from __future__ import annotations
 
@@ -18,14 +18,15 @@ from covfree.protocol.checks import check_known
 
 
 class Certificate(NamedTuple):
-    """What separates a server that has forgotten from one that was retrained; zeros if nothing does.
+    """Bounds between a server that forgot clients and one that never had them; 0 if there is no difference.
 
     Attributes:
-        statistics: bound on ‖A − A₀‖_F, of the server's matrix A from the exact sum A₀ of what is left.
-        solutions: bound on ‖S⁻¹B − S₀⁻¹B‖_F/‖S₀⁻¹B‖_F for any B, of what is solved with the method's system S
-            of A, in place of S₀ of A₀; also column by column. Infinite if A may be singular.
+        statistics: bound on ‖A − A₀‖_F: A is the server's matrix, A₀ the exact sum over the remaining
+            clients.
+        solutions: bound on ‖S⁻¹B − S₀⁻¹B‖_F/‖S₀⁻¹B‖_F for any right-hand side B, also column by column. S and
+            S₀ are the method's systems made from A and A₀. Infinite if A may be singular.
 
-    Columns scaled to norm 1 move by at most twice ``solutions``.
+    If columns are scaled to norm 1, they move by at most twice ``solutions``.
     """
 
     statistics: float
@@ -33,30 +34,30 @@ class Certificate(NamedTuple):
 
 
 def certify(method: Method[Any], collected: Collected, *, num_classes: int) -> Certificate:
-    """Bound how far what was collected is from what a server would hold that never heard of the forgotten.
+    """Bound how far the collected statistics are from those of a server that never had the forgotten clients.
 
-    That server is given the messages that count here. Which ones count was decided when they came, by all
-    that had come: kind, names and extractor by majority, bounds on counts and norms, the judgement of sites.
-    Without the forgotten it may be decided otherwise: collect the others' messages anew to know.
+    Both servers are given the same messages of the other clients. But which messages count was decided while
+    the forgotten ones were still there: kind, class names and extractor by majority, bounds on counts and
+    norms, the judgement of sites. To decide it without them, collect the others' messages anew.
 
-    Rows are kept and removed as they are. So methods whose clients send rows alone, or a covariance with each
-    row, give the very same head after `forget` as after retraining: both bounds are 0. Matrices are sums in
-    float64, of which rounding is left (`Collected.rounding`): A = A₀ + E. The system is linear in A, so
-    S = S₀ + sE, and S⁻¹B − S₀⁻¹B = −sS⁻¹E S₀⁻¹B is at most s‖E‖/λ_min(S) times S₀⁻¹B. The heads' own
-    rounding, in solving with S, is that of any head, retrained or not, and is not part of the bound.
+    Rows are stored as they come and removed exactly. So if clients send rows only, or a covariance with each
+    row, the head after `forget` equals that of retraining: both bounds are 0. Matrices are summed in float64,
+    which leaves rounding (`Collected.rounding`): A = A₀ + E. The system is linear in A, S = S₀ + sE. So S⁻¹B
+    − S₀⁻¹B = −sS⁻¹E S₀⁻¹B, and its norm is at most s‖E‖/λ_min(S) times that of S₀⁻¹B. The bound leaves out
+    the rounding of solving with S, which any head has, retrained or not.
 
     Args:
-        method: the method, of a single message from each client.
-        collected: from `collect` and `forget`, in any order.
+        method: the method; clients must send a single message each.
+        collected: the result of `collect` and `forget`, in any order.
         num_classes: C.
 
     Returns:
         The bounds, computed from the server's matrix by an ``eigvalsh`` in float64.
 
     Raises:
-        TypeError: if ``collected`` or ``method`` is something else.
-        ValueError: if the messages are not of this method, nobody is left, or classes have numbers from
-            ``num_classes`` on.
+        TypeError: if ``collected`` or ``method`` is of another type.
+        ValueError: if the messages are of another method, no client is left, or a label is not below
+        ``num_classes``.
 
     Source: Quan, Wu and Montana (2026), arXiv 2603.12977, which states that the two are equal in exact
     arithmetic; the bound on rounding is covfree's.
@@ -81,18 +82,18 @@ def certify(method: Method[Any], collected: Collected, *, num_classes: int) -> C
     matrix = np.asarray(message.matrix, np.float64)
     step = float(np.trace(matrix)) / len(matrix) or 1.0
     system = _system(method, message, matrix, num_classes)
-    # How the system grows with the matrix: it is linear in it.
+    # The system is linear in the matrix: this is its slope.
     moved = np.diagonal(_system(method, message, matrix + step * np.eye(len(matrix)), num_classes) - system)
     slope = float(np.abs(moved).max()) / step
     values = np.linalg.eigvalsh(system)
-    # What eigvalsh may be off by.
+    # Subtract the error bound of eigvalsh.
     least = float(values[0]) - len(matrix) * np.finfo(np.float64).eps * float(np.abs(values).max())
     error = slope * float(collected.rounding)
     return Certificate(collected.rounding, float(error / least) if least > error else float("inf"))
 
 
 def _system(method: Method[Any], message: Message, matrix: np.ndarray, num_classes: int) -> np.ndarray:
-    """The matrix that the method's head is solved with, in float64."""
+    """The regularised matrix with which the head is solved, in float64."""
     assert method.system is not None
     rows = replace(message.rows, mean=np.asarray(message.rows.mean, np.float64))
     with double():

@@ -1,4 +1,4 @@
-"""The checkpoint of a run over parts: a file from which the run goes on."""
+"""The checkpoint of a run over parts: a file from which the run can be resumed."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from covfree.methods import Method
 
 
 class State(NamedTuple):
-    """How far a run has come.
+    """The progress of a run.
 
     Attributes:
-        round: rounds that are done.
-        server: the server's state after them.
-        running: the sums of the next round so far (`Compensated`); None if all are done.
-        part: the part of that round that comes next.
+        round: the number of rounds that are done.
+        server: the server's state after these rounds.
+        running: the sums of the current round so far (`Compensated`); None if all rounds are done.
+        part: the next part of the current round.
     """
 
     round: int
@@ -39,10 +39,10 @@ class State(NamedTuple):
 def identity_of(
     method: Method[Any], parts: Parts, forms: Sequence[Passed], *, num_classes: int, part_rows: int
 ) -> dict[str, str]:
-    """Describe what must be equal for a run to go on: values by the names that errors call them."""
+    """List the values that must be equal for a run to be resumed, by the names that errors call them."""
 
     def described(value: Any) -> str:
-        # The repr of a function holds its memory address, which differs in the next process.
+        # The repr of a function contains its memory address, which differs between processes.
         return re.sub(r" at 0x[0-9a-f]+", "", repr(value))
 
     structure = jax.tree.structure(method.params)
@@ -60,7 +60,7 @@ def identity_of(
 
 
 def save_state(path: Path, state: State, rejected: Mapping[str, str], identity: Mapping[str, str]) -> None:
-    """Replace the checkpoint file as a whole or not at all."""
+    """Write the checkpoint file atomically: as a whole or not at all."""
     about = {
         "identity": identity,
         "rejected": dict(rejected),
@@ -77,7 +77,7 @@ def save_state(path: Path, state: State, rejected: Mapping[str, str], identity: 
 def load_state(
     path: Path, identity: Mapping[str, str], forms: Sequence[Passed]
 ) -> tuple[State, dict[str, str]] | None:
-    """Read how far an earlier run came and what it had set aside; None if there is no file."""
+    """Read an earlier run's progress and the files that it set aside; None if there is no checkpoint."""
     if not path.exists():
         return None
     try:

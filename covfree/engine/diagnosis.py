@@ -1,4 +1,4 @@
-"""Diagnosis of rows: how good the covariance behind a head is, and what would make it better."""
+"""Diagnosis of rows: how good the covariance behind a head is, and what would improve it."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from covfree.methods.method import check_method
 
 # Clients are said to differ if the p-value of the shift test is below this.
 _LEVEL = 0.01
-# The value of a standard normal variable that is exceeded with that probability.
+# A standard normal variable exceeds this with probability `_LEVEL`.
 _SEEN = 2.33
 # Warn if the rounding of features exceeds this share of their spread within classes.
 _ROUNDING = 0.01
@@ -39,7 +39,7 @@ _UNRELIABLE = 0.5
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Diagnosis:
-    """How much the rows tell a server of the covariance; ``print`` it for the verdict in words.
+    """How well the rows determine the covariance; ``print`` it for the verdict in words.
 
     Attributes:
         num_rows: K_c, rows of each class.
@@ -55,9 +55,9 @@ class Diagnosis:
         system: how the regularised system is solved, and its condition number; None if the method has none.
         shift: whether clients' features differ.
         offset: ‖μ_g‖/√tr Σ̂, the distance of the features from zero in units of their spread within classes;
-            infinite if no covariance could be estimated. Above 1/√(100 eps), 290 in float32, heads about the
-            origin (nearest mean, ridge) lose digits that matter. Above 1/(100 eps) the features themselves
-            have lost them.
+        infinite if no covariance could be estimated. Above 1/√(100 eps), 290 in float32, rounding harms heads
+        that are not centred (nearest mean, ridge). Above 1/(100 eps) rounding has harmed the features
+        themselves.
     """
 
     num_rows: Integer[Array, " classes"]
@@ -77,7 +77,7 @@ class Diagnosis:
     def __str__(self) -> str:
         """The verdict in plain words."""
         parts = [_of_classes, _of_covariance, _of_system]
-        # Where means are equal there is no spread to measure a distance or a shift by.
+        # If all means are equal, there is no spread by which to measure a distance or a shift.
         if not _means_are_equal(self):
             parts += [_of_offset, _of_shift]
         return "\n".join(text for text in (part(self) for part in parts) if text)
@@ -93,7 +93,8 @@ def _check_rows(rows: Any, *, num_classes: int, method: Any = None) -> None:
 def diagnose(rows: Rows, *, num_classes: int, method: Method | None = None) -> Diagnosis:
     """Report how well the rows determine the covariance, how it is conditioned, and whether clients differ.
 
-    Use it where values cannot raise errors, as under ``jit``: bad values show here. Costs several solves.
+    Use it where values cannot raise errors, as under ``jit``: the diagnosis shows bad values. It takes the
+    time of several solves.
 
     Args:
         rows: all rows.
@@ -103,7 +104,7 @@ def diagnose(rows: Rows, *, num_classes: int, method: Method | None = None) -> D
     Returns:
         The diagnosis; ``print`` it for the verdict.
 
-    Source: the error is that of the Wishart law; see docs/derivation.md, section 3.
+    Source: the error is that of the Wishart distribution; see docs/derivation.md, section 3.
 
     >>> import jax, jax.numpy as jnp
     >>> means = jax.random.normal(jax.random.key(0), (60, 4))
@@ -114,7 +115,7 @@ def diagnose(rows: Rows, *, num_classes: int, method: Method | None = None) -> D
     """
     method = fedcof() if method is None else method
     moments = first_moments(rows, num_classes)
-    # If the method estimates no covariance, FedCOF's estimate is diagnosed.
+    # If the method estimates no covariance, diagnose that of FedCOF.
     estimate, within = estimating(method)
     totals = accumulate(estimate, rows, num_classes=num_classes)
     first, spread, *_ = totals
@@ -164,7 +165,7 @@ def _offset(mean: Float[Array, " dim"], covariance: Scatter) -> Float[Array, ""]
 
 def _condition(covariance: Scatter) -> Float[Array, ""]:
     values = eigh(covariance.core())[0] + covariance.shift
-    # The core of a factor lacks the other eigenvalues, all of which equal the shift.
+    # The core of a factor has only some of the eigenvalues; all others equal the shift.
     smallest = covariance.shift if covariance.factored else values[0]
     regular = smallest > linalg.rank_cut(values)
     return jnp.where(regular, values[-1] / jnp.where(regular, smallest, 1), jnp.inf)
@@ -241,7 +242,7 @@ def _of_shift(found: Diagnosis) -> str:
     share, z = float(found.shift.relative_shift), float(found.shift.statistic)
     if not found.shift.p_value < _LEVEL:
         text = f"No sign that clients' features differ (p = {found.shift.p_value:.2g})"
-        # The share over z is its standard error: more than 2.3 of them would have been seen.
+        # share/z is the standard error; a shift above 2.33 standard errors would probably have been detected.
         hidden = _SEEN * abs(share / z) if z else np.inf
         if hidden <= _UNRELIABLE:
             return text + "."

@@ -1,4 +1,4 @@
-"""Heads and features from shards on a Dask cluster: tasks fold shards into totals, a tree merges them."""
+"""Heads and features from shards on a Dask cluster: tasks sum the shards, and a tree merges the sums."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ from covfree.core.types import H
 from covfree.engine.aggregate import Aggregate, add, finish, merge, zero
 from covfree.methods import Method
 
-# Names of the columns of features, labels and clients in a shard; None for those that it lacks.
+# Names of the columns of features, labels and clients in a shard; None for a missing column.
 Columns: TypeAlias = tuple[str, str | None, str | None]
-# From a shard to its columns, by name.
+# A function from a shard to a mapping of its columns.
 Read: TypeAlias = Callable[[Any], Any]
 StrPath: TypeAlias = str | os.PathLike[str]
 
 _COLUMNS: Columns = ("features", "labels", "clients")
-# Tasks for each thread of the cluster: enough that none waits long for the last, few totals to merge.
+# Tasks for each thread of the cluster: enough to balance the load, few enough totals to merge.
 _TASKS = 4
-# Totals that a task of the tree merges.
+# How many totals a task of the tree merges.
 _MERGED = 4
 
 
@@ -44,20 +44,19 @@ def fit(
 ) -> H:
     """Solve for the head from shards of examples, which stay on the workers of a Dask cluster.
 
-    A task adds the examples of several shards to one total (`covfree.aggregate`), and totals are merged by a
-    tree. A worker holds a shard and a few totals. If a worker is lost, Dask computes its tasks again on the
-    others, and the head is the same to rounding. A client's examples may lie in many shards.
+    A task adds the examples of several shards to one total (`covfree.aggregate`), and a tree of tasks merges
+    the totals. A worker holds one shard and a few totals. If a worker is lost, Dask repeats its tasks on
+    other workers, and the head is the same to rounding. A client's examples may lie in several shards.
 
     Args:
-        method: one that `covfree.aggregate.zero` takes.
-        shards: paths of files that the workers can read, of a kind that `covfree.data.load` takes, or any
-            other items that ``read`` takes; or a Dask collection with partitions (such as a DataFrame), whose
-            columns are these.
+        method: a method that `covfree.aggregate.zero` accepts.
+        shards: paths of files that all workers can read and `covfree.data.load` accepts, or other items that
+        ``read`` accepts. Or a Dask collection with partitions, such as a DataFrame with these columns.
         num_classes: C.
         columns: names of the features (in Parquet a list of numbers for each example), labels and clients. If
-            the method does not tell clients apart, shards need no ``"clients"``; None takes none.
-        read: from a shard to a mapping of its columns to arrays, or a table of Arrow, e.g. of another file
-            format or an object store; by default by the file's suffix.
+        the method does not tell clients apart, shards need no ``"clients"``; None reads none.
+        read: a function from a shard to a mapping of column names to arrays, or to an Arrow table; needed for
+        other file formats or an object store. By default, files are read according to their suffix.
         client: a ``distributed.Client``; by default the current one, or else Dask's own threads.
         retries: how often a task that raised is tried again. Tasks of lost workers run again as Dask's
             ``distributed.scheduler.allowed-failures`` says.
@@ -67,7 +66,7 @@ def fit(
 
     Raises:
         ImportError: if Dask is not installed (extra ``dask``).
-        ValueError: if there are no shards, or as `covfree.aggregate`.
+        ValueError: if there are no shards, or `covfree.aggregate` raises.
         KeyError: if a shard lacks a column.
     """
     more = {"num_classes": num_classes, "columns": columns, "read": read, "client": client}
@@ -84,7 +83,7 @@ def total(
     client: Any = None,
     retries: int = 3,
 ) -> Aggregate[H]:
-    """Compute the total of shards as `fit` does, to keep it, or to merge later shards with it.
+    """Compute the total of shards, as `fit` does, to keep it or to merge it with later shards.
 
     Takes the arguments of `fit`, and raises as it does. `covfree.aggregate.finish` solves for the head.
     """
@@ -94,7 +93,7 @@ def total(
     client = _current(client)
     threads = (os.cpu_count() or 1) if client is None else sum(client.nthreads().values())
     groups = np.array_split(np.arange(len(parts)), min(len(parts), _TASKS * max(1, threads)))
-    # Not traversed: Dask would take the method apart.
+    # With traverse=True, Dask would take the method apart.
     start = dask.delayed(empty, traverse=False)
     totals = [
         dask.delayed(_folded, pure=False)(start, [parts[i] for i in group], columns, read) for group in groups
@@ -117,25 +116,26 @@ def extract(
     client: Any = None,
     retries: int = 3,
 ) -> list[str]:
-    """Compute features of shards on a Dask cluster, into a file for each shard, which `fit` then reads.
+    """Compute features of shards on a Dask cluster, and write a file for each shard, which `fit` can read.
 
-    A file is written as a whole or not at all, so a task that runs again after a lost worker does no harm.
+    Files are written atomically, so repeating a task of a lost worker does no harm.
 
     Args:
-        function: from a batch of inputs to features [batch, dim]; each worker is sent it once. Texts, and
-            images of several shapes, come as a list. Files that an `Extractor` makes bear its fingerprint.
+        function: a function from a batch of inputs to features [batch, dim], sent once to each worker. Texts,
+        and images of several shapes, come as a list. If it is an `Extractor`, its fingerprint is written to
+        the files.
         shards: see `fit`.
-        folder: where the files go, reachable by all workers.
-        batch_size: inputs of a batch; the last is padded, so that one shape is compiled.
-        columns: names of the inputs, labels and clients in the shards; None for what they lack. Without
-            ``"clients"`` none are taken.
+        folder: the folder for the files; all workers must reach it.
+        batch_size: inputs of a batch; the last batch is padded, so that one shape is compiled.
+        columns: names of the inputs, labels and clients in the shards; None for missing columns. Without
+        ``"clients"`` none are read.
         read: see `fit`.
         client: see `fit`.
         retries: see `fit`.
 
     Returns:
-        The paths of the files, in the order of the shards: ``.npz`` with ``features`` and, if the shards name
-        them, ``labels`` and ``clients``. That of an empty shard has features [0, 0]; `fit` passes it over.
+        The paths of the files, in the order of the shards: ``.npz`` with ``features`` and, if the shards have
+        them, ``labels`` and ``clients``. An empty shard has features [0, 0], which `fit` ignores.
 
     Raises:
         ImportError: if Dask is not installed (extra ``dask``).
@@ -157,7 +157,7 @@ def extract(
 
 
 def _parts(shards: Any) -> list[Any]:
-    """The shards as a list; the partitions of a Dask collection."""
+    """Return the shards as a list; of a Dask collection, its partitions."""
     if hasattr(shards, "to_delayed"):
         parts = list(np.ravel(shards.to_delayed()))
     elif isinstance(shards, (str, os.PathLike)) or not isinstance(shards, Iterable):
@@ -175,9 +175,9 @@ def _parts(shards: Any) -> list[Any]:
 def _columns_of(
     shard: Any, columns: Columns, read: Read | None, clients_needed: bool
 ) -> list[np.ndarray | None]:
-    """The columns of a shard that are wanted, as arrays; None for clients that are absent and not needed."""
+    """Return the wanted columns of a shard as arrays; None for clients that are missing and not needed."""
     found = read(shard) if read else open_table(Path(shard)) if isinstance(shard, str) else shard
-    # A table of Arrow, or of Hugging Face, is no mapping.
+    # Tables of Arrow or Hugging Face are not mappings.
     known = set(getattr(found, "column_names", None) or found.keys())
     if not clients_needed and columns[2] == _COLUMNS[2] and columns[2] not in known:
         columns = (*columns[:2], None)
@@ -189,25 +189,25 @@ def _columns_of(
 
 
 def _array(column: Any) -> np.ndarray:
-    """A column as an array; a column of arrays of one shape as a matrix."""
+    """Convert a column to an array; a column of equally long arrays becomes a matrix."""
     array = np.asarray(column)
     if array.dtype != object or not len(array):
         return array
     try:
         return np.stack(array.tolist())
     except ValueError:
-        # Images of several shapes.
+        # Images of several shapes stay as they are.
         return array
 
 
 def _folded(
     start: Aggregate[Any], shards: Sequence[Any], columns: Columns, read: Read | None
 ) -> Aggregate[Any]:
-    """Add the shards of a task up."""
+    """Add all shards of a task to the total."""
     total = start
     for shard in shards:
         features, labels, clients = _columns_of(shard, columns, read, start.layout.by_client)
-        # An empty shard may not tell d.
+        # Skip an empty shard, whose features may lack a dimension.
         if features is not None and len(features):
             total = add(total, features, labels, clients)  # pyright: ignore[reportArgumentType]
     return total
@@ -245,7 +245,7 @@ def _extracted(
 
 
 def _current(client: Any) -> Any:
-    """The given client, or the current one of this process; None without one."""
+    """Return the given client or else the current one of this process; None if there is none."""
     if client is not None:
         return client
     try:
@@ -255,5 +255,5 @@ def _current(client: Any) -> Any:
 
 
 def _computed(task: Any, client: Any, retries: int) -> Any:
-    """Compute a task with all that it rests on."""
+    """Compute a task and all tasks that it depends on."""
     return task.compute() if client is None else client.compute(task, retries=retries).result()

@@ -19,7 +19,7 @@ from covfree.core.types import AnyArray, Head, is_traced
 
 
 def _check_structure(head: Any, features: Any, labels: Any) -> None:
-    """Raise unless this is a head, with the labels of the examples that it is tested on."""
+    """Raise unless ``head`` is a function and the labels belong to the features."""
     if not callable(head):
         raise TypeError(f"head: expected a head such as fit gives, got {type(head).__name__}")
     shape, axes = np.shape(features), np.ndim(labels)
@@ -32,8 +32,8 @@ def _check_structure(head: Any, features: Any, labels: Any) -> None:
 
 
 def _check_values(head: Any, features: Any, labels: Any, numbers: Any) -> None:
-    """Raise unless the head scores all classes, and ``numbers``, if they are features, are finite."""
-    # Under ``jit`` new arrays are traced, also those that the checks make of arrays with values.
+    """Raise if the head scores too few classes, or the features ``numbers``, if given, are not finite."""
+    # Under ``jit`` every new array is traced, even one made from concrete values: then checks are impossible.
     if is_traced(jax.device_put(np.float32(0))):
         return
     if not all(getattr(array, "is_fully_addressable", True) for array in (labels, numbers)):
@@ -44,7 +44,7 @@ def _check_values(head: Any, features: Any, labels: Any, numbers: Any) -> None:
 
 
 def _ones(shape: tuple[int, ...]) -> np.ndarray:
-    """Features of so many examples; no memory is taken."""
+    """Features of ones in the given shape, as a view that takes no memory."""
     return np.broadcast_to(np.float32(1), (*shape[:1], 1))
 
 
@@ -60,10 +60,10 @@ def _same(scores: Any) -> Any:
 
 
 def _in_parts(whole: Callable[..., Array]) -> Callable[..., Array]:
-    """Make an accuracy function of any head, which goes part by part through large features."""
+    """Wrap an accuracy function so that it accepts any head, and goes through large features part by part."""
 
     def one(head: Any, features: Any, labels: Any) -> tuple[Any, Any, Any]:
-        # jit takes no function as an argument; it takes the function's scores.
+        # jit takes no function as an argument, so pass the function's scores instead.
         own = any(map(callable, jax.tree.leaves(head)))
         return (jax.tree_util.Partial(_same), head(features), labels) if own else (head, features, labels)
 
@@ -76,7 +76,7 @@ def _in_parts(whole: Callable[..., Array]) -> Callable[..., Array]:
         given = {"features": features, "labels": labels}
         features, labels = as_arrays(given, given).values()
         _check_structure(head, features, labels)
-        # Scores, other than features, may be −∞.
+        # Scores, unlike features, may be −∞.
         numbers = None if several else features
         if not is_large(features):
             scored = one(head, features, labels)
@@ -102,10 +102,10 @@ def evaluate(
 
     Args:
         head: a classifier, or any function from features to scores [examples, classes].
-        features: test features; large ones on the host are read part by part, as `fit` reads them. A dict of
-            arrays goes to the head as it is.
-        labels: their classes, in [0, C) for the C classes that the head scores; below 0 is padding. A class
-            that the head never saw counts as an error.
+        features: test features. Large ones on the host are read part by part, as in `fit`. A dict of arrays
+        is passed to the head as it is.
+        labels: their classes, each below the number of classes that the head scores; below 0 is padding. An
+        example of a class that was not in training counts as an error.
 
     Returns:
         The accuracy; NaN if there is no example.
@@ -115,7 +115,7 @@ def evaluate(
         ValueError: if shapes do not fit, a label is not below C or a feature is not finite.
     """
     scores = head(features)
-    # A head that saw no class scores all of them −inf, where argmax would still name class 0.
+    # A head fitted to no class gives −∞ to all classes, and argmax would still choose class 0.
     labels = as_int32("labels", labels)
     right = (scores.argmax(-1).astype(jnp.int32) == labels) & (scores.max(-1) > -jnp.inf) & (labels >= 0)
     return right.sum() / (labels >= 0).sum()

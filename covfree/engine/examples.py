@@ -1,4 +1,4 @@
-"""From clients' examples to the rows of rounds: in memory, or part by part where features are large."""
+"""The rows of rounds, made from clients' examples: in memory, or part by part if features are large."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from covfree.methods import Method
 from covfree.methods.method import check_method
 from covfree.methods.rounds import Round, dense
 
-# Most bytes of features that are gathered at once for clients to summarise; a single client may exceed it.
+# Most bytes of features that are gathered at once to be summarised; a single client may exceed it.
 _GATHERED = 2**28
 
 
@@ -41,7 +41,7 @@ def summarise(
     *,
     key: PRNGKey | None = None,
 ) -> Rows:
-    """Make the rows that all clients of a simulated federation send, as one table.
+    """Make the rows that all clients of a simulated federation send, in one table.
 
     Args:
         method: the method.
@@ -51,12 +51,12 @@ def summarise(
         key: PRNG key for methods that draw at random.
 
     Features on the host of 1 GiB or more, such as a memory-mapped file, are gathered a few clients at a time.
-    If a method deals examples to random subsets, it then deals them differently.
+    A method that assigns examples to random subsets then draws other subsets.
 
     Returns:
-        The rows as they leave the clients, padded to a size that federations of about the same size share;
-        where labels or clients are traced, to the number of examples. Clients whose numbers int32 cannot hold
-        are numbered anew, from 0 in their order.
+        The rows that clients send, padded to a size that federations of similar size share; if labels or
+        clients are traced, padded to the number of examples. If clients' numbers exceed int32, clients are
+        numbered from 0 in their order.
 
     Raises:
         TypeError: if ``method`` is no method, or a data type is wrong.
@@ -73,7 +73,8 @@ def summarise(
     else:
         if not fits_int32(np.asarray(clients)):
             clients = consecutive(np.asarray(clients))
-        # Before jax has them: where only features are traced, as under `jax.checkpoint`, it would trace all.
+        # Check before jax has the labels: if only features are traced, as under `jax.checkpoint`, jax traces
+        # all.
         known = np.asarray(labels).astype(np.int64)
         labels = as_int32("labels", labels)
         sizes = tuple(padded_size(size) for size in method.summary.sizes(known, np.asarray(clients)))
@@ -85,7 +86,7 @@ def _summarise(
     method: Method, features: Any, labels: Any, clients: Any, key: Any, sizes: tuple[int, ...]
 ) -> Rows:
     if method.feature_map is not None:
-        # Padding may hold NaN, at which a map's derivative is NaN even if its output is not used.
+        # Padding may hold NaN. Then the derivative of a feature map is NaN even if its output is not used.
         kept = (labels >= 0) & (jnp.asarray(clients) >= 0)
         features = method.feature_map(jnp.where(kept[:, None], features, jnp.zeros_like(features)))
     return method.sent(method.summary.make(features, labels, clients, sizes, key), key)
@@ -98,7 +99,7 @@ def mapped(method: Method[Any], features: Any) -> jax.Array:
 
 
 def examples_of(method: Method[Any], features: Any, labels: Any) -> Rows:
-    """Make the rows of rounds over examples: one mapped example each."""
+    """Make the rows of a round over examples: each row is one mapped example."""
     if method.feature_map is not None:
         features = mapped(method.client_part(), features)
     return Rows.from_examples(features, labels)
@@ -107,10 +108,10 @@ def examples_of(method: Method[Any], features: Any, labels: Any) -> Rows:
 def over_rows(
     method: Method[Any], features: Any, labels: Any, clients: Any, how: How, key: PRNGKey | None
 ) -> InMemory | InParts:
-    """Make the source of totals for rounds over clients' rows, from the arguments of `summarise`."""
+    """Make the function that computes totals over clients' rows, from the arguments of `summarise`."""
     if not is_large(features) or not method.summary.stays or method.transforms:
         return InMemory(with_numbers(summarise(method, features, labels, clients, key=key), few=how.few), how)
-    # The rows are the examples: read them part by part, as a table of rows would be a copy.
+    # Each row is one example: read them part by part, as a table of rows would copy the features.
     labels, clients = np.asarray(labels), np.asarray(clients)
     used = (labels >= 0) & (clients >= 0)
     senders, rank = np.unique(clients[used], return_inverse=True)
@@ -127,7 +128,7 @@ def _numbers(
     rank: np.ndarray,
     senders: int,
 ) -> np.ndarray:
-    """Number the clients of large features. They are read once more if counts do not tell clients apart."""
+    """Number the clients of large features; reads the features again if counts do not tell clients apart."""
     if senders <= SAMPLE:
         return np.arange(senders, dtype=np.int32)
     keys = np.zeros(senders, np.uint32)
@@ -146,7 +147,7 @@ def _numbers(
 def over_examples(
     method: Method[Any], features: Any, labels: Any, clients: Any, how: How
 ) -> InMemory | InParts:
-    """Make the source of totals for rounds over examples; an example without a client is padding."""
+    """Make the function that computes totals over examples; examples without a client are padding."""
     if is_large(features):
         labels = np.where(np.asarray(clients) >= 0, np.asarray(labels), -1)
         return InParts(method, features, labels, None, how)
@@ -155,13 +156,13 @@ def over_examples(
 
 @dataclass(frozen=True, eq=False)
 class InParts:
-    """The source of totals over examples on the host, which each round reads part by part.
+    """Computes totals over examples on the host; each round reads the features part by part.
 
     Attributes:
         method: the method, whose map is applied to the features.
         features: [examples, dim], large.
         labels: [examples]; below 0 is padding.
-        clients: [examples], numbered alike in all parts; None if the rounds do not know clients.
+        clients: [examples], already numbered; None if the rounds do not tell clients apart.
         how: how rows are added up.
     """
 
@@ -232,15 +233,15 @@ def _summarise_in_parts(
     while first < len(order):
         fitting = ends[ends <= first + room]
         last = int(fitting[-1] if len(fitting) and fitting[-1] > first else ends[ends > first][0])
-        # Read in the file's order, which keeps each client's own order.
+        # Read rows in the file's order; the order within a client stays the same.
         parts.append(np.sort(order[first:last]))
         first = last
     parts = parts or [order]
     size = few_sizes(max(map(len, parts)))
     own = [method.summary.sizes(labels[part], clients[part]) for part in parts]
-    # With the largest sizes, one compiled function serves all parts.
+    # Pad all parts to the largest size, so that one compiled function serves all.
     sizes = tuple(padded_size(max(each)) for each in zip(*own, strict=True))
-    # Transforms draw for all rows at once, so they follow in `_sent`.
+    # Transforms draw for all rows at once, so `_sent` applies them afterwards.
     part_of_clients = replace(method.client_part(), transforms=())
 
     def read(index: int) -> tuple[np.ndarray, ...]:

@@ -1,4 +1,4 @@
-"""The computing cost for clients in floating-point operations: of closed forms, training, networks."""
+"""Clients' computing cost in floating-point operations: of closed-form methods, training and networks."""
 
 from __future__ import annotations
 
@@ -28,18 +28,18 @@ def client_flops(
 ) -> int:
     """Count the floating-point operations of all clients together, from features to messages.
 
-    Only leading terms count; a multiplication and an addition count as two operations. Class means cost n·d.
-    Gram matrices and covariances cost 2·n·d² more, AFL's own solutions d³/3 + 2·d²·C_k more for each client,
-    a map to D features 2·n·d·D more. In a round over examples each number of a matrix that clients receive,
-    of directions or of a head, is multiplied once for each example, triangular ones as if full; a refined
-    method's products cost 2·n·d·q more, a corrected method's gradients 2·n·d·C. The backbone's forward pass,
-    usually far more, is left out.
+    Only leading terms count; a multiplication and an addition are two operations. Class means cost n·d. Gram
+    matrices and covariances add 2·n·d², AFL's local solutions d³/3 + 2·d²·C_k for each client, and a map to D
+    features 2·n·d·D. In a round over examples, each example is multiplied by every number of the matrices
+    that clients receive (directions, or a head); triangular matrices count as full. A refined method's
+    products add 2·n·d·q, a corrected method's gradients 2·n·d·C. The backbone's forward pass is left out,
+    though it usually costs far more.
 
     Args:
         method: the method.
         labels: classes of all examples; below 0 is padding.
         clients: their clients; below 0 is padding.
-        dim: d of the features, before any map of them.
+        dim: d, the dimension of the features before any feature map.
 
     >>> import covfree, numpy as np
     >>> labels, clients = np.zeros(100, int), np.arange(100) % 10
@@ -77,17 +77,18 @@ def training_flops(
     epochs: int = 1,
     train: Literal["all", "head", "backbone"] = "all",
 ) -> int | float:
-    """Count the operations of a client that trains in a round, from those of a forward pass.
+    """Count the operations of a client that trains in a round, from those of its forward pass.
 
     Let F_φ and F_ϕ be the operations of extractor and head on one example. A backward pass costs twice the
-    forward pass of what it goes through: the gradients of a layer's inputs and of its weights are a product
-    each. An epoch over n examples goes forward through both, and back through both, or, if the head alone is
-    trained, back through the head alone:
+    forward pass of each layer that it goes through: one product for the gradient of the inputs, one for that
+    of the weights. An epoch over n examples goes forward through both parts. It goes back through both, or
+    only through the head if the head alone is trained:
 
         all, backbone:  T = E n (F_φ + F_ϕ + 2 (F_φ + F_ϕ)) = 3 E n (F_φ + F_ϕ),
         head:           T = E n (F_φ + F_ϕ + 2 F_ϕ) = E n (F_φ + 3 F_ϕ).
 
-    A client is drawn in a share κ/K of the rounds, so after t rounds the mean client has computed t·T·κ/K.
+    A client takes part in a share κ/K of the rounds, so after t rounds the average client has computed
+    t·T·κ/K.
 
     Args:
         examples: n.
@@ -99,7 +100,7 @@ def training_flops(
     Raises:
         ValueError: if a number is negative, or ``train`` is unknown.
 
-    Source: Fed3R (Fanì et al. 2024), Appendix E, where a multiplication with an addition is one operation;
+    Source: Fed3R (Fanì et al. 2024), Appendix E. There a multiplication with an addition is one operation;
     here it is two, as in `client_flops`.
 
     >>> training_flops(10, extractor=600, head=2, epochs=5)
@@ -114,12 +115,11 @@ def training_flops(
 
 
 def call_flops(function: Callable[..., Any], *arguments: Any) -> int:
-    """Count the operations of the convolutions and matrix products in a call, which is only traced.
+    """Count the operations of convolutions and matrix products in a call. The call is only traced.
 
     The forward pass of a network is ``call_flops(network.apply, params, image)``, that of its gradients
     ``call_flops(jax.grad(loss), params, image)``. Norms and activations are not counted. A convolution is
-    counted at its borders as in its middle. Of branches the most expensive one is counted, and the body of a
-    loop once.
+    counted as if padding were image. Of branches the most expensive one is counted, the body of a loop once.
 
     Args:
         function: a function that JAX can trace.
@@ -139,7 +139,7 @@ def _products(jaxpr: Any) -> int:
         output = math.prod(equation.outvars[0].aval.shape)
         if equation.primitive.name == "conv_general_dilated":
             kernel = equation.invars[1].aval.shape
-            # The kernel's axis of outputs is one of its axes, all others are summed over.
+            # The kernel's axis of outputs is counted in ``output``; all its other axes are summed over.
             total += output * math.prod(kernel) // kernel[equation.params["dimension_numbers"].rhs_spec[0]]
         elif equation.primitive.name == "dot_general":
             (summed, _), _ = equation.params["dimension_numbers"]
@@ -147,6 +147,6 @@ def _products(jaxpr: Any) -> int:
         for value in equation.params.values():
             inner = value if isinstance(value, list | tuple) else (value,)
             each = [_products(part.jaxpr) for part in inner if hasattr(part, "jaxpr")]
-            # Of branches one is taken: a convolution has a form for each platform.
+            # Only one branch is taken (a convolution has one branch for each platform).
             total += max(each, default=0) if equation.primitive.name == "cond" else sum(each)
     return total

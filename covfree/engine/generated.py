@@ -22,20 +22,19 @@ from covfree.methods.rounds import Round, dense
 class Generated(NamedTuple):
     """Rows that a function makes part by part: a federation of any size in the memory of one part.
 
-    The function is called for each index once in every round, and must return the same rows each time; draw
-    with ``jax.random.fold_in(key, index)``. Sums are compensated: their rounding does not grow with the
-    number of parts. One function is compiled, whatever the number of parts.
+    Every round calls the function once for each index; it must return the same rows each time, so draw with
+    ``jax.random.fold_in(key, index)``. Sums are compensated: their rounding does not grow with the number of
+    parts. The function is compiled once, whatever the number of parts.
 
     Attributes:
-        part: function from an index to `Rows`, of the same shape for every index. Pass arrays that it needs,
-            such as a PRNG key, as arguments: ``jax.tree_util.Partial(function, key)`` calls
-            ``function(key, index)``, and another key compiles nothing anew. If rows name their clients,
-            number them consecutively over all parts, from 0, in random order: automatic shrinkage takes the
-            clients below 256 as its sample. (All other sources choose a fair sample by what clients sent.)
-            Under ``shard_map`` each device goes over parts of its own, which ``part`` can tell by
-            ``jax.lax.axis_index``.
-        num_parts: how many; indices are 0 … num_parts − 1. Derivatives in reverse (``grad``, ``vjp``) need a
-            number that is not traced; each part is then made anew in every round on the way back.
+        part: function from an index to `Rows`, of the same shape for every index. Pass the arrays that it
+        needs, such as a PRNG key, as arguments: ``jax.tree_util.Partial(function, key)`` calls
+        ``function(key, index)``, and another key does not recompile. If rows name their clients, number the
+        clients from 0 without gaps over all parts, in random order: automatic shrinkage takes the clients
+        below 256 as its sample. (With all other sources covfree draws the sample itself.) Under ``shard_map``
+        each device makes its own parts; ``part`` can tell devices apart by ``jax.lax.axis_index``.
+        num_parts: the number of parts. For reverse-mode derivatives (``grad``, ``vjp``) it must not be
+        traced; the backward pass makes each part of every round again.
 
     >>> import covfree, jax, jax.numpy as jnp
     >>> def cohort(key, index):
@@ -54,7 +53,7 @@ class Generated(NamedTuple):
 def over_parts(method: Method[Any], rows: Generated, how: How) -> tuple[Any, ...]:
     """Compute the server's state after a method's rounds over rows that are made part by part."""
     part = rows.part if isinstance(rows.part, Partial) else Partial(rows.part)
-    # Reverse-mode derivatives of a loop need its length when it is traced.
+    # The reverse-mode derivative of a loop needs a static length.
     closed = [cell.cell_contents for cell in getattr(part.func, "__closure__", None) or ()]
     traced = isinstance(rows.num_parts, int) and is_traced(*jax.tree.leaves((method, part, closed)))
     run: Any = _total_over_parts if traced else _compiled_total_over_parts
@@ -66,14 +65,15 @@ def over_parts(method: Method[Any], rows: Generated, how: How) -> tuple[Any, ...
 
 
 def _total_over_parts(client: Any, params: Any, sent: Any, part: Any, num_parts: Any, how: How) -> Any:
-    # The backward pass makes each part anew, so no intermediate values are kept.
+    # The backward pass makes each part again, so no intermediate values are kept.
     @jax.checkpoint
     def terms(index: Any) -> Any:
         return dense(client(params, sent, part(index), how.num_classes))
 
     zeros = zeros_of(terms, jnp.zeros((), jnp.int32))
     if how.axis_name is not None:
-        # Under shard_map the terms vary over devices, so the loop's initial carry must be typed as varying.
+        # Under shard_map the terms vary over devices, so the initial carry of the loop must be typed as
+        # varying.
         device = jax.lax.axis_index(how.axis_name)
         zeros = jax.tree.map(lambda x: x + 0 * device.astype(x.dtype), zeros)
 

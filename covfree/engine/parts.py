@@ -21,7 +21,7 @@ from covfree.protocol.door import check_messages
 from covfree.protocol.inbox import Inbox, none_sound
 from covfree.protocol.values import sound_rows
 
-# Rows of the means that go into a table's identity; reading all of them would take a pass of its own.
+# How many rows of the means identify a table; reading all of them would take a pass over the file.
 _SAMPLE = 64
 
 
@@ -31,7 +31,7 @@ def padded_rows(rows: Rows, size: int) -> Rows:
 
     def fill(leaf: Any, value: int = 0) -> np.ndarray:
         leaf = np.asarray(leaf)
-        # Labels may be unsigned, and then cannot be −1.
+        # An unsigned type cannot hold −1.
         dtype = np.promote_types(leaf.dtype, np.int8) if value < 0 else leaf.dtype
         return np.concatenate([leaf, np.full((short, *leaf.shape[1:]), value, dtype)])
 
@@ -40,11 +40,11 @@ def padded_rows(rows: Rows, size: int) -> Rows:
 
 
 def cuts(clients: np.ndarray | None, num_rows: int, size: int) -> np.ndarray:
-    """Choose where to cut a table into parts of at most ``size`` rows: [parts + 1] places, the first 0.
+    """Choose where to cut a table into parts of at most ``size`` rows: [parts + 1] positions, the first 0.
 
     Args:
-        clients: the client of each row, if a client's rows must stay together; equal numbers must then
-            follow each other. None if rows can be cut anywhere.
+        clients: the client of each row if a client's rows must stay together; the rows of a client must then
+        be adjacent. None if rows can be cut anywhere.
         num_rows: rows of the table.
         size: rows of a part, at most.
     """
@@ -55,7 +55,7 @@ def cuts(clients: np.ndarray | None, num_rows: int, size: int) -> np.ndarray:
     while places[-1] < num_rows:
         start = places[-1]
         own = np.asarray(clients[start : start + size + 1])
-        # A client below 0 is unknown, so its row stands by itself.
+        # A negative number marks an unknown client: each such row is a group of its own.
         first = np.append(True, (own[1:] != own[:-1]) | (own[1:] < 0))
         if len(own) > size:
             end = int(np.flatnonzero(first)[-1])
@@ -78,7 +78,7 @@ class TableParts:
     """A table in arrays or memory maps, read in parts of one shape. A bad value raises and names the row.
 
     Attributes:
-        places: where the parts start and end, the first 0.
+        places: [parts + 1], where the parts start; the last entry is the number of rows.
         padding: a part that is all padding.
         rejected: always empty, as bad values raise.
     """
@@ -94,7 +94,7 @@ class TableParts:
             raise ValueError("rows: expected rows with a client each, as clients must stay whole; got none")
         self._rows = rows
         self._size, self._num_classes = size, num_classes
-        # Set here: the thread that reads parts does not see jax's thread-local settings.
+        # Fix the types here: the thread that reads parts does not see jax's thread-local settings.
         self._types = RowTypes.of(rows, count_sum(rows.count))
         self.places = cuts(np.asarray(rows.client) if whole_clients else None, len(rows.label), size)
         self._senders = senders(rows)
@@ -109,12 +109,12 @@ class TableParts:
         part = self._types.cast(part)
         if part.client is None:
             return part
-        # Number clients alike in all parts; their own numbers may exceed int32.
+        # Renumber clients, the same way in all parts; their own numbers may exceed int32.
         numbers = self._numbers[np.searchsorted(self._senders, part.client)]
         return replace(part, client=np.where(np.isin(part.client, self._senders), numbers, -1))
 
     def read(self, index: int, check: bool) -> Rows:
-        """Read a part, padded; ``check`` its values first."""
+        """Read a part and pad it; check its values first if ``check``."""
         start, stop = (int(place) for place in self.places[index : index + 2])
         part = self._between(start, stop)
         if check:
@@ -124,7 +124,7 @@ class TableParts:
         return padded_rows(self._as_received(part), self._size)
 
     def identity(self) -> Mapping[str, str]:
-        """Describe the table to tell it from others: shapes, all columns and some rows of the means."""
+        """Describe the table, to tell it from others: shapes, all columns, some rows of the means."""
         length = len(self._rows.label)
         sample = np.unique(np.linspace(0, max(length - 1, 0), _SAMPLE).astype(int))[:length]
 
@@ -149,16 +149,16 @@ class LostMessage(RuntimeError):
 
 
 class FolderParts:
-    """Rows of the sound messages in an inbox, in parts of one shape.
+    """The rows of an inbox's valid messages, in parts of one shape.
 
     Attributes:
-        places: where the parts start and end, the first 0.
+        places: [parts + 1], where the parts start; the last entry is the number of rows.
         padding: a part that is all padding.
-        rejected: why each file was set aside, by the client's name.
+        rejected: by client name, why its file was set aside.
     """
 
     def __init__(self, inbox: Inbox, size: int, rules: Rules, whole_clients: bool) -> None:
-        """Check the messages, and cut the table of all their rows, stacked file by file."""
+        """Check the messages, and cut the table that stacks their rows file by file."""
         self._inbox, self._size, self._whole_clients = inbox, size, whole_clients
         self._found, rejected, *_ = check_messages(inbox, inbox, rules)
         self.rejected = inbox.rejected = {**inbox.unreadable, **rejected}
@@ -184,10 +184,10 @@ class FolderParts:
         lengths = [each.length for each in found]
         self._names, self._lengths, self._ends = list(self._found), lengths, np.cumsum(lengths)
         self.places = self._between_files() if self._whole_clients else cuts(None, sum(lengths), self._size)
-        # All files get one data type, as when messages are merged in memory.
+        # All files are read in one data type, as when messages are merged in memory.
         rows = [each.none for each in found if each.length] or [found[0].none]
         total = sum(each.size.count for each in found)
-        # Set here: the thread that reads parts does not see jax's thread-local settings.
+        # Fix the types here: the thread that reads parts does not see jax's thread-local settings.
         self._types = RowTypes.common([RowTypes.of(own, total) for own in rows])
         none = replace(self._types.cast(rows[0]), client=np.zeros(0, np.int32))
         self.padding = padded_rows(none, self._size)
@@ -213,7 +213,7 @@ class FolderParts:
         return np.array(places)
 
     def read(self, index: int, check: bool) -> Rows:
-        """Read a part, padded. The files' values were checked when the folder was opened.
+        """Read a part and pad it. The files' values were checked when the folder was opened.
 
         Raises:
             LostMessage: if a file is gone or has changed.
@@ -234,7 +234,7 @@ class FolderParts:
         return part
 
     def _rows(self, name: str) -> Rows:
-        """Read the rows of one file and keep them: the next part may ask for the same file."""
+        """Read the rows of one file, and keep them in case the next part needs the same file."""
         if self._last is None or self._last[0] != name:
             try:
                 received = as_received(self._inbox[name])
@@ -247,7 +247,7 @@ class FolderParts:
         return self._last[1]
 
     def identity(self) -> Mapping[str, str]:
-        """Describe the folder to tell it from others: the files' names and digests."""
+        """Describe the folder, to tell it from others: names and digests of the files."""
         files = (f"{name}\0{each.receipt}" for name, each in self._found.items())
         return {
             "number of files": str(len(self._found)),
@@ -259,7 +259,7 @@ Parts: TypeAlias = TableParts | FolderParts
 
 
 def bad_value(rows: Rows, start: int, types: RowTypes, *, num_classes: int) -> str | None:
-    """Return the error of `sound_rows` for a piece of a table that starts at row ``start``, or None."""
+    """Return the error of `sound_rows` for a slice of a table that starts at row ``start``, or None."""
     try:
         sound_rows(rows, types, num_classes=num_classes)
     except (TypeError, ValueError) as error:

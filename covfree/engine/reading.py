@@ -1,4 +1,4 @@
-"""Reading parts of a table ahead, and adding them up one after the other."""
+"""Reading the parts of a table ahead of time, and adding them up one by one."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from covfree.core.types import Rows
 from covfree.engine.totals import How
 from covfree.methods.rounds import dense
 
-# Number of parts that are read ahead.
+# How many parts are read ahead.
 _AHEAD = 2
 
 Result = TypeVar("Result")
@@ -22,7 +22,7 @@ Result = TypeVar("Result")
 
 @partial(jit, static_argnums=(0, 5), donate_argnums=3)
 def add_part(client: Any, params: Any, sent: Any, running: Compensated, rows: Rows, how: How) -> Compensated:
-    """Add the terms of a part's rows to a round's running total, whose buffers are donated."""
+    """Add the terms of a part's rows to the running total of a round; the total's buffers are donated."""
 
     def add(running: Compensated, rows: Rows) -> Compensated:
         return running.plus(dense(client(params, sent, rows, how.num_classes)))

@@ -1,4 +1,4 @@
-"""Numbers of the clients of a table or of messages, on the host; as `numbered` gives them in memory."""
+"""Numbering the clients of a table or of messages on the host, as `numbered` does in memory."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from covfree.core.row_types import RowTypes
 from covfree.core.types import Rows
 from covfree.estimators.automatic import BITS, SAMPLE, count_keys, projections, sample_numbers
 
-# Rows whose columns are read at a time.
+# How many rows of a column are read at a time.
 _BLOCK = 2**20
 
 
 def senders(rows: Rows) -> np.ndarray:
-    """List the clients that have rows, in order; read in blocks, as the table may be a memory map."""
+    """List the clients that have rows, sorted. Reads in blocks, as the table may be a memory map."""
     if rows.client is None:
         return np.zeros(0, np.int32)
     found = [np.asarray(rows.client)[:0]]
@@ -27,7 +27,7 @@ def senders(rows: Rows) -> np.ndarray:
 
 
 def numbers_of(rows: Rows, known: np.ndarray, types: RowTypes, part_rows: int) -> np.ndarray:
-    """Number the clients of a table. Means are read only of clients whose counts do not tell them apart."""
+    """Number the clients of a table. Reads means only of clients with equal counts."""
     if len(known) <= SAMPLE:
         return np.arange(len(known), dtype=np.int32)
     keys, asked = np.zeros(len(known), np.uint32), np.ones(len(known), bool)
@@ -50,7 +50,7 @@ def numbers_of(rows: Rows, known: np.ndarray, types: RowTypes, part_rows: int) -
 def numbers_of_messages(
     counted: Sequence[tuple[np.ndarray, np.ndarray]], rows: Callable[[int], Rows], dim: int
 ) -> np.ndarray:
-    """Number the clients of messages. Rows are read only of those whose counts do not tell them apart."""
+    """Number the clients of messages. Reads rows only of messages with equal counts."""
     if len(counted) <= SAMPLE:
         return np.arange(len(counted), dtype=np.int32)
     keys = np.array([count_keys(count, label, np).sum(dtype=np.uint32) for label, count in counted])

@@ -1,4 +1,4 @@
-"""The shapes of what passes in a method's rounds, from which costs and checkpoints are derived."""
+"""The shapes of what clients send and receive in each round; costs and checkpoints are derived from them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from covfree.methods.rounds import Round, as_total, dense
 
 
 class Passed(NamedTuple):
-    """The forms of what passes in a round.
+    """The shapes of one round.
 
     Attributes:
         sent: what each client receives.
@@ -29,7 +29,7 @@ class Passed(NamedTuple):
 def passed(
     method: Method, make_rows: Callable[[], Rows], num_classes: int, *, start: int = 0
 ) -> list[Passed]:
-    """List what passes in the rounds from ``start`` on, in which clients upload sums."""
+    """List the shapes of the rounds from ``start`` on, in which clients upload sums."""
 
     def look() -> list[Any]:
         rows, found = make_rows(), []

@@ -1,4 +1,4 @@
-"""Rows sharded over devices and hosts: each reduces its own, and only totals are exchanged."""
+"""Rows sharded over devices and hosts: each device sums its own rows, and only totals are exchanged."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ from covfree.methods.rounds import Round
 def shard_rows(rows: Rows, mesh: Mesh, *, whole_clients: bool = False) -> Rows:
     """Spread a table of rows over the devices of a mesh, over all of its axes.
 
-    With several processes (``jax.distributed``), each calls this with its own rows and receives the one
+    With several processes (``jax.distributed``), each calls this with its own rows, and all receive the same
     global table.
 
     Args:
         rows: the rows of this process, in host memory.
         mesh: devices of all processes.
-        whole_clients: whether all rows of a client must lie on one device, as `Method.whole_clients` says;
-            the table is then ordered by client. All rows of a client must be in one process.
+        whole_clients: whether all rows of a client must lie on one device, see `Method.whole_clients`. The
+        table is then ordered by client, and all rows of a client must be in one process.
 
     Returns:
         The padded rows, equally many on each device.
@@ -62,7 +62,7 @@ def shard_rows(rows: Rows, mesh: Mesh, *, whole_clients: bool = False) -> Rows:
         size = max(size, int(np.unique(clients[clients >= 0], return_counts=True)[1].max(initial=0)))
     places = cuts(clients, length, size)
     while len(places) - 1 > devices:
-        # Clients that must stay whole do not fill the devices evenly, so allow more rows on each.
+        # Whole clients cannot fill all devices evenly, so allow more rows on each.
         size += -(-size // 8)
         places = cuts(clients, length, size)
     if jax.process_count() > 1:

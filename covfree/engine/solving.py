@@ -1,4 +1,4 @@
-"""From the server's state to the head. The automatic rule is compiled apart, once for many methods."""
+"""Solving for the head from the server's state. The automatic rule is compiled once for many methods."""
 
 from __future__ import annotations
 
@@ -28,16 +28,16 @@ def head_of(method: Method[Any], state: tuple[Any, ...]) -> Any:
 def _head(
     system: Any, head: Callable[..., Any], params: Any, numbers: Any, feature_map: Any, state: tuple[Any, ...]
 ) -> Any:
-    """Make the system of ``numbers`` and the head; methods with equal functions share the compiled code."""
+    """Build the system from ``numbers``, then the head; methods with equal functions share compiled code."""
     found = head(params, None if system is None else system(numbers, *state), *state)
     return found if feature_map is None else MappedHead(feature_map, found)
 
 
 def _with_choice(system: Any, params: Any, state: tuple[Any, ...]) -> Any:
-    """The method's numbers, with what the automatic rule chooses in its place.
+    """Return the method's numbers, with the automatic rule replaced by what it chooses.
 
-    The rule takes longer to compile than all the rest. By itself it is compiled once for all methods whose
-    sums have the same shapes. Where arrays are traced, nothing is compiled here, and the numbers stay.
+    The rule takes longer to compile than everything else. It is compiled by itself, once for all methods
+    whose sums have the same shapes. If arrays are traced, the numbers are returned unchanged.
     """
     nodes, structure = jax.tree.flatten(params, is_leaf=_is_rule)
     places = [place for place, node in enumerate(nodes) if is_automatic(node)]
@@ -56,13 +56,13 @@ def _is_rule(node: Any) -> bool:
 
 
 def _given(strength: Any, *_: Any) -> tuple[jax.Array, jax.Array]:
-    """The rule of a choice that was made."""
+    """A rule that returns a choice already made."""
     return strength[0], strength[1]
 
 
 @partial(jit, static_argnums=0)
 def _asked(system: Callable[..., Any], params: Any, state: tuple[Any, ...]) -> list[Any]:
-    """What the system gives the automatic rule, each time that it asks it."""
+    """Record the arguments with which the system calls the automatic rule, one entry for each call."""
     asked = []
 
     def note(strength: Any, *given: Any) -> tuple[jax.Array, jax.Array]:

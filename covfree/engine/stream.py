@@ -1,4 +1,4 @@
-"""Rows that are larger than memory: the next parts are read from files while one is computed."""
+"""Rows that are larger than memory: parts are read from files while others are computed."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from covfree.methods.rounds import Round
 from covfree.protocol.checks import Bound, Rules
 from covfree.protocol.inbox import Inbox
 
-# Seconds between checkpoints, the most work that a crash may cost.
+# Seconds between checkpoints: a crash loses at most the work of this time.
 _EVERY = 30.0
 
 Result = TypeVar("Result")
@@ -37,28 +37,29 @@ Result = TypeVar("Result")
 class Stream(NamedTuple):
     """Rows in files, more than memory holds.
 
-    Each round of a method is one pass over the rows. The next parts are read and checked while one is
-    computed. All parts have one shape, so one function is compiled for each round. Memory holds a few parts
-    and the totals. Sums are compensated: their rounding does not grow with the number of parts. A method with
-    a ``feature_map`` needs rows of features that are already mapped.
+    Each round of a method is one pass over the rows. While one part is computed, the next ones are read and
+    checked. All parts have one shape, so each round compiles one function. Memory holds a few parts and the
+    totals. Sums are compensated: their rounding does not grow with the number of parts. If the method has a
+    ``feature_map``, the rows must hold features that are already mapped.
 
-    A bad value in a table is a `ValueError` that names the row. Bad messages in a folder are set aside, see
-    `Inbox.rejected`; so is a file that changes during the run, which then begins again without it.
+    A bad value in a table raises a `ValueError` that names the row. Bad messages in a folder are set aside,
+    see `Inbox.rejected`. If a file changes during the run, it is set aside too, and the run starts again
+    without it.
 
     Attributes:
         rows: a table in NumPy arrays or memory maps (``np.load(path, mmap_mode="r")``), or a folder of
-            messages. With `Method.whole_clients` the rows of a client must follow each other in a table; in
-            a folder, a file is a client.
-        part_rows: rows of a part; the last part is padded to this number.
-        checkpoint: a file from which an interrupted run goes on, with the same result to the bit. It is
-            written every half minute and on any error, and removed at the end. That of another run is a
-            `ValueError`.
-        progress: whether to show a progress bar on standard error (needs the ``cli`` extra).
-        dim: d; by default, the dimension that all rows share.
-        max_count: most examples of a message in a folder, see `collect`.
-        max_norm: largest norm of a feature vector behind a message, see `collect`.
-        judge_sites: whether to leave out messages of a folder whose sites fail `diagnose_sites`, by name and
-            reason, see `collect`. All class means are then in memory at once, in float64.
+            messages. With `Method.whole_clients`, the rows of a client must be adjacent in a table; in a
+            folder, each file is a client.
+            part_rows: rows of a part; the last part is padded to this number.
+            checkpoint: a file from which an interrupted run is resumed, with the same result to the bit. It
+            is written every half minute and on any error, and removed at the end. The checkpoint of another
+            run raises a `ValueError`.
+            progress: whether to show a progress bar on standard error (needs the ``cli`` extra).
+            dim: d; by default, the dimension that all rows share.
+            max_count: the largest number of examples that a message in a folder may claim, see `collect`.
+            max_norm: the largest norm of a feature vector behind a message, see `collect`.
+            judge_sites: whether to leave out messages whose sites fail `diagnose_sites`, see `collect`. All
+            class means are then in memory at once, in float64.
 
     >>> import covfree, numpy as np
     >>> table = covfree.Rows(np.array([[0.0], [2.0], [7.0]]), np.ones(3, int), np.array([0, 0, 1]))
@@ -79,7 +80,7 @@ class Stream(NamedTuple):
 def over_stream(
     method: Method[Any], stream: Stream, num_classes: int, finish: Callable[..., Result]
 ) -> Result:
-    """Run a method's rounds over a stream, then ``finish(*state)``; its failure leaves the checkpoint."""
+    """Run a method's rounds over a stream, then ``finish(*state)``; if that fails, the checkpoint stays."""
     parts = _cut(method, stream, num_classes)
     while True:
         try:
@@ -95,14 +96,14 @@ def over_stream(
 
 @dataclass
 class _Reading:
-    """The source of totals over parts that are read one after the other; it keeps the run's state.
+    """Computes totals over parts that are read one by one, and keeps the run's state.
 
     Attributes:
         parts: the parts of the rows.
-        how: how rows are added up.
+        how: how rows are summed.
         show: called with the round and the part, for the progress bar.
         save: called with the state after each part.
-        state: the run's state, which holds every part that was added.
+        state: the run's state, which includes every part that was added.
     """
 
     parts: Parts
@@ -118,10 +119,11 @@ class _Reading:
         self.show(self.state.round, self.state.part)
         with closing(ahead(read, range(self.state.part, len(self.parts.places) - 1))) as read_ahead:
             for part in read_ahead:
-                # Copy this part while the device computes; then wait, or all parts would lie on the device.
+                # Copy this part while the device computes, then wait: otherwise all parts would be on the
+                # device.
                 rows = jax.device_put(part)
                 jax.block_until_ready(self.state.running)
-                # One statement, so an interrupt never finds sums that disagree with the part number.
+                # A single statement: an interrupt never leaves sums that disagree with the part number.
                 self.state = self.state._replace(
                     running=add(self.state.running, rows, self.how), part=self.state.part + 1
                 )
@@ -162,7 +164,8 @@ def _once(
             result = jax.block_until_ready(finish(*reading.state.server))
         except BaseException:
             state = reading.state
-            # An interrupt within `add_part` leaves donated sums; the file then keeps its earlier state.
+            # An interrupt within `add_part` leaves donated sums without data; the file keeps its earlier
+            # state.
             lost = any(leaf.is_deleted() for leaf in jax.tree.leaves(state.running))
             if path is not None and not lost and (state.round or state.part):
                 save_state(path, state, parts.rejected, identity)

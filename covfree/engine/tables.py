@@ -1,4 +1,4 @@
-"""Tables of class means with the examples' spread about each; tables merge by client and class."""
+"""Tables of class means with the scatter of examples about each; tables merge by client and class."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from covfree.core.row_types import count_sum, summable
 from covfree.core.types import Rows
 from covfree.engine.parts import padded_rows
 
-# Rows of a block: few enough that float32 sums of products stay accurate, enough for products at full speed.
+# Rows of a block: few enough for accurate float32 sums of products, enough for products at full speed.
 BLOCK = 4096
 
 
 class Layout(NamedTuple):
-    """What a method needs of its examples.
+    """Which sums over examples a method needs.
 
     Attributes:
-        by_client: whether a row stands for a class of a client, or else for a class.
-        squares: what is kept of the spread about a row's mean; None for nothing.
-        pooled: whether the spread is added up over rows, or else each row has its own.
+        by_client: whether there is a row for each client and class, or else for each class.
+        squares: what is kept of the scatter about a row's mean; None for nothing.
+        pooled: whether one scatter is kept for all rows, or else one for each row.
     """
 
     by_client: bool
@@ -32,14 +32,14 @@ class Layout(NamedTuple):
 
 
 class Table(NamedTuple):
-    """Rows with what lies inside them: ``count`` features have the mean ``mean`` and a spread about it.
+    """Rows of ``count`` examples each, with their mean and their scatter about it.
 
     Attributes:
-        client: [rows] int64; 0 unless clients are told apart.
+        client: [rows] int64; 0 if clients are not told apart.
         label: [rows] int64.
         count: [rows] int64.
         mean: [rows, dim]; float64 once rows are merged.
-        squares: Σ (f − mean)(f − mean)ᵀ of each row, its diagonal, or its trace, float64; None for 0.
+        squares: float64, Σ (f − mean)(f − mean)ᵀ of each row, or its diagonal, or its trace; None means 0.
     """
 
     client: np.ndarray
@@ -50,12 +50,12 @@ class Table(NamedTuple):
 
     @property
     def nbytes(self) -> int:
-        """The bytes of all columns."""
+        """The size of all columns in bytes."""
         return sum(column.nbytes for column in self if column is not None)
 
 
 def one_table(tables: tuple[Table, ...], layout: Layout, dtype: Any) -> tuple[Table, np.ndarray | None]:
-    """Merge tables to one with a row for each client and class, ordered; and the spread that rows lose."""
+    """Merge tables into one sorted row for each client and class; also return the pooled scatter, if kept."""
     client, label, count = (np.concatenate(columns) for columns in zip(*(t[:3] for t in tables), strict=True))
     means = np.concatenate([table.mean for table in tables])
     order = np.lexsort((label, client))
@@ -84,7 +84,7 @@ def one_table(tables: tuple[Table, ...], layout: Layout, dtype: Any) -> tuple[Ta
             values *= np.sqrt(weight)
         own = np.repeat(np.arange(len(sizes)), sizes)
         if (sizes == 1).any():
-            # A row that is alone in its group is at its mean.
+            # A group of a single row has no scatter.
             own, values = own[(sizes > 1)[own]], values[(sizes > 1)[own]]
         if pooled is not None:
             with np.errstate(over="ignore", invalid="ignore"):
@@ -104,7 +104,7 @@ def _sums(values: np.ndarray, start: np.ndarray) -> np.ndarray:
 
 
 def _blocks_of(start: np.ndarray, length: int) -> Iterable[slice]:
-    """Cut groups of sorted rows into stretches of at most `BLOCK` rows, or of a single group."""
+    """Split sorted groups into slices of at most `BLOCK` rows; a larger group is a slice of its own."""
     ends, first = np.append(start[1:], length), 0
     while first < len(start):
         last = max(first + 1, int(np.searchsorted(ends, start[first] + BLOCK, side="right")))
@@ -120,7 +120,7 @@ def _squares_of(
     layout: Layout,
     dim: int,
 ) -> np.ndarray | None:
-    """Add the rows' own squares up by group."""
+    """Add up the rows' own ``squares`` by group."""
     if layout.squares is None or layout.pooled:
         return None
     shape = {"full": (dim, dim), "diagonal": (dim,), "spherical": ()}[layout.squares]
@@ -132,14 +132,14 @@ def _squares_of(
     place[order] = group
     for table in tables:
         if table.squares is not None:
-            # A table with squares is merged, so its groups are distinct.
+            # A table with squares is already merged, so each of its rows is in a group of its own.
             squares[place[first : first + len(table.count)]] += table.squares
         first += len(table.count)
     return squares
 
 
 def _add_squares(squares: np.ndarray, group: np.ndarray, values: np.ndarray, kind: str, dtype: Any) -> None:
-    """Add the products of deviations, sorted by group, to the groups' squares."""
+    """Add products of the deviations to the squares of their groups; deviations are sorted by group."""
     start = np.flatnonzero(np.append(True, group[1:] != group[:-1]))
     if kind == "full":
         values = values.astype(dtype)
@@ -152,7 +152,7 @@ def _add_squares(squares: np.ndarray, group: np.ndarray, values: np.ndarray, kin
 
 
 def rows_of(table: Table, layout: Layout, dtype: np.dtype) -> Rows:
-    """Make the rows that clients send; where they are many, padded to a size that many numbers share."""
+    """Make the rows that clients send. Large tables are padded, so that similar sizes share compiled code."""
     covariance = None
     if table.squares is not None:
         degrees = np.maximum(table.count - 1, 1).reshape(-1, *(1 for _ in table.squares.shape[1:]))

@@ -1,4 +1,4 @@
-"""The one loop over a method's rounds, and their totals over rows in memory."""
+"""The only loop over a method's rounds, and the totals of rounds over rows in memory."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from covfree.methods.rounds import Round, as_total, dense, is_special
 AxisName: TypeAlias = str | tuple[str, ...]
 
 
-# ``(round, numbers, sent) -> total`` over all clients; it hides from the loop where the rows are.
+# A function ``(round, numbers, sent) -> total`` over all clients, wherever their rows are.
 Source: TypeAlias = Callable[[Round, Any, Any], Any]
 
 
@@ -39,14 +39,14 @@ def through(
     *,
     do: Callable[[Literal["clients", "server"], Callable[[], Any]], Any] | None = None,
 ) -> tuple[Any, ...]:
-    """Run a method's rounds: the only loop over them, whatever the source of the totals.
+    """Run a method's rounds; all callers use this loop, whatever the source of the totals.
 
     Args:
         rounds: the method's rounds, or some of them.
         params: the method's numbers.
-        source: ``(round, numbers, sent) -> total``.
+        source: the function ``(round, numbers, sent) -> total``.
         state: the server's state before these rounds.
-        do: ``(party, work) -> result``, which calls ``work()``, e.g. to time it; None just calls it.
+        do: ``(party, work) -> result``, which must call ``work()``, e.g. to time it; None just calls it.
 
     Returns:
         The server's state, for `solve_totals`.
@@ -73,7 +73,7 @@ def _call(function: Callable[..., Any], *arguments: Any) -> Any:
 
 
 def _in_parts(terms: Callable[[Rows], Any], rows: Rows) -> bool:
-    """Whether to compute the terms part by part."""
+    """Whether to sum the terms part by part."""
     length, kept, widest = rows.label.shape[0], False, 0
 
     def look(rows: Rows) -> None:
@@ -82,16 +82,16 @@ def _in_parts(terms: Callable[[Rows], Any], rows: Rows) -> bool:
             kept |= isinstance(term, Table)
             widest = max(widest, term.value.shape[1] if isinstance(term, Factor) else 0)
 
-    # A symbolic length from `jax.export` does not tell how many parts there are.
+    # A symbolic length from `jax.export` does not determine the number of parts.
     if not isinstance(length, int) or length < 2 * PART:
         return False
     jax.eval_shape(look, rows)
-    # With fewer rows than features, the total stays a factor (see `Scatter`).
+    # With fewer rows than features, the total stays a factor (see `Scatter`), and is not summed in parts.
     return 0 < widest <= length + 1 and not kept
 
 
 def _across(terms: Any, axis_name: AxisName) -> Any:
-    """Combine the terms of all devices into the total."""
+    """Sum the terms over all devices."""
 
     def one(term: Any) -> Any:
         if isinstance(term, Table):
@@ -102,7 +102,7 @@ def _across(terms: Any, axis_name: AxisName) -> Any:
 
 
 class How(NamedTuple):
-    """How rows are added up.
+    """How rows are summed.
 
     Attributes:
         num_classes: C.
@@ -118,7 +118,7 @@ class How(NamedTuple):
 
 
 def have_few_numbers(clients: Any) -> bool:
-    """Whether all clients' numbers are known to be below `SAMPLE`."""
+    """Whether all clients' numbers are below `SAMPLE`; False if that is unknown."""
     if clients is None or is_traced(clients):
         return False
     return int(np.asarray(clients).max(initial=0)) < SAMPLE
@@ -146,7 +146,7 @@ _compiled_total = jit(total_over_rows, static_argnums=(1, 2))
 
 @dataclass(frozen=True, eq=False)
 class InMemory:
-    """The source of totals over rows in memory, whose clients are numbered (see `with_numbers`)."""
+    """Computes totals over rows in memory, whose clients are numbered (see `with_numbers`)."""
 
     rows: Rows
     how: How
@@ -170,7 +170,7 @@ def with_numbers(rows: Rows, axis_name: AxisName | None = None, few: bool = Fals
 @jax.tree_util.register_static
 @dataclass(frozen=True)
 class _Kept:
-    """The structure of a state, and the places of the rows' means in it, of which a copy would be made."""
+    """The structure of a state, and which of its leaves are the rows' means, so that these are not copied."""
 
     structure: Any
     places: tuple[int, ...]
@@ -181,7 +181,7 @@ def _in_memory(
 ) -> tuple[list[Any], _Kept]:
     # Number clients before the rows are cut, so that parts agree on the numbers.
     rows = numbered(jax.tree.map(on_all_devices, rows), how.axis_name, few=how.few)
-    # Not compiled apart, which would give other means back than those of ``rows``.
+    # Compile all of it at once: compiled apart, a round would return a copy of the rows' means.
     source = partial(total_over_rows, rows, how)
     for each, alike in groupby(rounds):
         number = len(list(alike))
@@ -223,7 +223,7 @@ def in_memory(
         rows: the rows. A state that keeps their means holds the same array, not a copy.
         how: see `How`.
         state: the server's state before these rounds.
-        guarded: whether to look for integers that jax would truncate.
+        guarded: whether to check for integers that jax would truncate.
     """
     run = _guarded if guarded else _compiled
     leaves, kept = run(rounds=rounds, params=params, rows=rows, how=how, state=state)

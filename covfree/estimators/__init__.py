@@ -1,4 +1,4 @@
-"""The server's side: rows in, scatter and covariance out."""
+"""The server's side: scatter matrices and covariances from rows."""
 
 from covfree.estimators import streaming as streaming
 from covfree.estimators.class_scatter import class_scatters as class_scatters

@@ -1,4 +1,4 @@
-"""AFL: a client's own ridge solution, and the matrix with which the server puts it together with others."""
+"""AFL: a client's own ridge solution, and the matrix with which the server combines the solutions."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def local_solution(
     num_classes: int,
     gamma: Scalar,
 ) -> Analytic:
-    """A client's ridge solution: W = (Xᵀ X + γI)⁻¹ Xᵀ Y and C = Xᵀ X + γI.
+    """Compute a client's ridge solution W = (Xᵀ X + γI)⁻¹ Xᵀ Y, and C = Xᵀ X + γI.
 
     Returns:
         The message. Batch over clients with ``jax.vmap``.

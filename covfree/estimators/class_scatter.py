@@ -1,4 +1,4 @@
-"""The scatter of each class, for heads with a covariance for each class; covariances that clients sent."""
+"""The scatter of each class, for heads with a covariance for each class, and covariances sent by clients."""
 
 from __future__ import annotations
 
@@ -11,16 +11,17 @@ from covfree.core.types import AnyArray, Moments, Rows, accumulation_dtype
 from covfree.estimators.moments import row_counts, row_labels, valid_rows
 from covfree.estimators.scatter import centred_rows
 
-# Rows of a block, all of one class: few, so that the last block wastes little; enough for fast products.
+# Rows of a block, all of one class: small enough to waste little padding, large enough for fast products.
 _BLOCK = 64
 
 
 def class_scatters(rows: Rows, moments: Moments) -> Float[Array, "classes dim dim"]:
-    """S_c = Σ_r n_r (x_r − μ_c)(x_r − μ_c)ᵀ + Σ_r (n_r − 1) S_r of every class, S_r the rows' covariances.
+    """Compute S_c = Σ_r n_r (x_r − μ_c)(x_r − μ_c)ᵀ + Σ_r (n_r − 1) S_r for every class.
 
-    On examples, or on means that come with their covariance in full, S_c/(N_c − 1) is the class's exact
-    sample covariance (CCVR eq. 3, FedCOF eq. 24, without cancellation). On means alone S_c/(K_c − 1) is
-    FedCOF's estimate. Costs (rows + 64·C)·d², in one pass over the rows sorted by class; C·d² memory.
+    S_r is the covariance that a row carries, if any. On examples, or on means with their full covariance,
+    S_c/(N_c − 1) is the class's exact sample covariance (CCVR eq. 3, FedCOF eq. 24, without cancellation). On
+    means alone S_c/(K_c − 1) is FedCOF's estimate. Costs (rows + 64·C)·d² in one pass over the sorted rows,
+    and C·d² memory.
 
     Returns:
         The scatters; 0 for a class without rows.
@@ -43,19 +44,19 @@ def class_products(
     directions: Float[Array, "dim number"] | None,
     num_classes: int,
 ) -> Float[Array, "classes dim number"]:
-    """S_c Ω of every class, with S_c = Σ_r y_r y_rᵀ over its rows; S_c itself without Ω."""
+    """Compute S_c Ω for every class, with S_c = Σ_r y_r y_rᵀ over its rows; without Ω, S_c itself."""
     size, dim = factor.shape
     valid = valid_rows(rows, num_classes)
-    # Padding is one more class, whose factor is 0.
+    # Padding forms one more class, with factor 0.
     label = jnp.where(valid, row_labels(rows), num_classes)
     order = jnp.argsort(label)
     counts = jnp.bincount(label, length=num_classes + 1).astype(jnp.int32)
     blocks = -(-counts // _BLOCK)
     rank = jnp.arange(size, dtype=jnp.int32) - (jnp.cumsum(counts) - counts)[label[order]]
     place = (jnp.cumsum(blocks) - blocks)[label[order]] * _BLOCK + rank
-    # Each block holds rows of one class: Σ_c ceil(count_c/B) is at most this.
+    # Each block holds rows of one class. The number of blocks, Σ_c ceil(count_c/B), is at most this.
     num_blocks = -(-size // _BLOCK) + num_classes + 1
-    # Row `size` is zero; unused places of blocks point to it.
+    # Row `size` is zero; unused positions in blocks point to it.
     table = jnp.full(num_blocks * _BLOCK, size).at[place].set(order)
     owner = jnp.full(num_blocks, num_classes, label.dtype).at[place // _BLOCK].set(label[order])
     padded = jnp.concatenate([factor, jnp.zeros((1, dim), factor.dtype)])
@@ -72,7 +73,7 @@ def class_products(
 
 
 def class_squares(rows: Rows, moments: Moments) -> Float[Array, "classes dim"]:
-    """Diagonals of `class_scatters`, without the matrices; the rows' covariances are diagonals, if any."""
+    """Compute the diagonals of `class_scatters` without the matrices; rows may carry diagonal covariances."""
     num_classes = moments.total.shape[0]
     valid = valid_rows(rows, num_classes)
     label = jnp.where(valid, row_labels(rows), num_classes)
@@ -84,7 +85,7 @@ def class_squares(rows: Rows, moments: Moments) -> Float[Array, "classes dim"]:
 
 
 def row_scatter(rows: Rows, num_classes: int) -> AnyArray:
-    """Σ_r (n_r − 1) S_r over all rows, in the structure in which the rows' covariances came."""
+    """Compute Σ_r (n_r − 1) S_r over all rows, in the form of S_r: full, diagonal or one number."""
     valid = valid_rows(rows, num_classes)
     weight = jnp.maximum(row_counts(rows, valid) - 1, 0).astype(accumulation_dtype(rows.mean))
     spread = jnp.asarray(rows.covariance)
@@ -96,9 +97,9 @@ def row_scatter(rows: Rows, num_classes: int) -> AnyArray:
 def scatter_about(
     means: Float[Array, "groups dim"], counts: Num[Array, " groups"], gram: Float[Array, "dim dim"]
 ) -> Float[Array, "dim dim"]:
-    """F Fᵀ − Σ_g N_g μ_g μ_gᵀ: the scatter of examples about the means of groups of them.
+    """F Fᵀ − Σ_g N_g μ_g μ_gᵀ: the scatter of examples about the means of their groups.
 
-    Of what clients sent it needs sums alone. In float32 it cancels where means are large; see `fed3r`.
+    This needs only sums from clients. In float32 it cancels if means are large; see `fed3r`.
     """
     scaled = means * jnp.sqrt(counts.astype(means.dtype))[:, None]
     return gram - product(scaled.T, scaled)

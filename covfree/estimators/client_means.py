@@ -1,4 +1,4 @@
-"""Class means of each client, of rows that may be its examples."""
+"""Class means of each client, computed from its rows (possibly examples)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from covfree.estimators.moments import first_moments, row_labels
 
 
 def client_means(rows: Rows, num_classes: int) -> Rows:
-    """Average the rows of each client's class: one row for each pair of them, then padding.
+    """Average the rows of each client and class: the result has one row for each such pair, then padding.
 
     >>> import jax.numpy as jnp
     >>> client = jnp.array([5, 5, 7])

@@ -19,12 +19,13 @@ from covfree.statistics.groups import subset_groups
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class ComponentMoments:
-    """Totals of phase one, which add up over parts if each part holds all rows of its clients.
+    """Totals of the first round, which add up over parts if each part holds all rows of its clients.
 
     Attributes:
         moments: counts, rows and sums of each class.
-        degrees: for each class, Σ_k (J_kc − 1) over the clients that hold it, where J_kc is the number of
-            client k's rows: the degrees of freedom of the scatter between rows of the same client.
+        degrees: for each class, the degrees of freedom of the scatter between rows of the same client, Σ_k
+        (J_kc − 1). The sum is over the clients that hold the class; J_kc is the number of client k's rows of
+        it.
     """
 
     moments: Moments
@@ -37,7 +38,7 @@ class ComponentMoments:
 
 
 class ClientParts(NamedTuple):
-    """Deviations of rows in two parts: client mean from class mean, and row from client mean.
+    """Deviations of rows split in two: client mean from class mean, and row from client mean.
 
     Attributes:
         between: √n_r (x̄_kc − μ_c); 0 in padding rows.
@@ -77,7 +78,7 @@ def client_parts(rows: Rows, moments: Moments) -> ClientParts:
 
 
 def component_moments(rows: Rows, num_classes: int) -> ComponentMoments:
-    """Phase one: compute the class moments, and the degrees of freedom within the clients.
+    """First round: compute the class moments, and the degrees of freedom within the clients.
 
     >>> import jax.numpy as jnp
     >>> client = jnp.array([7, 7, 7, 2, 2])
@@ -89,7 +90,7 @@ def component_moments(rows: Rows, num_classes: int) -> ComponentMoments:
     group = client_groups(rows, num_classes)
     size = max(1, group.shape[0])
     slot = jnp.where(group >= 0, group, size)
-    # For a group without rows, `segment_max` gives the least integer.
+    # `segment_max` gives the smallest integer to a group without rows.
     label = jax.ops.segment_max(row_labels(rows), slot, size)
     pair = (label >= 0).astype(jnp.int32)
     clients = jax.ops.segment_sum(pair, jnp.where(label >= 0, label, num_classes), num_classes)
@@ -97,7 +98,7 @@ def component_moments(rows: Rows, num_classes: int) -> ComponentMoments:
 
 
 def hidden_weights(totals: ComponentMoments, weighting: Weighting) -> Float[Array, " classes"]:
-    """Return weights w_c with which Σ_c w_c B_c estimates the scatter within the rows, Σ_c (N_c − K_c) Σ_c.
+    """Return weights w_c such that Σ_c w_c B_c estimates the scatter within the rows, Σ_c (N_c − K_c) Σ_c.
 
     See `component_factor` for the two weightings.
     """
@@ -125,7 +126,7 @@ def component_factor(
 
     Ŵ is unbiased for the examples' scatter, however clients' means differ, if all clients share the
     covariance of a class; ``"pooled"`` also assumes that all classes share one. With ``"per_class"``, a class
-    of which no client sends two rows adds S_c alone, so that Ŵ is too small.
+    for which no client sends two rows adds only S_c, so Ŵ is too small.
 
     The cross terms of x_r − x̄_kc and x̄_kc − μ_c vanish, so one row y_r = √n_r [(x̄_kc − μ_c) +
     √(1 + w_c) (x_r − x̄_kc)] for each row of the table is enough.

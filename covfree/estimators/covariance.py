@@ -1,4 +1,4 @@
-"""Class covariances: from class means alone (FedCOF), or aggregated from clients' (the oracle)."""
+"""Class covariances: from class means alone (FedCOF), or combined from clients' covariances (the oracle)."""
 
 from __future__ import annotations
 
@@ -26,26 +26,26 @@ def estimate_covariance(
     shrinkage: Scalar | str | Shrinkage = 0.0,
     axis_name: Hashable | None = None,
 ) -> Float[Array, "dim dim"]:
-    """Estimate the covariance of one class from the spread of its rows' means: FedCOF's estimator.
+    """Estimate the covariance of one class from how its rows' means spread: FedCOF's estimator.
 
     Σ̂ = Σ_k n_k (μ_k − μ)(μ_k − μ)ᵀ / (K_c − 1), with μ the weighted mean and K_c the number of rows with a
-    count above 0. If the class's features are iid with covariance Σ, the mean of n_k of them has
-    covariance Σ/n_k, so each √n_k (μ_k − μ) measures Σ and E[Σ̂] = Σ. For Gaussian features
-    Var[Σ̂_ij] = (Σ_ii Σ_jj + Σ_ij²)/(K_c − 1).
+    count above 0. If the class's features are iid with covariance Σ, a mean of n_k features has covariance
+    Σ/n_k. So each √n_k (μ_k − μ) measures Σ, and E[Σ̂] = Σ. For Gaussian features Var[Σ̂_ij] = (Σ_ii Σ_jj +
+    Σ_ij²)/(K_c − 1).
 
     Args:
         means: the class's mean at each client.
         counts: examples behind each mean; rows with count 0 are ignored, whatever they hold.
         shrinkage: a number γ adds γI (FedCOF eq. 6); ``"auto"`` chooses; or a rule such as ``relative(0.1)``.
-        axis_name: a mapped axis, or several, over which the rows are spread: of ``vmap`` or ``shard_map``. Σ̂
-            is then that of all rows, the same at each place. For rows that come one part after the other see
-            `covfree.streaming`.
+        axis_name: a mapped axis of ``vmap`` or ``shard_map``, or several, over which the rows are spread. Σ̂
+        is then computed from all rows, and is the same along the axis. If rows arrive in parts, see
+        `covfree.streaming`.
 
     Returns:
         Σ̂, unbiased for γ = 0. With fewer than two rows there is no spread, and Σ̂ is the shrinkage alone.
 
     Raises:
-        TypeError: if means are no floats, counts no numbers, or the shrinkage is none.
+        TypeError: if means are no floats, counts no numbers, or ``shrinkage`` is of another type.
         ValueError: if shapes do not fit, or the shrinkage is unknown.
 
     Source: FedCOF (Goswami et al. 2024), eq. 5 and 6. The paper's divisor K − 1 counts clients; for a class
@@ -64,7 +64,7 @@ def _estimate_covariance(
     means: AnyArray, counts: AnyArray, rule: Shrinkage, axis_name: Hashable | None
 ) -> Array:
     near = across(first_moments(one_class(means, counts), 1), axis_name).mean[0]
-    # About a point near the rows, whose choice cancels: far from 0, their mean would lack digits.
+    # Sum about a point near the rows, which does not change the result: far from 0, their mean loses digits.
     near = jax.lax.stop_gradient(near)
     rows = one_class(means.astype(near.dtype) - near[None, :], counts)
     moments = across(first_moments(rows, 1), axis_name)
@@ -79,17 +79,17 @@ def _estimate_covariance(
 
 
 def one_class(means: AnyArray, counts: AnyArray) -> Rows:
-    """Rows of class 0."""
+    """Make rows of class 0."""
     return Rows(means, counts, jnp.zeros(means.shape[0], jnp.int32))
 
 
 def across(terms: Any, axis_name: Hashable | None) -> Any:
-    """The sum of terms over a mapped axis, or the terms if there is none."""
+    """Sum terms over a mapped axis; without an axis, return the terms."""
     return terms if axis_name is None else jax.lax.psum(terms, axis_name)
 
 
 def spread_weight(moments: Moments) -> Float[Array, " classes"]:
-    """1/(K_c − 1) of the one class; 0 with fewer than two rows."""
+    """Return 1/(K_c − 1) of the one class; 0 with fewer than two rows."""
     degrees = moments.spread_degrees[None]
     return jnp.where(degrees > 0, 1 / jnp.where(degrees > 0, degrees, 1), 0)
 
@@ -103,7 +103,7 @@ def estimate_covariances(
         rows: class rows of all classes.
         num_classes: C, static. The result has C·d² numbers. Linear heads do not need it: they use
             `within_scatter`.
-        shrinkage: see `estimate_covariance`; a data-driven rule is applied to each class by itself.
+        shrinkage: see `estimate_covariance`; a data-driven rule is applied to each class separately.
 
     Returns:
         Σ̂_c for each class.
@@ -129,15 +129,15 @@ def aggregate_covariances(
     counts: Num[AnyArray, " clients"],
     covariances: Float[AnyArray, "clients dim dim"],
 ) -> Float[Array, "dim dim"]:
-    """Combine the covariances of one class at its clients to that of the pooled examples; exact.
+    """Combine the clients' covariances of one class into that of the pooled examples; exact.
 
     S = [Σ_k (n_k − 1) S_k + Σ_k n_k (μ_k − μ)(μ_k − μ)ᵀ] / (N − 1). The paper's eq. 24 writes the second
     sum as Σ_k n_k μ_k μ_kᵀ − N μμᵀ, which is the same but cancels in float32 where the mean is large.
 
     Args:
         means: the class's mean at each client.
-        counts: its examples there; clients with count 0 are ignored.
-        covariances: its unbiased covariance there (any value where the count is below 2).
+        counts: the class's examples at each client; clients with count 0 are ignored.
+        covariances: the class's unbiased covariance at each client (any value if the count is below 2).
 
     Returns:
         The sample covariance of the pooled examples; 0 with fewer than two examples.
@@ -156,9 +156,10 @@ def covariance_scatter(
     moments: Moments,
     class_weight: Float[Array, " classes"],
 ) -> Scatter:
-    """Σ_c w_c times the scatter of class c's examples, from their means and covariances at the clients.
+    """Compute Σ_c w_c times the scatter of class c's examples, from clients' means and covariances.
 
-    That inside the clients, and that of their means about the global ones: eq. 24 of several classes at once.
+    It is the scatter inside the clients plus that of their means about the global means: eq. 24 for several
+    classes.
     """
     valid = valid_rows(rows, class_weight.shape[0])
     label = jnp.where(valid, row_labels(rows), 0)

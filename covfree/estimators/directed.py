@@ -1,4 +1,4 @@
-"""The within-class scatter from class means and residual directions, exact if clients send all directions."""
+"""The within-class scatter from class means and residual directions; exact if clients send all directions."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from covfree.estimators.scatter import Freedom, centred_rows
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class DirectedMoments:
-    """Totals of phase one for rows with residual directions, which add up over any split of the rows.
+    """Totals of the first round for rows with residual directions; they add up over any split of the rows.
 
     Attributes:
         moments: counts, rows and sums of each class, from the means.
-        degrees: sum of the directions' counts, which are their degrees of freedom.
+        degrees: the sum of the directions' counts, which are their degrees of freedom.
     """
 
     moments: Moments
@@ -28,14 +28,14 @@ class DirectedMoments:
 
 
 def valid_directions(rows: Rows) -> Bool[Array, " rows"]:
-    """Return which rows are directions: those marked as such that have a count above 0."""
+    """Return which rows are directions: those with ``sketch`` set and a count above 0."""
     if rows.sketch is None:
         raise ValueError("rows: expected rows with directions among them, see directed_rows; got none")
     return jnp.asarray(rows.sketch) & (jnp.asarray(rows.count) > 0)
 
 
 def directed_moments(rows: Rows, num_classes: int) -> DirectedMoments:
-    """Phase one: compute the class moments, and the degrees of freedom of the residual directions."""
+    """First round: compute the class moments, and the degrees of freedom of the residual directions."""
     moments = first_moments(rows, num_classes)
     return DirectedMoments(
         moments, row_counts(rows, valid_directions(rows)).astype(moments.total.dtype).sum()
@@ -45,8 +45,8 @@ def directed_moments(rows: Rows, num_classes: int) -> DirectedMoments:
 def directed_factor(rows: Rows, moments: Moments) -> Float[Array, "rows dim"]:
     """Make rows Y with YᵀY = Ŵ: √n_r (x_r − μ_c) for each mean, and the residual directions unchanged.
 
-    The first part is the scatter of the examples between the rows. The directions are the largest part of the
-    scatter within the rows, or all of it if clients send enough of them.
+    The first part is the scatter between the rows. The directions are the largest part of the scatter within
+    the rows, or all of it if clients send enough directions.
 
     Returns:
         The factor; 0 in padding rows.
@@ -58,11 +58,11 @@ def directed_factor(rows: Rows, moments: Moments) -> Float[Array, "rows dim"]:
 def directed_freedom(totals: DirectedMoments) -> Freedom:
     """Return the degrees of freedom of Ŵ/(N − C): K_c − 1 between each class's rows, and the directions'.
 
-    The scatter within the M rows has A = N − M degrees, of which L directions show the largest part. They
-    count as L degrees that stand for all A. If no direction is left out, L = A, as for the examples' own
-    scatter. Otherwise L is conservative: leading directions of many examples are less random than as many
-    draws. Over 13 federations (docs/shift.md) automatic shrinkage did better on average with L degrees than
-    with A, with which it trusts directions that nobody sent.
+    The scatter within the M rows has A = N − M degrees of freedom, and L directions show its largest part.
+    Their weight is chosen such that the L degrees stand for all A. If no direction is left out, L = A, as for
+    the examples' own scatter. Otherwise L is conservative: the leading directions of many examples vary less
+    than L random draws. Over 13 federations (docs/shift.md) automatic shrinkage was better on average with L
+    degrees than with A, with which it trusts directions that nobody sent.
     """
     moments = totals.moments
     scale = 1 / jnp.maximum(moments.within_degrees, 1)

@@ -18,19 +18,19 @@ from covfree.core.types import Moments, Rows, accumulation_dtype
 
 
 def valid_rows(rows: Rows, num_classes: int) -> Bool[Array, " rows"]:
-    """Rows that count: a count above 0 and a label in [0, num_classes)."""
+    """Return which rows count: those with a count above 0 and a label in [0, num_classes)."""
     check_row_structure(rows)
     counts, labels = as_counts(rows.count), row_labels(rows)
     return (counts > 0) & (labels >= 0) & (labels < num_classes)
 
 
 def row_labels(rows: Rows) -> Integer[Array, " rows"]:
-    """Labels as int32: a narrower type might not hold the number of classes."""
+    """Return labels as int32; a narrower type might not hold the number of classes."""
     return as_int32("label", rows.label)
 
 
 def row_clients(rows: Rows) -> Integer[Array, " rows"]:
-    """Clients' numbers in at least int32: a small type might not hold what they are compared with."""
+    """Return clients' numbers in at least int32; a narrower type might overflow in comparisons."""
     if rows.client is None:
         raise ValueError("rows: expected rows with a client each, to tell whose they are; got none")
     check_int32("client", rows.client)
@@ -39,12 +39,12 @@ def row_clients(rows: Rows) -> Integer[Array, " rows"]:
 
 
 def row_counts(rows: Rows, valid: Bool[Array, " rows"]) -> Float[Array, " rows"]:
-    """Counts as floats of the means' type, whose sums and products do not overflow; 0 in padding rows."""
+    """Return counts as floats of the means' type, in which sums do not overflow; 0 in padding rows."""
     return jnp.where(valid, as_counts(rows.count), 0).astype(accumulation_dtype(rows.mean))
 
 
 def row_means(rows: Rows, valid: Bool[Array, " rows"]) -> Float[Array, "rows dim"]:
-    """Means in at least float32, 0 in padding rows, which may hold NaN."""
+    """Return means in at least float32; 0 in padding rows, which may hold NaN."""
     dtype = accumulation_dtype(rows.mean)
     return jnp.where(valid[:, None], whole(rows.mean), 0).astype(dtype)
 
@@ -57,8 +57,8 @@ def first_moments(rows: Rows, num_classes: int) -> Moments:
         num_classes: C, static.
 
     Returns:
-        N_c, K_c, Σ_r n_r x_r and Σ_r n_r max_j |x_rj|. Sums of counts are floats, rounded once where counts
-        are integers.
+        N_c, K_c, Σ_r n_r x_r and Σ_r n_r max_j |x_rj|. Sums of counts are floats; sums of integers are
+        rounded only once.
 
     Raises:
         ValueError: if shapes do not fit, or ``num_classes`` is below 1.
@@ -78,7 +78,7 @@ def first_moments(rows: Rows, num_classes: int) -> Moments:
 
 @partial(jax.jit, static_argnums=1)
 def _first_moments(rows: Rows, num_classes: int) -> Moments:
-    """`first_moments` of rows whose labels are int32."""
+    """`first_moments` for rows whose labels are int32."""
     valid = valid_rows(rows, num_classes)
     label = jnp.where(valid, rows.label, num_classes)
     weight = row_counts(rows, valid)
@@ -94,20 +94,21 @@ def _first_moments(rows: Rows, num_classes: int) -> Moments:
 
 
 def example_moments(rows: Rows, num_classes: int) -> Moments:
-    """Moments of the examples behind class means: as `first_moments` of the examples, but for rounding.
+    """Compute the moments of the examples behind class means: those of `first_moments`, up to rounding.
 
-    For sums that clients evaluated over their examples: each example, not each mean, was an observation.
+    Use it with sums that clients computed over their examples: there each example, not each mean, is an
+    observation.
     """
     moments = first_moments(rows, num_classes)
-    # Counts stay floats, as a sum may be larger than int32 holds.
+    # Counts stay floats, as a sum may exceed int32.
     return replace(moments, num_rows=jnp.round(moments.count))
 
 
 def centred_means(moments: Moments) -> Float[Array, "classes dim"]:
-    """Give the class means about the grand mean, μ_c − μ_g; 0 for an absent class.
+    """Compute μ_c − μ_g, the class means about the grand mean; 0 for an absent class.
 
-    Means are first taken about one of the classes, where what is within their rounding is 0: equal means have
-    no scatter between them, and no rule without a scale must take their rounding for one.
+    Means are first taken about that of one class, and differences within rounding are set to 0. So equal
+    means have no scatter between them, and scale-free rules do not mistake rounding for scatter.
     """
     present = moments.present[:, None]
     mean = jnp.where(present, moments.mean, 0)

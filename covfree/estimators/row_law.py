@@ -1,4 +1,4 @@
-"""The law of class means: how their squared distances grow with the examples behind them."""
+"""How the squared distances of class means from the global ones grow with the examples behind them."""
 
 from __future__ import annotations
 
@@ -17,27 +17,27 @@ from covfree.estimators.scatter import centred_rows
 
 # Two bins for each doubling of n_r, up to 2³².
 _BINS = 64
-# A row of more than this share of its class's examples decides the class mean, and tells nothing.
+# A row with more than this share of its class's examples determines the class mean, and is left out.
 _LARGEST_SHARE = 0.9
-# The slope counts as far as it is above so many of its standard errors.
+# This many standard errors are subtracted from the slope.
 _ERRORS = 2.0
-# Weights depend on the slope that they give; it settles in a few steps.
+# The weights depend on the slope, and the slope on the weights; a few iterations suffice.
 _STEPS = 5
 
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class RowLaw:
-    """Sums over rows, by how many examples are behind them; they add up over any split of the rows.
+    """Sums over rows, binned by the number of examples behind a row; they add up over any split of the rows.
 
     With z_r = n_r ‖x_r − μ_c‖² / (1 − n_r/N_c), relative to d times a variance:
 
     Attributes:
         num_rows: K_c, rows of each class.
         rows: number of rows in each bin of n_r.
-        sizes: Σ n_r of them.
-        squares: Σ z_r of them.
-        fourths: Σ z_r² of them.
+        sizes: Σ n_r in each bin.
+        squares: Σ z_r in each bin.
+        fourths: Σ z_r² in each bin.
     """
 
     num_rows: Integer[Array, " classes"]
@@ -48,19 +48,19 @@ class RowLaw:
 
 
 def row_law(rows: Rows, moments: Moments, variance: Scalar) -> RowLaw:
-    """Sum up what `client_variance` looks at.
+    """Compute the sums that `client_variance` needs.
 
     Args:
         rows: class means, all of them or a part.
-        moments: moments of *all* rows; their ``num_rows`` are not looked at.
-        variance: tr Σ/d, about: the unit of the squares.
+        moments: moments of *all* rows; ``num_rows`` is not used.
+        variance: an approximate tr Σ/d, the unit of the squares.
     """
     law = partial(_law_of_part, moments=moments, variance=variance)
 
     def add(total: RowLaw, part: Rows) -> RowLaw:
         return jax.tree.map(jnp.add, total, law(part))
 
-    # In parts, as the rows' differences from their means would take as much memory as the rows.
+    # Sum in parts: the deviations of all rows would take as much memory as the rows.
     return fold_parts(add, zeros_of(law, rows), rows)
 
 
@@ -75,7 +75,7 @@ def _law_of_part(rows: Rows, *, moments: Moments, variance: Scalar) -> RowLaw:
     share = count / jnp.maximum(moments.count[label].astype(dtype), 1)
     used = valid & (share <= _LARGEST_SHARE)
     square = jnp.square(factor).sum(1) / dim / (1 - jnp.minimum(share, _LARGEST_SHARE))
-    # Powers of two lie above the bins' edges, whatever the rounding of a logarithm.
+    # Shift by 0.01, so that powers of two fall above the bins' edges despite the rounding of the logarithm.
     place = jnp.floor(2 * jnp.log2(jnp.maximum(count, 1)) + 0.01).astype(jnp.int32)
     place = jnp.where(used, jnp.minimum(place, _BINS - 1), _BINS)
 
@@ -91,13 +91,13 @@ def _law_of_part(rows: Rows, *, moments: Moments, variance: Scalar) -> RowLaw:
 def client_variance(law: RowLaw) -> Float[Array, ""]:
     """Estimate τ in Cov(x_r) = Σ_c (1/n_r + τ): how much clients differ, in units of Σ_c.
 
-    Where clients do not differ, E z_r does not depend on n_r. Else it is a (1 + τ n_r), a line in n_r. It is
-    fitted by weighted least squares with the weights 1/(1 + τ n_r)² of variances that grow with the square of
-    z_r. A slope within two standard errors is taken for 0, and any other is lowered by them: without shift,
-    τ is 0.
+    Without client shift, E z_r does not depend on n_r. With it, E z_r = a (1 + τ n_r), a line in n_r. The
+    line is fitted by weighted least squares; the variance of z_r grows with the square of its mean, so the
+    weights are 1/(1 + τ n_r)². Two standard errors are subtracted from the slope, down to 0 at least, so that
+    τ is 0 unless a shift is evident.
 
     Returns:
-        τ, at least 0; 0 if all rows stand for about as many examples, as then nothing tells.
+        τ, at least 0. If all rows have about equal counts, the slope is unknown, and τ is 0.
     """
     used = law.rows > 0
     number = jnp.where(used, law.rows, 1)

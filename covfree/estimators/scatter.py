@@ -1,4 +1,4 @@
-"""Phase two: scatter matrices, each as one product of scaled rows."""
+"""The second round: scatter matrices, each computed as one product of scaled rows."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from covfree.core.types import AnyArray, Moments, Rows, Scalar
 from covfree.estimators.moments import centred_means, row_counts, row_labels, row_means, valid_rows
 
 Weighting: TypeAlias = Literal["per_class", "pooled"]
-# The parts of the Gram matrix that a ridge head is given.
+# Which parts of the Gram matrix a ridge head uses.
 ScatterChoice: TypeAlias = Literal["both", "within", "between"]
 
 
@@ -40,10 +40,10 @@ def class_weights(moments: Moments, weighting: Weighting) -> Float[Array, " clas
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Freedom:
-    """The degrees of freedom behind an estimate Σ̂ = Σ_j w_j S_j, a sum of independent scatters.
+    """The degrees of freedom of an estimate Σ̂ = Σ_j w_j S_j, a sum of independent scatters.
 
-    For Gaussian features of one covariance Σ, S_j follows the Wishart law of Σ with ν_j degrees of freedom,
-    so that E[Σ̂] = Σ_j w_j ν_j Σ. FedCOF's estimate has one S_j for each class.
+    For Gaussian features of one covariance Σ, S_j has a Wishart distribution with ν_j degrees of freedom, so
+    that E[Σ̂] = Σ_j w_j ν_j Σ. FedCOF's estimate has one S_j for each class.
 
     Attributes:
         degrees: ν, degrees of freedom of each scatter.
@@ -55,33 +55,33 @@ class Freedom:
 
     @classmethod
     def of_classes(cls, moments: Moments, class_weight: Float[Array, " classes"]) -> Freedom:
-        """Σ̂ = Σ_c w_c S_c, with K_c − 1 degrees of freedom for each class."""
+        """Return the freedom of Σ̂ = Σ_c w_c S_c, with K_c − 1 degrees of freedom for each class."""
         degrees = jnp.maximum(moments.num_rows - 1, 0).astype(class_weight.dtype)
         return cls(jnp.where(class_weight > 0, degrees, 0), class_weight)
 
     @property
     def expected(self) -> Float[Array, ""]:
-        """Σ_j w_j ν_j, with which E[Σ̂] = Σ_j w_j ν_j Σ; 1 where no scatter has any degree of freedom."""
+        """Σ_j w_j ν_j = E[Σ̂]/Σ; 1 if no scatter has a degree of freedom."""
         expected = (self.weight * self.degrees).sum()
         return jnp.where(expected > 0, expected, 1)
 
     def scaled(self, scale: Scalar) -> Freedom:
-        """Of ``scale`` times the estimate."""
+        """Return the freedom of ``scale`` times the estimate."""
         return Freedom(self.degrees, self.weight * scale)
 
     def joined(self, other: Freedom) -> Freedom:
-        """Of the sum of two independent estimates."""
+        """Return the freedom of the sum of two independent estimates."""
         return Freedom(
             jnp.concatenate([self.degrees, other.degrees]), jnp.concatenate([self.weight, other.weight])
         )
 
     @property
     def effective(self) -> Float[Array, ""]:
-        """Degrees of freedom ν behind Σ̂ as a whole, by Satterthwaite's approximation.
+        """The degrees of freedom ν of Σ̂ as a whole, by Satterthwaite's approximation.
 
         (Σ_j w_j ν_j)² / Σ_j w_j² ν_j matches mean and variance of the sum. With equal weights it is Σ_j ν_j.
         """
-        # Weights relative to the largest: their squares neither overflow nor vanish.
+        # Divide by the largest weight, so that squares neither overflow nor vanish.
         largest = self.weight.max(initial=0)
         weight = self.weight / jnp.where(largest > 0, largest, 1)
         square = (jnp.square(weight) * self.degrees).sum()
@@ -95,21 +95,21 @@ def centred_rows(
     class_weight: Float[Array, " classes"],
     centres: Float[Array, "classes dim"] | None = None,
 ) -> Float[Array, "rows dim"]:
-    """Rows √(w_c n_r) (x_r − μ_c), 0 where the row is padding; about other centres than μ_c where given."""
+    """Return √(w_c n_r) (x_r − μ_c) for each row, or about ``centres`` if given; 0 in padding rows."""
     centres = moments.mean if centres is None else centres
     valid = valid_rows(rows, class_weight.shape[0])
     label = jnp.where(valid, row_labels(rows), 0)
     mean, centre = row_means(rows, valid), jnp.where(valid[:, None], centres[label], 0)
-    # Centring before squaring: E[xxᵀ] − μμᵀ would cancel where the mean is large against the spread.
+    # Centre before squaring: E[xxᵀ] − μμᵀ would cancel if the mean is large against the spread.
     centred = deviations(mean, centre)
     weight = class_weight[label] * row_counts(rows, valid).astype(mean.dtype)
-    # The inner `where` keeps the derivative of the root at 0 from being infinite.
+    # The inner `where` keeps the derivative of the root finite at 0.
     scale = jnp.where(weight > 0, jnp.sqrt(jnp.where(weight > 0, weight, 1)), 0)
     return centred * scale[:, None]
 
 
 def gram_factor(rows: Rows, num_classes: int) -> Float[Array, "rows dim"]:
-    """Rows √n_r x_r, 0 where the row is padding: on raw examples, the factor F of Fed3R's F Fᵀ."""
+    """Return √n_r x_r for each row, 0 in padding rows. On examples this is the factor F of Fed3R's F Fᵀ."""
     valid = valid_rows(rows, num_classes)
     mean = row_means(rows, valid)
     return mean * jnp.sqrt(row_counts(rows, valid).astype(mean.dtype))[:, None]
@@ -192,7 +192,7 @@ def between_scatter(moments: Moments) -> Float[Array, "dim dim"]:
 def total_gram(
     within: Float[AnyArray, "dim dim"] | Scatter, moments: Moments, *, scatter: ScatterChoice = "both"
 ) -> Scatter:
-    """Put the Gram matrix F Fᵀ together from its parts, all of them or some.
+    """Compose the Gram matrix F Fᵀ of its parts, all of them or some.
 
     F Fᵀ = Σ_c (N_c − 1) Σ_c + Σ_c N_c (μ_c − μ_g)(μ_c − μ_g)ᵀ + N μ_g μ_gᵀ: the scatter within classes, the
     scatter between them, and the grand mean. The grand mean is always kept, as a ridge head has no intercept.
@@ -205,7 +205,7 @@ def total_gram(
             choice; ``"between"`` without that within them.
 
     Returns:
-        The Gram matrix, kept as a factor where ``within`` is one of few rows.
+        The Gram matrix. If ``within`` is a factor, the result is one too.
 
     Raises:
         ValueError: if ``scatter`` is unknown.

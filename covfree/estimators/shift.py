@@ -22,14 +22,14 @@ from covfree.statistics.rows import check_subsets
 
 
 class ShiftTest(NamedTuple):
-    """Whether clients' class means differ by more than their covariance explains.
+    """Whether clients' class means differ by more than the covariance within clients explains.
 
     Attributes:
-        statistic: z, about standard normal without client shift, large with it; NaN if not informative.
-        p_value: probability of a z this large without client shift, from the normal law; NaN if not
-            informative.
-        relative_shift: estimated increase, by client shift, of the trace of FedCOF's eq. 5 on these rows, as
-            a share of tr Σ. May be below 0 by chance; NaN if not informative.
+        statistic: z, about standard normal without client shift and large with it; NaN if not informative.
+        p_value: probability of a z this large without client shift, by the normal approximation; NaN if not
+        informative.
+        relative_shift: by how much client shift raises the trace of FedCOF's estimate (eq. 5) on these rows,
+        as a share of tr Σ; estimated, and may be below 0 by chance. NaN if not informative.
         informative: whether the rows allow a test.
     """
 
@@ -40,7 +40,7 @@ class ShiftTest(NamedTuple):
 
 
 def _check_clients(means: Any, counts: Any, covariances: Any = None, **_: Any) -> None:
-    """Raise unless these are the true means, counts and covariances of one class."""
+    """Raise unless the arguments are means, counts and covariances of one class at its clients."""
     check_means(means, counts)
     if covariances is not None and np.shape(covariances) != (*np.shape(means), np.shape(means)[1]):
         raise ValueError(
@@ -66,9 +66,10 @@ def shift_bias(
 
     E[Σ̂_c] − Σ_c = [Σ_k J_k (Σ_k − Σ_c) + Σ_k n_k (m_k − m)(m_k − m)ᵀ] / (K_c − 1) with m = Σ_k n_k m_k / N_c
     and Σ_c = Σ_k n_k Σ_k / N_c, the covariance about the clients' own means; J_k rows are of client k,
-    and K_c = Σ_k J_k. The first term is 0 if clients share a covariance, or send rows in proportion
-    to their examples. The second is positive semi-definite and grows with the number of examples behind a
-    row. If clients send means of random subsets, its sum stays the same and K_c grows, so it falls.
+    and K_c = Σ_k J_k. The first term is 0 if clients share a covariance, or send rows in proportion to their
+    examples. The second is positive semi-definite and grows with the number of examples behind a row. If
+    clients send means of random subsets, the sum in the second term stays the same but K_c grows, so the term
+    falls.
 
     Args:
         means: true mean m_k of the class at each client.
@@ -78,9 +79,9 @@ def shift_bias(
         subset_size: smallest number of examples in a subset, as in `client_rows`.
 
     Returns:
-        The bias; 0 with fewer than two rows, from which no covariance is estimated.
+        The bias; 0 with fewer than two rows, as then no covariance is estimated.
 
-    Source: FedCOF (Goswami et al. 2024), eq. 22, which is exact with this Σ_c.
+    Source: FedCOF (Goswami et al. 2024), eq. 22, which is exact for this definition of Σ_c.
 
     >>> import jax.numpy as jnp
     >>> means, counts = jnp.array([[0.1], [0.0], [-0.1]]), jnp.array([100, 100, 100])
@@ -97,7 +98,7 @@ def shift_bias(
     subsets = jnp.where(held > 0, jnp.clip(held // subset_size, 1, num_subsets), 0)
     scatter = symmetric_product(factor)
     if covariances is not None:
-        # Clients without examples may hold anything.
+        # Covariances of clients without examples may hold any value.
         own = jnp.where(held[:, None, None] > 0, covariances, 0).astype(scatter.dtype)
         total = jnp.where(held.sum() > 0, held.sum(), 1)
         excess = (subsets - subsets.sum() * held / total).astype(scatter.dtype)
@@ -111,23 +112,24 @@ def shift_bias(
 def shift_test(rows: Rows, num_classes: int) -> ShiftTest:
     """Test whether clients' class means differ by more than the covariance within clients explains.
 
-    With several rows of a client and class, the test is a ratio of variances: the spread of the clients'
-    means over what the scatter within clients predicts. A class is left out if no client sent several rows.
+    With several rows for each client and class, the test is a ratio of variances: how much the clients' means
+    vary, over what the scatter within clients predicts. A class for which no client sent several rows is left
+    out.
 
-    With one mean a client and class, the test is a regression slope: if clients differ, squared deviations of
-    means, times the number of examples, grow with that number. Classes with fewer than three rows are left
-    out. If all counts in a class are equal, client shift looks like covariance, and the class is not
-    informative. The slope detects far less than the ratio.
+    With one row for each client and class, the test is a regression slope: if clients differ, the squared
+    deviations of means, times the number of examples, grow with that number. Classes with fewer than three
+    rows are left out, and so are classes with equal counts, where client shift looks like covariance. The
+    slope detects far less than the ratio.
 
-    Residual directions among the rows are ignored: they are the largest parts of the scatter, not a fair
-    sample of it.
+    Residual directions among the rows are ignored, as they are the largest parts of the scatter, not a fair
+    sample.
 
-    Both are one-sided, with normal approximations. They assume that a class has the same covariance at all
-    clients. The formulas and the rate of false alarms are in docs/shift.md, "Is there a shift? A test". Pass
-    all rows, not a part of them.
+    Both tests are one-sided, with normal approximations, and assume that a class has the same covariance at
+    all clients. The formulas and the rate of false alarms are in docs/shift.md, "Is there a shift? A test".
+    Pass all rows, not a part of them.
 
     Args:
-        rows: class rows: with clients and several rows of a client and class, or one row of each.
+        rows: class rows, with clients: one or several rows for each client and class.
         num_classes: C, static.
 
     Returns:
@@ -182,7 +184,7 @@ def _ratio_test(rows: Rows, moments: Moments) -> ShiftTest:
     clients = jax.ops.segment_sum(jnp.ones_like(owner), owner, num_classes)
     above = jnp.maximum(clients - 1, 0).astype(between.dtype)
     rest = jnp.maximum(moments.num_rows - 1, 0).astype(between.dtype)
-    # The scatter within each client and class is independent: its degrees of freedom and mean square.
+    # The scatter within each pair of client and class is independent: its degrees of freedom and mean square.
     degrees = jnp.maximum(held - 1, 0).astype(between.dtype)
     trace = jax.ops.segment_sum(jnp.square(parts.within).sum(1), slot, size)
     piece, terms = _over(trace, degrees), (degrees > 0).astype(between.dtype)
@@ -213,9 +215,9 @@ def _ratio_test(rows: Rows, moments: Moments) -> ShiftTest:
 def _effective_rank(
     spread: jax.Array, pieces: jax.Array, degrees: jax.Array, seen: jax.Array, dim: int
 ) -> Float[Array, ""]:
-    """Estimate r = (tr Σ)²/tr Σ² from Σ_p ν_p (v_p/t − 1)² by class, with mean (pieces − 1) · 2/(r + 2/ν).
+    """Estimate r = (tr Σ)²/tr Σ² from Σ_p ν_p (v_p/t − 1)² by class, whose mean is (pieces − 1)·2/(r + 2/ν).
 
-    The term 2/ν is due to t, which is the average of the same pieces. Returns d if the spread is 0.
+    The term 2/ν arises because t is the average of the same pieces. Returns d if the spread is 0.
     """
     spread, pieces, degrees = (jnp.where(seen, x, 0) for x in (spread, pieces, degrees))
     classes = seen.sum().astype(spread.dtype)
@@ -227,7 +229,7 @@ def _effective_rank(
 def _slope_test(rows: Rows, moments: Moments) -> ShiftTest:
     num_classes = moments.total.shape[0]
     dtype = moments.total.dtype
-    # The two rows of a class with two rows have equal u, so they cannot be compared.
+    # In a class of two rows both have the same u, so they cannot be compared.
     usable = moments.num_rows > 2
     valid = valid_rows(rows, num_classes)
     row_class = jnp.where(valid, row_labels(rows), 0)
@@ -257,7 +259,7 @@ def _slope_test(rows: Rows, moments: Moments) -> ShiftTest:
     contrast = jnp.where(valid, signal - of_class(average), 0)
     power = jnp.square(contrast).sum()
     slope = _over((contrast * value).sum(), power)
-    # The common μ_c correlates the rows of a class: Cov(u_r, u_s) = Var(u) q_r q_s with q = h/(1 − h).
+    # The rows of a class share μ_c, so they correlate: Cov(u_r, u_s) = Var(u) q_r q_s with q = h/(1 − h).
     odd_sums, odd_squares = by_class(odds), by_class(jnp.square(odds))
     tied = jnp.square(by_class(contrast * odds)) - by_class(jnp.square(contrast * odds))
     factor = _over(power + tied.sum(), power)
@@ -270,7 +272,7 @@ def _slope_test(rows: Rows, moments: Moments) -> ShiftTest:
     informative = ~flat & (degrees > 0) & (free > 0) & (error > 0)
     z = _normal(_over(slope, error), degrees)
 
-    # The line's intercept and slope give the scatter without client shift and its increase by client shift.
+    # The line's intercept and slope give the scatter without client shift, and its increase by client shift.
     own = (jnp.where(usable, level * (1 - slope * average), 0) * (held - 1)).sum()
     spread = moments.count.astype(dtype) * (1 - squares)
     shifted = jnp.where(usable, slope * level * spread, 0).sum()

@@ -1,8 +1,8 @@
 """Shrinkage of a covariance towards a multiple of the identity, behind one interface.
 
 A covariance estimated from few rows underestimates its small eigenvalues, which dominate its inverse. Every
-rule here chooses (a, b) in a·Σ̂ + b·I. The data-driven rules use the degrees of freedom ν of Σ̂, not the
-number of rows: Σ_c (K_c − 1), or fewer if the classes' weights differ (`Freedom`).
+rule here chooses (a, b) in a·Σ̂ + b·I. The data-driven rules use the degrees of freedom ν of Σ̂ instead of
+the number of rows: Σ_c (K_c − 1), or fewer if the classes' weights differ (`Freedom`).
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from covfree.estimators.automatic import automatic
 from covfree.estimators.scatter import Freedom
 from covfree.estimators.shrinkage_rule import Shrinkage, mean_variance
 
-# Rules without a number. If one is passed by name, the error says what to write instead.
+# Rules without a number. If one is written with a number, the error says what to write instead.
 _PLAIN = ("empirical_bayes", "ledoit_wolf", "oas", "pseudo_observations")
 
 
 def as_shrinkage(shrinkage: Scalar | str | Shrinkage) -> Shrinkage:
-    """Convert a number γ (the paper's γI), ``"auto"``, a share ``"10%"`` (`relative`) or a rule to a rule."""
+    """Return the rule for a number γ (γI), ``"auto"``, a share ``"10%"`` (`relative`), or a given rule."""
     if isinstance(shrinkage, Shrinkage):
         return shrinkage
     if isinstance(shrinkage, str):
@@ -37,7 +37,7 @@ def as_shrinkage(shrinkage: Scalar | str | Shrinkage) -> Shrinkage:
 
 
 def _named(text: str) -> Shrinkage:
-    """The rule that a text names, as on the command line."""
+    """Return the rule with this name, as on the command line."""
     if text == "auto":
         return automatic()
     try:
@@ -54,7 +54,7 @@ def _named(text: str) -> Shrinkage:
 
 
 def trace_and_square(covariance: Scatter) -> tuple[Float[Array, ""], Float[Array, ""]]:
-    """Return tr Σ̂ and tr Σ̂², computed from the core, which may be the smaller dual, and the shift."""
+    """Return tr Σ̂ and tr Σ̂², computed from the shift and the core, which may be the smaller dual."""
     core, shift, dim = covariance.core(), covariance.shift, covariance.dim
     trace = jnp.trace(core)
     square = jnp.sum(jnp.square(core)) + 2 * shift * trace + dim * jnp.square(shift)
@@ -66,7 +66,7 @@ def _identity(strength, covariance, moments, freedom, statistics):
 
 
 def diagonal_loading(gamma: Scalar) -> Shrinkage:
-    """Shrink to Σ̂ + γI, as the paper does; the right γ depends on the features' scale.
+    """Shrink to Σ̂ + γI, as the paper does. The right γ depends on the features' scale.
 
     Source: FedCOF (Goswami et al. 2024), eq. 6.
     """
@@ -78,7 +78,8 @@ def _relative(strength, covariance, moments, freedom, statistics):
 
 
 def relative(gamma: Scalar) -> Shrinkage:
-    """Shrink to Σ̂ + γ·tr(Σ̂)/d·I: γ is in units of the mean variance, whatever the features' scale.
+    """Shrink to Σ̂ + γ·tr(Σ̂)/d·I: γ is in units of the mean variance, so the features' scale does not
+    matter.
 
     On the command line ``10%`` is γ = 0.1: ``covfree compare --set shrinkage=1%,10%``.
     """
@@ -91,9 +92,9 @@ def _pseudo_observations(strength, covariance, moments, freedom, statistics):
 
 
 def pseudo_observations() -> Shrinkage:
-    """Shrink to Σ̂ + t·min(1, d/ν)·I with t = tr(Σ̂)/d and ν = Σ_c (K_c − 1), without a number to tune.
+    """Shrink to Σ̂ + t·min(1, d/ν)·I with t = tr(Σ̂)/d and ν = Σ_c (K_c − 1); nothing to tune.
 
-    It acts like min(d, ν) more observations of covariance t·I. A baseline for `automatic`.
+    It acts like min(d, ν) additional observations of covariance t·I, and is a baseline for `automatic`.
 
     Source: covfree.
     """
@@ -107,8 +108,8 @@ def _empirical_bayes(strength, covariance, moments, freedom, statistics):
 def empirical_bayes() -> Shrinkage:
     """Shrink to (ν Σ̂ + tr(Σ̂) I)/d, the inverse of the empirical Bayes estimate of the precision.
 
-    Scores that are linear in the precision are then d/ν times those with Σ̂ + (tr(Σ̂)/ν) I. If scores are to
-    be log-probabilities, take a rule such as `pseudo_observations`; `with_prior_means` has its own weight.
+    Scores that are linear in the precision are then d/ν times those with Σ̂ + (tr(Σ̂)/ν) I. If scores must be
+    log-probabilities, use a rule such as `pseudo_observations`; `with_prior_means` has its own weight.
 
     Source: Kubokawa and Srivastava (2008), as used by GDA-CLIP (Wang et al. 2024). There ν = n − 1 for n
     examples. Here ν is the degrees of freedom of Σ̂: N − C if the scatter is exact, fewer if it is estimated
@@ -118,19 +119,19 @@ def empirical_bayes() -> Shrinkage:
 
 
 def _convex(numerator: jax.Array, denominator: jax.Array, covariance: Scatter) -> tuple[jax.Array, jax.Array]:
-    """Return (a, b) of (1 − ρ) Σ̂ + ρ·tr(Σ̂)/d·I, where ρ is the ratio cut to [0, 1], or 1 if undefined."""
+    """Return (a, b) of (1 − ρ) Σ̂ + ρ·tr(Σ̂)/d·I. ρ is the ratio clipped to [0, 1], or 1 if undefined."""
     known = denominator > 0
     weight = jnp.where(known, jnp.clip(numerator / jnp.where(known, denominator, 1), 0, 1), 1)
     return 1 - weight, weight * mean_variance(covariance)
 
 
-# Scales for traces up to 2⁻³⁰, up to 2³⁰ and above. They are powers of two, with which squares stay within
-# float32; so do the squares of the scales themselves, which the compiler may compute separately.
+# Scales for traces below 2⁻³⁰, up to 2³⁰ and above. They are powers of two and keep squares within float32.
+# Even the scales' own squares are in range, as the compiler may compute them.
 _SCALES = (2.0**60, 1.0, 2.0**-60)
 
 
 def _in_scale(covariance: Scatter) -> tuple[Scatter, jax.Array]:
-    """Return Σ̂ times one of the scales, which causes no rounding, and the index of the scale."""
+    """Multiply Σ̂ by the scale that fits, which causes no rounding; also return the index of the scale."""
     trace = covariance.dim * mean_variance(covariance)
     which = (trace > 2.0**-30).astype(jnp.int32) + (trace > 2.0**30).astype(jnp.int32)
     return covariance.scaled(jnp.asarray(_SCALES, trace.dtype)[which]), which
@@ -139,7 +140,7 @@ def _in_scale(covariance: Scatter) -> tuple[Scatter, jax.Array]:
 def _oas(strength, covariance, moments, freedom, statistics):
     dim, degrees = covariance.dim, freedom.effective
     scaled, _ = _in_scale(covariance)
-    # Divide both terms by d², as scikit-learn does, so that they stay of order one.
+    # Divide both terms by d², as scikit-learn does, so that they are of order one.
     square = trace_and_square(scaled)[1] / dim**2
     mean_square = jnp.square(mean_variance(scaled))
     numerator, excess = square + mean_square, square - mean_square / dim
@@ -161,9 +162,9 @@ def oas() -> Shrinkage:
 def loading(
     shrinkage: Shrinkage, variance: Float[Array, ""], dim: int, degrees: Float[Array, ""]
 ) -> Float[Array, ""]:
-    """Return γ of a rule that adds γI and depends only on the mean variance and ν."""
+    """Return the γ of a rule that adds γI and depends only on the mean variance and ν."""
     check_loading(shrinkage)
-    # Any covariance of this size and trace will do, as these rules use nothing else of it.
+    # Any covariance of this dimension and trace will do, as such rules use nothing else.
     covariance = Scatter(jnp.zeros((1, dim), variance.dtype), variance, factored=True)
     freedom = Freedom(degrees[None], jnp.ones_like(degrees)[None])
     nobody: Any = None
@@ -185,9 +186,9 @@ def check_loading(shrinkage: Shrinkage) -> None:
 
 
 def _fourth_moment(factor, rows, moments, class_weight):
-    """Return Σ ‖y‖⁴ in every scale, as the right scale is known only after all rows."""
+    """Return Σ ‖y‖⁴ in each of `_SCALES`, as the right scale is known only after all rows."""
     length = jnp.sum(jnp.square(factor), axis=1)
-    # The cut takes effect in wrong scales only: in the right one no length is above 2⁶⁰.
+    # The cut changes only wrong scales: in the right one no length is above 2⁶⁰.
     scaled = jnp.minimum(length[None, :] * jnp.asarray(_SCALES, length.dtype)[:, None], 2.0**60)
     return jnp.sum(jnp.square(scaled), axis=1)
 

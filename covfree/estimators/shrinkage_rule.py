@@ -1,4 +1,4 @@
-"""What a shrinkage rule is: it chooses (a, b) in a·Σ̂ + b·I, whatever Σ̂ was made of."""
+"""The type of a shrinkage rule: it chooses (a, b) in a·Σ̂ + b·I, wherever Σ̂ comes from."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from covfree.core.linalg import Scatter
 from covfree.core.types import Moments, Rows, Scalar
 from covfree.estimators.scatter import Freedom
 
-# (strength, Σ̂, moments, freedom, row statistics) to (a, b).
+# Function from (strength, Σ̂, moments, freedom, row statistics) to (a, b).
 Rule: TypeAlias = Callable[[jax.Array, Scatter, Moments, Freedom, Any], tuple[jax.Array, jax.Array]]
-# (y_r, the rows, first moments of all rows, w_c or None) to terms that add up over rows.
+# Function from (y_r, the rows, first moments of all rows, w_c or None) to terms that add up over rows.
 Statistics: TypeAlias = Callable[
     [Float[Array, "rows dim"], Rows, Moments, Float[Array, " classes"] | None], Any
 ]
 
 
 def _nothing(factor, rows, moments, class_weight):
-    """Row statistics of a rule that needs none."""
+    """The row statistics of a rule that needs none."""
 
 
 @jax.tree_util.register_dataclass
@@ -34,9 +34,9 @@ class Shrinkage:
     Attributes:
         strength: the number that a user may sweep or differentiate; the rule defines its meaning.
         rule: ``(strength, covariance, moments, freedom, statistics) -> (a, b)``; see `apply`.
-        statistics: sums over rows that the rule needs, as a function of any chunk of rows. Its arguments
-            are the chunk's y_r (Σ̂ = Σ_r y_r y_rᵀ), the rows, the moments of *all* rows, and the weights w_c
-            if y_r = √(w_c n_r) (x_r − μ_c), else None.
+        statistics: a function from any chunk of rows to the sums that the rule needs. Its arguments are the
+        chunk's y_r (Σ̂ = Σ_r y_r y_rᵀ), the rows, the moments of *all* rows, and the weights w_c if y_r =
+        √(w_c n_r) (x_r − μ_c), else None.
         needs_rows: whether the rule cannot work without ``statistics``.
     """
 
@@ -52,15 +52,15 @@ class Shrinkage:
             covariance: Σ̂.
             moments: `first_moments` of all rows.
             freedom: the degrees of freedom behind Σ̂.
-            statistics: sums of ``self.statistics`` over all rows; None where there are none, unless the rule
-                ``needs_rows``.
+            statistics: sums of ``self.statistics`` over all rows. May be None, unless the rule
+            ``needs_rows``.
         """
         scale, shift = self.rule(jnp.asarray(self.strength), covariance, moments, freedom, statistics)
         return covariance.scaled(scale).shifted(shift)
 
 
 def mean_variance(covariance: Scatter) -> Float[Array, ""]:
-    """tr(Σ̂)/d; of a factor without the product, as the sum of its squares."""
+    """Return tr(Σ̂)/d; of a factor as the sum of its squares, without the product."""
     value = covariance.value
     trace = jnp.square(value).sum() if covariance.factored else jnp.trace(value)
     return trace / covariance.dim + covariance.shift

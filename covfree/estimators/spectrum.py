@@ -19,9 +19,9 @@ class Spectrum(NamedTuple):
     """Eigenvalues of one scatter matrix.
 
     Attributes:
-        values: eigenvalues, the largest first; those of rounding size are 0.
-        rank: how many are above 0.
-        condition: largest over smallest of those above 0.
+        values: eigenvalues, the largest first; those within rounding are 0.
+        rank: the number of eigenvalues above 0.
+        condition: the largest eigenvalue over the smallest above 0.
     """
 
     values: Float[Array, " dim"]
@@ -30,12 +30,12 @@ class Spectrum(NamedTuple):
 
 
 class Spectra(NamedTuple):
-    """Of the scatter within classes, between them, and of their sum.
+    """The spectra of the scatter within classes, of that between them, and of their sum.
 
     Attributes:
-        within: of Σ_c (N_c − 1) Σ̂_c.
-        between: of Σ_c N_c (μ_c − μ_g)(μ_c − μ_g)ᵀ; its rank is at most C − 1.
-        both: of their sum.
+        within: spectrum of Σ_c (N_c − 1) Σ̂_c.
+        between: spectrum of Σ_c N_c (μ_c − μ_g)(μ_c − μ_g)ᵀ; its rank is at most C − 1.
+        both: spectrum of their sum.
     """
 
     within: Spectrum

@@ -28,13 +28,13 @@ from covfree.estimators.shrinkage_rule import Shrinkage
 
 
 class CovarianceState(NamedTuple):
-    """The sufficient statistics of the rows so far.
+    """The sufficient statistics of the rows added so far.
 
     Attributes:
         num_examples: N, the sum of the rows' counts.
         num_rows: K, the number of rows with a count above 0.
-        centre: a point near the rows, the mean of the first part.
-        offset: μ − centre, where μ is the rows' weighted mean. It keeps digits if the rows are far from 0.
+        centre: a point near the rows: the mean of the first part.
+        offset: μ − centre, where μ is the rows' weighted mean. This keeps digits if the rows are far from 0.
         scatter: Σ_k n_k (μ_k − μ)(μ_k − μ)ᵀ.
     """
 
@@ -46,7 +46,7 @@ class CovarianceState(NamedTuple):
 
 
 def init(dim: int, dtype: Any = float) -> CovarianceState:
-    """Make the state of no rows.
+    """Make the state without rows.
 
     Args:
         dim: d.
@@ -95,12 +95,12 @@ def update(
     """Add rows to the state.
 
     Args:
-        state: the state of the rows before.
+        state: the state of all earlier rows.
         means: the class's mean at each of some clients.
         counts: examples behind each mean; rows with count 0 are ignored, whatever they hold.
 
     Returns:
-        The state of all rows. The scatter is about their mean, so nothing cancels if means are far from zero.
+        The state of all rows. The scatter is taken about their mean, so nothing cancels far from zero.
 
     Raises:
         TypeError: if ``state`` is no state, means are no floats, or counts are no numbers.
@@ -132,7 +132,7 @@ def merge(first: CovarianceState, second: CovarianceState) -> CovarianceState:
     count = first.num_examples + second.num_examples
     share = second.num_examples / jnp.where(count > 0, count, 1)
     centre = jnp.where(first.num_examples > 0, first.centre, second.centre)
-    # `deviations` takes means that are equal up to rounding as equal, so that rounding adds no spread.
+    # `deviations` treats means that are equal up to rounding as equal, so rounding adds no spread.
     away = deviations(second.offset + (second.centre - centre), first.offset)
     between = first.num_examples * share * product(away[:, None], away[None, :])
     return CovarianceState(
@@ -155,8 +155,7 @@ def finalize(
     Args:
         state: the state of all rows.
         shrinkage: see `estimate_covariance`; not a rule that needs single rows, such as `ledoit_wolf`.
-        axis_name: one or several mapped axes along which each place holds a state; Σ̂ is then estimated from
-            the rows of all places.
+        axis_name: one or several mapped axes; Σ̂ is then estimated from the rows of all states along them.
 
     Returns:
         Σ̂.

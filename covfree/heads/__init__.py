@@ -1,4 +1,4 @@
-"""Classifiers from moments and a scatter matrix, in closed form, or trained on virtual features."""
+"""Classifiers: in closed form from moments and a scatter matrix, or trained on virtual features."""
 
 from covfree.heads.corrected import CorrectedHead as CorrectedHead
 from covfree.heads.ensemble import EnsembleHead as EnsembleHead

@@ -1,4 +1,4 @@
-"""Inverses of κI + S_c for every class, each by a factorisation of the smaller of its rows and dimensions."""
+"""Inverses of κI + S_c for every class, factorised in the smaller of the numbers of rows and dimensions."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ _SMALLEST = 3
 def class_parts(
     table: Float[Array, "rows dim"], counts: Integer[Array, " classes"], kappa: Float[Array, ""]
 ) -> tuple[Float[Array, "rows dim"], Float[Array, " classes"]]:
-    """Make rows t_r with (κI + S_c)⁻¹ = (I − Σ_r t_r t_rᵀ)/κ, of rows y_r with S_c = Σ_r y_r y_rᵀ.
+    """From rows y_r with S_c = Σ_r y_r y_rᵀ, make rows t_r with (κI + S_c)⁻¹ = (I − Σ_r t_r t_rᵀ)/κ.
 
     By Woodbury's identity, the t_r are the rows of R⁻¹ Y_c/√κ, where Y_c holds the class's rows and
     R Rᵀ = I + Y_c Y_cᵀ/κ. If a class has more than d rows, its first d rows t_r are scaled eigenvectors of
     S_c, and the others are 0.
 
-    Classes are padded to one of few sizes, for each of which one function is compiled. The table is changed
-    in place, class by class, so that no second table is held. Derivatives exist in reverse mode only.
+    Classes are padded to one of few sizes, and one function is compiled for each size. The table is
+    overwritten class by class, so that there is no second copy. Derivatives exist in reverse mode only.
 
     Args:
         table: y_r ordered by class, followed by rows of 0 as padding.
@@ -75,7 +75,7 @@ def _one_class(block: jax.Array, kappa: jax.Array) -> tuple[jax.Array, jax.Array
     if size <= dim:
         identity = jnp.eye(size, dtype=block.dtype)
         root = cholesky(identity + product(block, block.T))
-        # Invert the small root, as solving for the block would copy the whole table into LAPACK's layout.
+        # Invert the small root: solving for the whole block would copy it into LAPACK's layout.
         return product(triangular_solve(root, identity), block), 2 * jnp.log(jnp.diagonal(root)).sum()
     values, vectors = eigh(product(block.T, block))
     share = jnp.where(values > 0, values, 0) / (1 + jnp.maximum(values, 0))

@@ -12,10 +12,10 @@ from covfree.core.types import AnyArray, LinearHead, Moments
 
 
 def resolved_sums(moments: Moments) -> Float[Array, "classes dim"]:
-    """The classes' sums of features; 0 for a class whose sum is no larger than its rounding.
+    """Return the classes' sums of features; 0 for a class whose sum is no larger than its rounding.
 
-    For heads that scale columns to norm 1: where a class's features cancel, they would scale rounding, which
-    depends on the order of rows, up to a direction. Moments without a magnitude do not show it.
+    Heads that scale columns to norm 1 need this. If a class's features cancel, they would scale up rounding,
+    which depends on the order of rows. Moments without ``magnitude`` do not allow this check.
     """
     if moments.magnitude is None:
         return moments.total
@@ -28,7 +28,7 @@ def unit_columns(weight: Float[Array, "dim classes"]) -> Float[Array, "dim class
     The largest entry is divided out first, so that squares neither overflow nor vanish in float32.
     """
     # The factor cancels, and so does its derivative. Without `stop_gradient` the derivative of the maximum is
-    # NaN if XLA computes the entry twice with different rounding.
+    # NaN if XLA computes that entry twice with different rounding.
     largest = jax.lax.stop_gradient(jnp.abs(weight).max(0, keepdims=True, initial=0))
     weight = weight / jnp.where(largest > 0, largest, 1)
     square = jnp.sum(jnp.square(weight), axis=0, keepdims=True)
@@ -54,7 +54,7 @@ def head_for_present(
 
 
 def log_priors(moments: Moments) -> Float[Array, " classes"]:
-    """Return log π_c, π_c = N_c/N; for an absent class the value and its derivative are finite too."""
+    """Return log π_c with π_c = N_c/N; finite, with a finite derivative, for absent classes too."""
     count = moments.count.astype(moments.total.dtype)
     total = count.sum()
     return jnp.log(jnp.where(count > 0, count, 1)) - jnp.log(jnp.where(total > 0, total, 1))

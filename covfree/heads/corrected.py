@@ -1,4 +1,4 @@
-"""A head with a linear term beside it."""
+"""A head plus a linear term."""
 
 from __future__ import annotations
 

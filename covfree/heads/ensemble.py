@@ -18,7 +18,7 @@ class EnsembleHead:
     """An average of the probabilities of clients' linear heads; scores are log Σ_k π_k softmax_k(x)_c.
 
     The softmax of client k is over the classes that it holds; all others have probability 0. A call takes
-    memory for M scores of each example.
+    memory for M scores per example.
 
     Attributes:
         weight: the M columns of all clients' heads, one per row.

@@ -1,4 +1,4 @@
-"""Registers heads, feature maps and tables with `jax.export`, which can then serialise functions of them.
+"""Registers heads, feature maps and tables with `jax.export`, so that it can serialise functions of them.
 
 ``exported.serialize()`` and ``jax.export.deserialize`` need the package ``flatbuffers``, which jax does not
 install.

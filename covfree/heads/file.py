@@ -1,4 +1,4 @@
-"""Heads in files: ``.npz``, for covfree to load and for NumPy alone to use, or ``.safetensors``."""
+"""Heads in files: ``.npz``, which covfree loads and NumPy alone can use, or ``.safetensors``."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ from covfree.heads.selected import taken
 _FORMAT, _VERSION = "covfree.Head", 1
 _SAFETENSORS = ".safetensors"
 _ABOUT = ("format", "version", "kind", "class_names", "map", "origin", "dim")
-# The kind of a user's own model, and the prefix of its leaves; the file holds no more of it.
+# A user's own model is of this kind; its leaves have this prefix. The file holds nothing else of it.
 _OWN, _LEAF = "own", "leaf_"
 _HEADS: dict[str, Any] = {"linear": LinearHead, "gaussian": GaussianHead, "student": StudentHead}
-# The shapes of each kind's arrays, of which ``label`` holds integers; beside them ``present``.
+# The shapes of each kind's arrays (``label`` holds integers). Every kind also has ``present``.
 _FORMS: dict[str, dict[str, tuple[str, ...]]] = {
     "linear": {"weight": ("dim classes",), "bias": ("classes",)},
     "gaussian": {"mean": ("classes dim",), "root": ("classes dim dim", "classes dim"), "bias": ("classes",)},
@@ -46,7 +46,7 @@ _FORMS: dict[str, dict[str, tuple[str, ...]]] = {
         **dict.fromkeys(("scale", "degrees", "log_prior", "bias"), ("classes",)),
     },
 }
-# The linear term of a `CorrectedHead`, beside the arrays of its other part.
+# The arrays of a `CorrectedHead`'s linear term; its other part has the arrays of its own kind.
 _TERM = {"linear_weight": ("dim classes",), "linear_bias": ("classes",), "linear_scale": ("",)}
 
 
@@ -56,9 +56,9 @@ class SavedHead(NamedTuple):
     Attributes:
         head: the classifier.
         class_names: [C] names of the classes; None if the file has none.
-        dim: size of the features that the head takes, before any map; of a network, those that it makes; of a
-            model of one's own what `save_head` was told, or None.
-        num_classes: C; of a model of one's own the number of its names, or None.
+        dim: size of the features that the head takes, before any map. For a network the size of the features
+        that it computes; for a user's own model what `save_head` was told, or None.
+        num_classes: C; for a user's own model the number of class names, or None.
         origin: what the head was fitted to, as `save_head` was told; None if the file does not say.
     """
 
@@ -80,30 +80,29 @@ def save_head(
     """Write a head to an ``.npz`` file of plain arrays, which NumPy alone can use, or to ``.safetensors``.
 
     The file holds ``format``, ``version`` and ``kind``; the arrays of the head by their names, such as
-    ``weight [d, C]``, ``bias [C]`` and ``present [C]``; of a `CorrectedHead` ``linear_weight``,
-    ``linear_bias`` and ``linear_scale`` beside the arrays of its other part; ``class_names [C]`` if there are
-    any; and of a map of features ``map`` and its arrays as ``map_…``. docs/how-to.md shows its use. An
-    interrupted call leaves no file, or the earlier one. bfloat16 becomes float32, which holds the same
-    numbers. A ``.safetensors`` file has the texts as metadata, in JSON.
+    ``weight [d, C]``, ``bias [C]`` and ``present [C]``; for a `CorrectedHead` also ``linear_weight``,
+    ``linear_bias`` and ``linear_scale``; ``class_names [C]`` if given; for a feature map ``map``, and its
+    arrays as ``map_…``. docs/how-to.md shows its use. An interrupted call leaves no file, or the earlier one.
+    bfloat16 is saved as float32, without loss. A ``.safetensors`` file holds texts as metadata, in JSON.
 
     Args:
-        head: a `LinearHead`, `GaussianHead` or `StudentHead`, one of these with a linear term, or one behind
-            a map, as methods and fine-tuning make it: an adapter, or a network, whose parameters are saved.
-            Or a model of one's own, such as a trained `finetune.Model`: any callable pytree of arrays, of
-            which the file holds the leaves; `load_head` then needs one of the same structure.
-        path: the file, which is replaced if it is there; ends in ``.npz``, or in ``.safetensors`` (needs the
-            ``safetensors`` extra).
+        head: a `LinearHead`, `GaussianHead` or `StudentHead`; one of these with a linear term; or one after a
+        feature map, such as a random map, an adapter or a network, whose parameters are saved. Or a user's
+        own model, such as a trained `finetune.Model`: any callable pytree of arrays. Then the file holds its
+        leaves, and `load_head` needs a model of the same structure.
+        path: the file, which is replaced if it exists; ends in ``.npz``, or in ``.safetensors`` (needs the
+        ``safetensors`` extra).
         class_names: a name for each class.
-        dim: size of the features that come in. Needed for a head behind a random map, which does not know it:
-            what it draws for them is in the file.
-        origin: what the head was fitted to, such as its data's name and seed: anything that JSON holds.
-            ``covfree fit`` writes what ``covfree evaluate`` needs so as not to test on training examples.
+        dim: size of the features that the head takes. Needed for a head after a random map, which does not
+        know it; the file then also holds what the map draws for this size.
+        origin: what the head was fitted to, such as the data's name and seed: anything that JSON holds.
+        ``covfree fit`` writes it so that ``covfree evaluate`` does not test on training examples.
 
     Raises:
         TypeError: if the head is no pytree of arrays or cannot be called, or ``dim`` is no integer.
-        ValueError: if the head or its map is not finite (without x64: in float32), the map is a sweep of
-            several or does not fit the head, there is not one name for each class, ``dim`` is missing or does
-            not fit, or ``path`` ends otherwise.
+        ValueError: if the head or its map is not finite (without x64: in float32); if the map has a swept
+        parameter or does not fit the head; if ``class_names`` has not C names; if ``dim`` is missing or does
+        not fit; or if ``path`` has another ending.
 
     >>> import tempfile, jax.numpy as jnp
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -130,7 +129,7 @@ def save_head(
 
 
 def _arrays(head: Head, kind: str, inner: Any, term: dict[str, Any], dim: int | None) -> dict[str, Any]:
-    """The arrays of a head of covfree's, and of the map before it."""
+    """Return the arrays of one of covfree's heads, and of the feature map before it."""
     feature_map: Any = head.feature_map if isinstance(head, MappedHead) else None
     own = {} if feature_map is None else map_arrays(feature_map)
     leaves = {each.name: getattr(inner, each.name) for each in fields(inner)}
@@ -156,7 +155,7 @@ def _arrays(head: Head, kind: str, inner: Any, term: dict[str, Any], dim: int | 
 
 
 def _own_arrays(head: Any, dim: int | None) -> dict[str, Any]:
-    """The leaves of a model of one's own."""
+    """Return the leaves of a user's own model."""
     if not callable(head) or jax.tree_util.all_leaves([head]) or not jax.tree.leaves(head):
         raise TypeError(
             "head: expected a LinearHead, GaussianHead or StudentHead, perhaps behind a map of features, or "
@@ -186,16 +185,16 @@ def load_head(path: str | PathLike[str], *, network: Any = None) -> SavedHead:
 
     Args:
         path: the file.
-        network: of a trained network, a map with parameters of the same names and shapes, which those of the
-            file replace: ``finetune.NetworkMap(params, backbone, preprocessing)``. Of a model of one's own,
-            that model with any parameters. The file holds no code.
+        network: for a trained network, a map ``finetune.NetworkMap(params, backbone, preprocessing)`` whose
+        parameters have the names and shapes of those in the file, which replace them. For a user's own model,
+        that model with any parameters. The file holds no code.
 
     Returns:
         The head, its classes' names and its sizes.
 
     Raises:
-        ValueError: if the file is no such file, is damaged, or was written by a later version; the message
-            names the file and what is wrong with it.
+        ValueError: if the file is no head, is damaged, or was written by a later version; the message names
+        the file and the fault.
         FileNotFoundError: if there is no such file.
     """
     arrays = (read_safetensors if Path(path).suffix == _SAFETENSORS else read_npz)(Path(path))
@@ -237,7 +236,7 @@ def _read(arrays: dict[str, np.ndarray], network: Any) -> SavedHead:
 
 
 def _read_own(arrays: dict[str, np.ndarray], network: Any) -> SavedHead:
-    """The model of one's own whose leaves a file holds."""
+    """Return the user's own model with the leaves that the file holds."""
     if network is None:
         raise ValueError(
             "network: expected the model whose leaves the file holds, or one of the same structure, got None"
@@ -255,7 +254,7 @@ def _read_own(arrays: dict[str, np.ndarray], network: Any) -> SavedHead:
 
 
 def _without_term(head: Any) -> tuple[Any, dict[str, Any]]:
-    """Take a head's linear term off, if it has one: the other part, and the term's arrays."""
+    """Split off a head's linear term, if it has one: return the other part and the term's arrays."""
     if not isinstance(head, CorrectedHead):
         return head, {}
     weight, bias, present = head.linear.weight, head.linear.bias, head.linear.present
@@ -265,7 +264,7 @@ def _without_term(head: Any) -> tuple[Any, dict[str, Any]]:
 
 
 def _check_finite(arrays: Mapping[str, np.ndarray]) -> None:
-    """Raise unless the floats among these are finite, and stay so in the precision of jax."""
+    """Raise unless all floats among the arrays are finite, and stay so in jax's precision."""
     for name, array in arrays.items():
         finite = np.isfinite(as_computed(array)) if array.dtype.kind == "f" else np.True_
         if not finite.all():
@@ -274,7 +273,7 @@ def _check_finite(arrays: Mapping[str, np.ndarray]) -> None:
 
 
 def _check_parts(kind: str, parts: Mapping[str, Any]) -> None:
-    """Raise unless these are the arrays of a head of this kind."""
+    """Raise unless the arrays are those of a head of this kind."""
     needed = {**_FORMS[kind], **(_TERM if "linear_weight" in parts else {})}
     forms, sizes = {**needed, "present": ("classes",)}, {}
 

@@ -1,4 +1,4 @@
-"""Maps of features in heads' files: their numbers, and what random ones draw."""
+"""Feature maps in heads' files: their numbers, and what random maps draw."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from covfree.statistics.buckets import MOST_BITS, BucketFeatures
 from covfree.statistics.deep_features import DeepFeatures
 from covfree.statistics.feature_maps import Adapter, FourierFeatures, ReluFeatures
 
-# The numbers and arrays of each map. What random ones draw from their seed is written beside them, for NumPy.
+# The numbers and arrays of each map. What random maps draw from their seed is written too, for NumPy.
 _MAPS: dict[str, tuple[Any, tuple[str, ...], tuple[str, ...]]] = {
     "fourier": (FourierFeatures, ("sigma", "seed", "num_features", "unit"), ()),
     "relu": (ReluFeatures, ("seed", "num_features"), ()),
@@ -22,14 +22,14 @@ _MAPS: dict[str, tuple[Any, tuple[str, ...], tuple[str, ...]]] = {
     "deep": (DeepFeatures, ("seed", "num_features", "inner"), ("layers",)),
     "adapter": (Adapter, (), ("down", "up")),
 }
-# The array of each random map that has a row for each feature which comes in; of "deep" one more.
+# For each random map, the array with a row for each input feature ("deep" has one row more).
 _BY_FEATURE = {"fourier": "directions", "relu": "directions", "buckets": "thresholds", "deep": "input"}
-# A map whose ``params`` alone are in the file.
+# For this map, the file holds only ``params``.
 _NETWORK = "network"
 
 
 def read_map(arrays: dict[str, np.ndarray], size: int, network: Any = None) -> tuple[Any, int]:
-    """The map of features in a file, and the size of features that come in (that come out of a network)."""
+    """The feature map in a file, and the size of its input features (of a network: of its output)."""
     kind = text_in(arrays, "map")
     if kind == _NETWORK:
         if network is None:
@@ -98,7 +98,7 @@ def leaves_of(tree: Any, prefix: str) -> dict[str, np.ndarray]:
 
 
 def map_arrays(feature_map: Any) -> dict[str, np.ndarray]:
-    """What a file holds of a map of features, by name, but what it draws."""
+    """Return the arrays of a feature map for a file, by name, without what it draws."""
     kind = next((name for name, (make, *_) in _MAPS.items() if isinstance(feature_map, make)), None)
     if kind is None:
         params = getattr(feature_map, "params", None)
@@ -114,9 +114,9 @@ def map_arrays(feature_map: Any) -> dict[str, np.ndarray]:
 
 
 def check_map(arrays: Mapping[str, np.ndarray], size: int) -> None:
-    """Raise unless these are the numbers of a map from which features of this size come out.
+    """Raise unless the arrays are those of a map whose output features have this size.
 
-    Of a network that is known only when it is called.
+    A network's output size is known only when it is called.
     """
     if str(arrays["map"]) == _NETWORK:
         return
@@ -150,13 +150,13 @@ def check_map(arrays: Mapping[str, np.ndarray], size: int) -> None:
 
 
 def as_computed(array: np.ndarray) -> np.ndarray:
-    """As jax takes it: without x64, float64 becomes float32."""
+    """Convert as jax does: without x64, float64 becomes float32."""
     with np.errstate(over="ignore"):
         return array.astype(jax.dtypes.canonicalize_dtype(array.dtype), copy=False)
 
 
 def text_in(arrays: Mapping[str, np.ndarray], name: str) -> str | None:
-    """A text in the arrays of a file; None if it is not there."""
+    """Return a text among the arrays of a file; None if it is not there."""
     array = arrays.get(name, np.zeros(0))
     return array.item() if array.ndim == 0 and array.dtype.kind == "U" else None
 

@@ -1,4 +1,4 @@
-"""Heads of the Fisher subspace, trained on virtual features: a softmax, or a residual added to LDA."""
+"""Heads trained on virtual features in the Fisher subspace: a softmax, or a residual added to LDA."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _ROUNDINGS = 16
 def fisher_directions(
     covariance: Scatter, moments: Moments, *, apart: float = float("inf")
 ) -> Float[Array, "dim classes"]:
-    """Compute directions V in which the classes differ most against their common spread.
+    """Compute directions V in which the classes differ most, relative to their common covariance.
 
     The Fisher subspace is spanned by S_W^{−½} u for the eigenvectors u of S_W^{−½} S_B S_W^{−½} with positive
     eigenvalues, where S_B = M Mᵀ, and M has a column √(N_c/N) (μ_c − μ_g) for each class. It is the span of
@@ -57,7 +57,7 @@ def fisher_directions(
         values, vectors = eigh((inner + inner.T) / 2)
         kept = values > jnp.maximum(rounding * values.max(), floor)
         root = jnp.where(kept, 1 / jnp.sqrt(jnp.where(kept, values, 1)), 0)
-        # S_B has these eigenvalues where S_W has 1.
+        # In coordinates in which S_W is the identity, these are the eigenvalues of S_B.
         root = root / jnp.maximum(jnp.sqrt(jnp.where(kept, values, 0)) / apart, 1)
         found = found + product(solved, product(vectors * root[None, :], vectors.T))
         # The rounding errors of C columns add up to a length √C times larger.

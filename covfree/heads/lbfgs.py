@@ -1,4 +1,4 @@
-"""L-BFGS for a smooth loss over a pytree, which trains the heads without a closed form."""
+"""L-BFGS for a smooth loss over a pytree, to train heads that have no closed form."""
 
 from __future__ import annotations
 

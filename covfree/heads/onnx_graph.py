@@ -1,4 +1,4 @@
-"""Heads as small ONNX graphs, which any runtime of ONNX computes."""
+"""Heads as small ONNX graphs, which any ONNX runtime can compute."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ def head_to_onnx(
     Args:
         head: a `LinearHead`, `GaussianHead`, `StudentHead`, or one of these with a linear term.
         class_names: [C]; kept in the model's metadata as ``class_names``, a list in JSON.
-        opset: the version of ONNX's operators, 13 or above.
-        ir_version: of ONNX's files.
+        opset: the version of the ONNX operators, 13 or above.
+        ir_version: the version of the ONNX file format.
 
     Returns:
         An ``onnx.ModelProto``.
@@ -43,7 +43,7 @@ def head_to_onnx(
     """
     onnx = optional("onnx", "onnx")
     h, graph = onnx.helper, _Graph(onnx)
-    # Average pooling leaves [n, d, 1, 1].
+    # The input may have the shape [n, d, 1, 1] that average pooling leaves.
     flat = graph.node("Flatten", "features", axis=1)
     scores, dim, classes = _scores(graph, taken(head), flat)
     graph.nodes[-1].output[0] = scores = "scores"
@@ -64,13 +64,13 @@ def head_to_onnx(
 
 
 class _Graph:
-    """Nodes and arrays of a graph that is being written."""
+    """The nodes and arrays of a graph while it is built."""
 
     def __init__(self, onnx: Any) -> None:
         self.onnx, self.nodes, self.arrays = onnx, list[Any](), list[Any]()
 
     def node(self, kind: str, *inputs: Any, **attributes: Any) -> str:
-        """Add a node; inputs are names, or arrays, which are stored in float32."""
+        """Add a node. Inputs are names of values, or arrays, which are stored in float32."""
         name = f"t{len(self.nodes)}"
         names = [each if isinstance(each, str) else self._stored(each) for each in inputs]
         self.nodes.append(self.onnx.helper.make_node(kind, names, [name], **attributes))
@@ -78,18 +78,18 @@ class _Graph:
 
     def _stored(self, values: Any) -> str:
         name = f"a{len(self.arrays)}"
-        # A copy: ONNX takes no array that is read-only or cut out of another.
+        # Copy: ONNX takes no array that is read-only or a view of another.
         array = np.array(values, np.float32, order="C")
         self.arrays.append(self.onnx.numpy_helper.from_array(array, name))
         return name
 
     def squares(self, values: str, size: int) -> str:
-        """Add sums of squares along the last axis, of this size, which stays with size 1."""
+        """Add sums of squares over the last axis, which has length ``size`` and is kept with length 1."""
         return self.node("MatMul", self.node("Mul", values, values), np.ones((size, 1)))
 
 
 def _scores(graph: _Graph, head: Any, features: str) -> tuple[str, int, int]:
-    """Add a head's nodes; return its scores' name, d and C."""
+    """Add the nodes of a head; return the name of its scores, d and C."""
     if isinstance(head, CorrectedHead):
         own, dim, classes = _scores(graph, head.head, features)
         scaled = graph.node("Mul", own, head.scale)
@@ -138,12 +138,12 @@ def _student(graph: _Graph, head: StudentHead, features: str) -> tuple[str, int,
 
 
 def _axis(graph: _Graph, axis: int) -> str:
-    """Store the number of an axis."""
+    """Store the index of an axis."""
     name = f"a{len(graph.arrays)}"
     graph.arrays.append(graph.onnx.numpy_helper.from_array(np.array([axis], np.int64), name))
     return name
 
 
 def _absent(present: Any) -> Any:
-    """0 for a present class, −∞ for an absent one."""
+    """Return 0 for a present class, −∞ for an absent one."""
     return 0.0 if present is None else np.where(np.asarray(present) > 0, 0.0, -np.inf)

@@ -1,4 +1,4 @@
-"""Class embeddings as a prior: the sum of a zero-shot classifier and a head from data (GDA-CLIP)."""
+"""Class embeddings as a prior: a zero-shot classifier is added to a head fitted to data (GDA-CLIP)."""
 
 from __future__ import annotations
 
@@ -47,8 +47,8 @@ def with_prior_means(
 ) -> LinearHead:
     """Add a zero-shot classifier to a head: scores scale · xᵀt_c + strength · (xᵀw_c + b_c).
 
-    The t_c represent the classes before any data is seen: for features of CLIP, the normalised embeddings of
-    the classes' names. A class without examples has its prior score alone, and can be predicted.
+    The t_c represent the classes before any data is seen: for CLIP features, the normalised embeddings of the
+    class names. A class without examples has only its prior score, and can be predicted.
 
     With ``covfree.fedcof(covfree.empirical_bayes(), head=covfree.gda_head)`` this is GDA-CLIP on class means;
     with ``fedcof_oracle`` in place of ``fedcof``, on the exact scatter. Any linear head may be used. If some

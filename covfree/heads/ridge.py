@@ -12,7 +12,7 @@ from covfree.core.types import AnyArray, LinearHead, Moments, Scalar
 from covfree.heads.columns import fitting, head_for_present, resolved_sums, unit_columns
 from covfree.statistics.targets import TargetSums
 
-# Rounding of the Schur complement in eps of N + λ.
+# The error of the Schur complement, in eps of N + λ.
 _ROUNDING = 32
 
 
@@ -34,10 +34,10 @@ def ridge_head(
         unit: whether to scale columns to norm 1, as Fed3R and FedCOF do; static. Unscaled columns favour
             classes of many examples. With norm 1, the column of a class whose features sum to 0, within
             rounding, stays 0.
-        bias: whether a constant 1 is appended to the features, as Fed3R's own code does; static. Then
-            (G + λI) W + s b = B and sᵀ W + (N + λ) b = (N_1 … N_C), with b a row and s = Σ_c N_c μ_c.
-            Beside G this needs the moments alone. b is divided by the norm of its column of W. The λ of b is
-            the multiple of I in G (`Scatter.shift`) plus ``ridge``.
+        bias: whether a constant 1 is appended to the features, as in Fed3R's own code; static. Then (G + λI)
+        W + s b = B and sᵀ W + (N + λ) b = (N_1 … N_C), with b a row and s = Σ_c N_c μ_c. This needs only G
+        and the moments. Each b_c is divided by the norm of its column of W. The λ of b is the multiple of I
+        in G (`Scatter.shift`) plus ``ridge``.
 
     Returns:
         The head; its bias is 0 unless asked for. Absent classes are marked.
@@ -71,11 +71,11 @@ def regression_head(sums: TargetSums, *, ridge: Scalar = 0.0, bias: bool = True)
     """Predict targets by ridge regression: scores x ↦ Wᵀx + b are the predictions.
 
     With a constant 1 appended to the features, (W, b) minimises Σ w ‖y − Wᵀf − b‖² + λ (‖W‖² + ‖b‖²), as
-    `ridge_head` with ``bias=True`` does for one-hot targets. The predictions estimate the mean
-    of the targets given the features: of soft labels take the largest, of several labels those above 1/2.
+    `ridge_head` with ``bias=True`` does for one-hot targets. The predictions estimate the mean of the targets
+    given the features. For soft labels predict the largest, for several labels those above 1/2.
 
     Args:
-        sums: of `target_sums`, added up over all clients. As nothing is centred, errors grow by about
+        sums: `target_sums`, added up over all clients. As nothing is centred, errors grow by about
             1 + m²/s² for features of mean m and spread s.
         ridge: λ, at least 0. If the system is singular, W is the solution of minimum norm.
         bias: whether there is an intercept b; static.
@@ -107,8 +107,8 @@ def _with_offset(
     total = feature_sum[:, None]
     solved = solve(factors, jnp.concatenate([cross, total], axis=1))
     weight, direction = solved[:, :-1], solved[:, -1:]
-    # The Schur complement of N + λ once W is eliminated: above 0, as sᵀ(G + λI)⁻¹s is below N, unless λ is 0
-    # and some combination of features is constant, which then serves as the intercept.
+    # The Schur complement of N + λ after eliminating W. It is above 0, as sᵀ(G + λI)⁻¹s is below N, unless λ
+    # is 0 and some combination of features is constant; that combination then serves as the intercept.
     rest = corner - (total * direction).sum()
     resolved = rest > _ROUNDING * jnp.finfo(cross.dtype).eps * corner
     offset = (target_sum - (total * weight).sum(0)) / jnp.where(resolved, rest, 1)

@@ -1,4 +1,4 @@
-"""A head that is one of several, of which an array says which."""
+"""A head that is one of several, chosen by an array."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from covfree.core.types import AnyArray, Head, is_traced
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True, eq=False)
 class SelectedHead:
-    """One of several classifiers of different kinds, where which one is known only to the computation.
+    """One of several classifiers of different kinds; which one is decided during the computation.
 
     Attributes:
         heads: the classifiers.
-        index: the place of the one that counts.
+        index: the index of the chosen classifier.
     """
 
     heads: tuple[Head, ...]
     index: Integer[Array, ""]
 
     def __call__(self, features: Float[AnyArray, "*batch dim"]) -> Float[Array, "*batch classes"]:
-        """Compute the scores of the one that counts."""
-        # All branches must give one type.
+        """Compute the scores of the chosen classifier."""
+        # All branches must return the same data type.
         like = jax.eval_shape(lambda x: [head(x) for head in self.heads], features)
         dtype = jax.numpy.result_type(*(each.dtype for each in like))
         branches = [lambda x, head=head: head(x).astype(dtype) for head in self.heads]
@@ -36,7 +36,7 @@ class SelectedHead:
 
 
 def taken(head: AnyHead) -> AnyHead:
-    """Return the head that counts of a `SelectedHead`, unless it is traced; any other head as it is."""
+    """Return the chosen head of a `SelectedHead`, unless it is traced; return any other head unchanged."""
     if not isinstance(head, SelectedHead) or is_traced(head.index):
         return head
     return cast(AnyHead, head.heads[int(np.asarray(head.index))])

@@ -1,4 +1,4 @@
-"""Classifiers with a covariance for each class that few rows show: multivariate Student densities."""
+"""Multivariate Student densities: classifiers with a covariance for each class, estimated from few rows."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from covfree.heads.class_parts import class_parts
 from covfree.heads.columns import fitting, head_for_present, log_priors
 from covfree.heads.gamma import log_gamma_ratio
 
-# Numbers of one block of scores by row: examples that are scored at once times rows.
+# The size of a block of scores: examples computed at once, times rows.
 _BLOCK = 2**23
 
 
@@ -48,21 +48,21 @@ class StudentHead:
 
         log π_c + b_c − h_c log(1 + a_c (‖u‖² − Σ_r (t_rᵀu)²)),
 
-    the sum over the class's rows r. A class without rows is marked absent: its score is −∞. All leaves are
-    finite numbers. As ``label`` has integers, ``jax.grad(loss, allow_int=True)(head)`` differentiates a head;
-    the leaves of `linear` are floats alone.
+    where the sum is over the class's rows r. A class without rows is marked absent: its score is −∞. All
+    leaves are finite numbers. As ``label`` has integers, ``jax.grad(loss, allow_int=True)(head)``
+    differentiates a head; the leaves of `linear` are all floats.
 
     Attributes:
         root: L, lower triangular.
         centre: μ_g, the mean of all examples.
         mean: L⁻¹(μ_c − μ_g).
         parts: t_r, the parts in which a class's covariance differs from Σ̃, ordered by class.
-        offset: t_rᵀL⁻¹(μ_c − μ_g), of the row's class.
+        offset: t_rᵀL⁻¹(μ_c − μ_g), with c the class of part r.
         label: the class of each part.
         scale: a_c.
         degrees: h_c = (ν_c + d)/2.
         log_prior: log π_c; 0 for an absent class.
-        bias: b_c, the logarithm of the density's constant, up to one that all classes share.
+        bias: b_c, the logarithm of the density's normalising constant, up to a term that all classes share.
         present: 1, or 0 for an absent class; None if all classes are present.
     """
 
@@ -80,7 +80,7 @@ class StudentHead:
 
     @at_once
     def __call__(self, features: Float[AnyArray, "*batch dim"]) -> Float[Array, "*batch classes"]:
-        """Scores of each class, in d² + rows·d multiplications an example, a block of examples at once."""
+        """Compute the scores of each class, in d² + rows·d multiplications per example, block by block."""
         examples: jax.Array = whole(jnp.asarray(as_features(features, self.root.shape[0])))
         flat = examples.reshape(-1, examples.shape[-1])
         flat = flat.astype(jnp.promote_types(examples.dtype, self.root.dtype))
@@ -106,7 +106,7 @@ class StudentHead:
 
     @property
     def linear(self) -> LinearHead:
-        """The head of the shared covariance alone, `lda_head`: what is left as the prior's weight grows."""
+        """The `lda_head` of the shared covariance alone: the limit of this head for a growing prior."""
         weight = triangular_solve(self.root, self.mean.T, transposed=True)
         bias = self.log_prior - 0.5 * jnp.square(self.mean).sum(1) - product(self.centre[None, :], weight)[0]
         present = self.present if self.present is not None else jnp.ones_like(bias)
@@ -120,23 +120,24 @@ def student_head(
     num_classes: int,
     prior: Scalar = 1.0,
 ) -> StudentHead:
-    """Classify by Bayes' rule where each class has its own covariance, of which its rows show a part.
+    """Classify by Bayes' rule where each class has its own covariance, estimated from few rows.
 
-    Σ_c follows an inverse Wishart law about Σ̃, as if κ = prior·d observations had been seen before. Then,
-    with what the class's rows show, x follows a multivariate Student law with ν_c = κ + K_c + 1 degrees of
-    freedom about μ_c. With few rows it is near Σ̃'s, and never over-confident. For κ → ∞ it is `lda_head`.
+    A priori Σ_c follows an inverse Wishart distribution about Σ̃, as if κ = prior·d observations had been
+    seen before. Given the class's rows, x follows a multivariate Student distribution with ν_c = κ + K_c + 1
+    degrees of freedom about μ_c. With few rows its shape is close to Σ̃, and it is never over-confident. For
+    κ → ∞ it is `lda_head`.
 
-    The scatter S_c of K_c rows has a rank below K_c. So whitening the rows once, and a Cholesky factorisation
-    of size min(K_c, d) for each class, are enough: no C·d² memory, and the head is as large as the rows and
-    one matrix. Clients' differences count, see `client_variance`: then Cov(x_r) = Σ_c (1/n_r + τ).
+    The scatter S_c of K_c rows has a rank below K_c. So it is enough to whiten the rows once and to do a
+    Cholesky factorisation of size min(K_c, d) for each class. No C·d² memory is needed, and the head is as
+    large as the rows and one matrix. If clients differ (`client_variance`), Cov(x_r) = Σ_c (1/n_r + τ).
 
     Args:
         covariance: Σ̃, positive definite: usually a shrunk within-class covariance.
-        rows: class means, of which each class's own spread is taken; padding changes nothing.
+        rows: class means, from which each class's scatter is computed; padding changes nothing.
         num_classes: C, static.
-        prior: κ/d, above 0. At 1, the default, the head was at most 0.7 points below LDA in any of five seeds
-            of 17 federations, and 1.4 above it on average; at 0.5 up to 1.3 below. See
-            experiments/student.md.
+        prior: κ/d, above 0. At the default, 1, the head was 1.4 points above LDA on average over 17
+        federations, and at most 0.7 points below it with any of five seeds. At 0.5 it was up to 1.3 points
+        below. See experiments/student.md.
 
     Returns:
         The head.
@@ -173,7 +174,7 @@ def student_head(
 
 
 def row_factor(rows: Rows, moments: Moments, variance: Scalar) -> Float[Array, "rows dim"]:
-    """Rows √(n_r/(1 + τ n_r)) (x_r − μ_c), whose scatter is of Σ_c; 0 where the row is padding."""
+    """Rows √(n_r/(1 + τ n_r)) (x_r − μ_c), whose scatter estimates Σ_c; 0 in padding rows."""
     count = row_counts(rows, valid_rows(rows, moments.total.shape[0]))
     factor = centred_rows(rows, moments, jnp.ones_like(moments.total[:, 0]))
     return factor / jnp.sqrt(1 + jnp.asarray(variance, count.dtype) * count)[:, None]
@@ -187,14 +188,14 @@ def student_of_products(
     directions: Float[Array, "dim rank"],
     prior: Scalar,
 ) -> StudentHead:
-    """The head of products S_c Ω with orthonormal Ω, of which Nyström's formula gives a part of S_c.
+    """Make the head from products S_c Ω with orthonormal Ω, by Nyström's approximation of S_c.
 
-    S_c ≈ S_c Ω (Ωᵀ S_c Ω)⁺ Ωᵀ S_c, which is exact for a rank of S_c up to that of Ω.
+    S_c ≈ S_c Ω (Ωᵀ S_c Ω)⁺ Ωᵀ S_c, which is exact if the rank of S_c is at most that of Ω.
 
     Args:
         covariance: Σ̃.
-        moments: of all classes.
-        num_rows: K_c, rows behind S_c.
+        moments: moments of all classes.
+        num_rows: K_c, the number of rows behind S_c.
         products: S_c Ω.
         directions: Ω.
         prior: κ/d.
@@ -233,15 +234,15 @@ def student_of_factor(
     label: Integer[Array, " rows"],
     prior: Scalar,
 ) -> StudentHead:
-    """The head of rows y_r with S_c = Σ_r y_r y_rᵀ over the class's rows, which a function makes in blocks.
+    """Make the head from a function that computes the rows y_r, with S_c = Σ_r y_r y_rᵀ, block by block.
 
     Args:
         covariance: Σ̃.
-        moments: of all classes.
-        num_rows: K_c, rows behind S_c.
-        part: makes y_r of some numbers r; 0 of a number beyond the last.
+        moments: moments of all classes.
+        num_rows: K_c, the number of rows behind S_c.
+        part: function from row numbers r to the rows y_r; 0 for a number past the last.
         order: the numbers r, ordered by class.
-        label: the class of each of these; C where there is none, at the end.
+        label: the class of each of these rows; C for padding, at the end.
         prior: κ/d.
     """
     matrix, dim = covariance.dense(), covariance.dim
@@ -261,19 +262,19 @@ def student_of_factor(
     counts = jnp.bincount(label, length=num_classes + 1)[:num_classes].astype(jnp.int32)
     kappa = jnp.asarray(prior, dtype) * dim
     parts, log_det = class_parts(table, counts, kappa)
-    # Rows that are 0 may be of any class.
+    # Padding rows are 0, so they may be given any class.
     label = jnp.minimum(label, num_classes - 1)
     mean = triangular_solve(root, centred_means(moments).astype(dtype).T).T
 
     def along(some: tuple[jax.Array, jax.Array]) -> jax.Array:
         return (some[0] * mean[some[1]]).sum(1)
 
-    # In blocks, as each row's own mean takes as much memory as the rows.
+    # Compute block by block: the class mean of each row would take as much memory as the rows.
     offset = jax.lax.map(along, (parts.reshape(blocks, size, dim), label.reshape(blocks, size))).reshape(-1)
     present = moments.present
     count = jnp.where(present, moments.count, 1).astype(dtype)
     rows = jnp.where(present, num_rows, 1).astype(dtype)
-    # Half of ν_c, above the least that a class can have.
+    # ν_c/2 is ``least``, for a class with one row, plus ``extra``.
     least, extra = (kappa + 2) / 2, (rows - 1) / 2
     bias = log_gamma_ratio(least, extra, dim) - 0.5 * log_det - 0.5 * dim * jnp.log1p(1 / count)
     return StudentHead(

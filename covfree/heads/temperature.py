@@ -20,7 +20,8 @@ from covfree.statistics.groups import as_examples
 # The search for β covers this factor below and above 1 / (spread of the scores). At the upper end, gaps of a
 # tenth of the spread leave probabilities of exp(−100).
 _RANGE = 1e3
-# Bisection alone takes 30 steps from log(_RANGE²) to float64's √eps; Newton's steps between take five to ten.
+# Bisection alone takes 30 steps from log(_RANGE²) to float64's √eps; with Newton's steps it takes five to
+# ten.
 _STEPS = 100
 
 
@@ -39,8 +40,8 @@ def calibrate_temperature(
 ) -> Float[Array, ""]:
     """Find the T > 0 that minimises the mean cross-entropy of softmax(head(x)/T), e.g. before fine-tuning.
 
-    The loss is convex in β = 1/T. Newton's steps on its derivative stay in a bracket, which is halved (in
-    log β) if a step would leave it or is not less than half the last one.
+    The loss is convex in β = 1/T. Newton's method finds the zero of its derivative within a bracket. The
+    bracket is halved (in log β) if a step would leave it, or is more than half as long as the last step.
 
     The minimum may lie at an end: at β = ∞ if the scores put every example's class first, at β = 0 if they
     are no better than chance. T is therefore kept within a factor of 1,000 of the spread of the scores
@@ -54,7 +55,7 @@ def calibrate_temperature(
             is −∞, as its loss is infinite at every temperature.
 
     Returns:
-        T. Differentiable in what the head and the features depend on, by the implicit function theorem.
+        T. Differentiable in the numbers behind head and features, by the implicit function theorem.
         Apply it with `with_temperature`.
 
     Raises:
@@ -149,7 +150,7 @@ def _terms(
     return _Terms(slope, curvature, kept.sum())
 
 
-# Called directly, a loop over a closure would compile anew each time.
+# Compiled here: a loop over a closure that is called directly would compile each time.
 @jit
 def _search(
     gap: Float[Array, "examples classes"],

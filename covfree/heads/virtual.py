@@ -1,4 +1,4 @@
-"""Virtual features, which the server samples from rows that carry a covariance."""
+"""Virtual features: samples that the server draws from rows that carry a covariance."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from covfree.core.products import product
 from covfree.core.types import PRNGKey, Rows
 from covfree.estimators.moments import row_counts, row_labels, row_means
 
-# Number of features multiplied at once by a covariance's root: enough for a fast product.
+# Features of a block: enough for a fast product with a covariance's root.
 _BLOCK = 128
 
 
@@ -108,7 +108,7 @@ def _coloured(
     covariance: Float[Array, "rows dim dim"],
     ends: Integer[Array, " rows"],
 ) -> Float[Array, "samples dim"]:
-    """Give standard normal samples their row's covariance, in place, row by row and block by block."""
+    """Give standard normal samples the covariance of their row, in place, row by row and block by block."""
     num_samples = noise.shape[0]
     within = jnp.arange(_BLOCK, dtype=ends.dtype)
 

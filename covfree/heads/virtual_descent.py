@@ -1,4 +1,4 @@
-"""A softmax head by stochastic gradient descent on virtual features, each drawn anew when it is its turn."""
+"""A softmax head trained by stochastic gradient descent on virtual features, drawn when they are needed."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def descended_head(
     Each epoch goes through all of them in a random order, in batches of which the last may be smaller. A step
     is v ← ρ v + ∇, V ← V − η v, with ∇ of the batch's mean cross-entropy (PyTorch's SGD). The start is 0.
 
-    Memory is that of a batch beside the rows: no draw is kept, as z_i is made from the key and i each time.
+    Beside the rows, memory holds one batch: z_i is drawn again from the key and i each time it is needed.
 
     Args:
         rows: rows with covariances in any form of `sample_rows`, or with none.
@@ -57,7 +57,7 @@ def descended_head(
     noise, orders = derive(key, "normal"), derive(key, "order")
 
     def draw(place: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """Give the example of a place, and its class."""
+        """Draw the example at a position, and return its class."""
         row = jnp.searchsorted(ends, place, side="right").astype(jnp.int32)
         z = jax.random.normal(jax.random.fold_in(noise, place), (dim,), dtype)
         own = roots.at[row].get(mode="fill", fill_value=0)
@@ -87,7 +87,7 @@ def descended_head(
 
 
 def _roots(rows: Rows, dtype: Any) -> tuple[Float[Array, "rows ..."], Any]:
-    """Return the rows' deviations, or roots of full covariances; and the type of the draws."""
+    """Return the rows' standard deviations, or the roots of full covariances; and the draws' data type."""
     if rows.covariance is None:
         return jnp.zeros_like(jnp.asarray(rows.count), dtype), dtype
     covariance = jnp.asarray(rows.covariance)
@@ -99,10 +99,11 @@ def _roots(rows: Rows, dtype: Any) -> tuple[Float[Array, "rows ..."], Any]:
 
 
 def shuffled(place: Integer[Array, ""], number: Any, key: PRNGKey) -> Integer[Array, ""]:
-    """Give where a random permutation of 0, …, number − 1 takes a place, without making the permutation.
+    """Return where a random permutation of 0, …, number − 1 takes a position, without storing the
+    permutation.
 
-    A Feistel network permutes the numbers below the next power of 4; it is walked on from a number that is
-    not below ``number`` until one is.
+    A Feistel network permutes the numbers below the next power of 4. A result that is not below ``number`` is
+    permuted again until it is.
 
     >>> import jax, jax.numpy as jnp
     >>> take = jax.vmap(lambda place: shuffled(place, 5, jax.random.key(0)))
@@ -118,7 +119,7 @@ def shuffled(place: Integer[Array, ""], number: Any, key: PRNGKey) -> Integer[Ar
     def permuted(value: jax.Array) -> jax.Array:
         left, right = value >> half, value & low
         for own in keys:
-            # The last steps of MurmurHash3.
+            # The final steps of MurmurHash3.
             mixed = (right ^ own) * jnp.uint32(0x85EBCA6B)
             mixed = (mixed ^ (mixed >> jnp.uint32(13))) * jnp.uint32(0xC2B2AE35)
             left, right = right, left ^ ((mixed ^ (mixed >> jnp.uint32(16))) & low)

@@ -1,4 +1,4 @@
-"""The named methods, each a few lines that choose parts."""
+"""The named methods; each is composed of parts in a few lines."""
 
 from covfree.core.registries import Entry as Entry
 from covfree.core.sums import Table as Table

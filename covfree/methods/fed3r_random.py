@@ -1,4 +1,4 @@
-"""Fed3R-RF: Fed3R on random Fourier features, whose kernel width comes from sums over clients."""
+"""Fed3R-RF: Fed3R on random Fourier features; the kernel width is computed from sums over clients."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from covfree.methods.rounds import Factor, Round
 from covfree.methods.summaries import keep_examples
 from covfree.statistics.feature_maps import FourierFeatures, accurate, fourier_features, to_norm_one
 
-# σ as a multiple of the features' total deviation √tr Σ. Two examples are √2 of that apart (root mean
-# square), so the kernel between them is about exp(−1/16) = 0.94.
+# σ in units of the features' total deviation √tr Σ. Two examples are √2·√tr Σ apart (root mean square), so
+# the kernel between them is about exp(−1/16) = 0.94.
 _WIDTHS = 4.0
 
 
@@ -56,7 +56,7 @@ class _Sizes(NamedTuple):
 
 
 def _valid(rows: Rows, num_classes: int) -> tuple[Rows, jax.Array]:
-    """Zero the features of padding; also return which rows are no padding."""
+    """Set the features of padding to zero; also return which rows are valid."""
     kept = valid_rows(rows, num_classes)
     return replace(rows, mean=jnp.where(kept[:, None], accurate(rows.mean), 0)), kept
 
@@ -68,7 +68,7 @@ def _size_terms(numbers: _Numbers, sent: tuple[()], rows: Rows, num_classes: int
 
 
 def _width(numbers: _Numbers, state: tuple[()], total: _Sizes) -> tuple[jax.Array]:
-    """Compute σ; equal examples give 4·√eps times their norm, or 4 if they are all 0."""
+    """Compute σ. If all examples are equal, σ is 4·√eps times their norm, or 4 if they are 0."""
     count = jnp.maximum(total.number, 1)
     square = total.square / count
     variance = square - jnp.square(total.total / count).sum()
@@ -121,12 +121,12 @@ def fed3r_random(
 
     Args:
         ridge: λ, at least 0.
-        num_features: D. Fewer than d features may be worse than none.
+        num_features: D. With fewer than d features, the result may be worse than without a map.
         sigma: σ above 0, or ``"auto"``.
-        unit: scale features to norm 1 first. Distances are then at most 2: a σ far above that makes all
-            examples alike, and the head is left with rounding.
+        unit: whether to scale features to norm 1 first. Distances are then at most 2, and with σ far above 2
+        all examples look alike, so that the head is fitted to rounding.
         bias: see `fed3r`.
-        seed: of the random directions; the same for all parties.
+        seed: the seed of the random directions; the same for all parties.
 
     Raises:
         ValueError: if a number is out of its range.

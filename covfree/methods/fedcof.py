@@ -90,26 +90,26 @@ def fedcof(
     bias: bool = False,
     feature_map: FeatureMap | None = None,
 ) -> Method[Any]:
-    """Make FedCOF: clients send class means and counts, whose spread gives the covariance for a head.
+    """Make FedCOF: clients send class means and counts; the means' spread gives the covariance for a head.
 
     The defaults, LDA with automatic shrinkage, are covfree's. The paper's method is a ridge head with γ = 1:
     ``fedcof(shrinkage=1.0, head="ridge")``. Bytes up: 4·M·d for M client-class pairs, as FedNCM's.
 
-    Heads other than ridge are given Σ̂ = Ŵ/Σ_c w_c (K_c − 1), where w_c are the weights of `within_scatter`.
-    It is unbiased if the classes share one covariance, also if some of them have a single row. Divided by
-    N − C, Ŵ would then be too small.
+    Heads other than ridge use Σ̂ = Ŵ/Σ_c w_c (K_c − 1), where w_c are the weights of `within_scatter`. It is
+    unbiased if the classes share one covariance, even if some classes have a single row. (Ŵ/(N − C) would
+    then be too small.)
 
     Args:
-        shrinkage: a number γ adds γI to the covariance; ``"10%"`` that share of its mean variance;
-            ``"auto"`` or another rule needs no tuning.
-            Derivatives take what ``"auto"`` chose as given; pass a number for the whole derivative.
-        num_subsets: most random subsets of a client's class. Each sends its mean: more rows, more bytes. None
-            for as many as ``subset_size`` allows, so that their number grows with n_kc.
+        shrinkage: a number γ adds γI to the covariance; ``"10%"`` adds that share of its mean variance;
+        ``"auto"`` or another rule needs no tuning. Derivatives treat what ``"auto"`` chooses as constant;
+        pass a number for the full derivative.
+        num_subsets: the most random subsets of a client's class. Each subset sends a mean: more rows, more
+        bytes. None for as many as ``subset_size`` allows, so that their number grows with n_kc.
         weighting: how the classes' scatters are weighted, see `within_scatter`.
-        head: ``"lda"``; ``"ridge"``, which solves with the Gram matrix (N − C)·Σ̃ + N μ_g μ_gᵀ;
-            ``"student"``, a covariance for each class, or `student` with other numbers; or a function of the
-            shrunk within-class covariance (a `Scatter`; ``.dense()`` is the matrix) and the `Moments`.
-        subset_size: examples of a random subset, at least, unless the client's class has fewer.
+        head: ``"lda"``; ``"ridge"``, which solves with the Gram matrix (N − C)·Σ̃ + N μ_g μ_gᵀ; ``"student"``
+        or `student`, with a covariance for each class; or a function of the shrunk within-class covariance (a
+        `Scatter`; ``.dense()`` is the matrix) and the `Moments`.
+        subset_size: the least examples of a random subset, unless the client has fewer of the class.
         scatter: the parts of the ridge head's Gram matrix, see `total_gram`; for the ridge head alone.
         bias: whether the ridge head has an intercept, see `ridge_head`. The paper has none.
         feature_map: a map of features that all parties share, e.g. ``relu_features(5000)``. Clients send the
@@ -158,11 +158,11 @@ def fedcof_oracle(
     covariance: RowForm = "full",
     bias: bool = False,
 ) -> Method[Any]:
-    """Make FedCOF's oracle: clients also send their class covariances, so that nothing need be estimated.
+    """Make FedCOF's oracle: clients also send their class covariances, so that nothing is estimated.
 
-    The covariances aggregate (`aggregate_covariances`) to the within-class scatter of the pooled examples. A
-    simulation computes that scatter directly. Diagonals of the clients' covariances, or one variance each,
-    are cheaper and cruder: the scatter between the clients' means is still known in every direction.
+    The covariances combine (`aggregate_covariances`) to the within-class scatter of the pooled examples. A
+    simulation computes that scatter directly. If clients send only diagonals of their covariances, or one
+    variance each, this is cheaper and less exact; but the scatter between the clients' means is still exact.
 
     As with `fedcof`, the paper's settings are ``shrinkage=1.0, head="ridge"``.
 
@@ -200,9 +200,9 @@ def fedcof_oracle(
 
 
 def estimating(method: Method) -> tuple[Method, Within]:
-    """A method with an estimate of the within-class scatter, and the estimator.
+    """Return a method that estimates the within-class scatter, and its estimator.
 
-    The given one if it has such an estimate, else FedCOF.
+    It is the given method if that has such an estimator, else FedCOF.
     """
     if method.summary.name == "LocalHeads":
         raise ValueError(
@@ -219,7 +219,7 @@ def _check_rule(shrinkage: Shrinkage) -> None:
 
 
 def _oracle_merge(shrinkage: Shrinkage, message: Message, num_classes: int) -> tuple[Moments, Spread]:
-    """The totals of the oracle's rounds, from clients' covariances."""
+    """Compute the state after the oracle's rounds from clients' covariances."""
     if message.matrix is None:
         sent_matrix(message.rows.covariance, "covariance with each of")
     _check_rule(shrinkage)
@@ -228,7 +228,7 @@ def _oracle_merge(shrinkage: Shrinkage, message: Message, num_classes: int) -> t
     degrees = jnp.maximum(moments.within_degrees, 1)
     weight = jnp.full(num_classes, 1 / degrees)
     inner = row_scatter(rows, num_classes) if message.matrix is None else jnp.asarray(message.matrix)
-    # Sums over a client's examples are those over its class means, each as often as it has examples.
+    # A client's sum over its examples is that over its class means, each counted once for each example.
     between = centred_rows(rows, moments, weight)
     statistics = shrinkage.statistics(between, rows, moments, weight)
     scatter = Scatter.from_matrix(inner / degrees).with_factor(between)

@@ -1,4 +1,4 @@
-"""The methods of FedCOF's kind: a head of a shrunk within-class covariance, wherever that is from."""
+"""FedCOF-like methods: a head computed from a shrunk within-class covariance, however that is estimated."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from covfree.methods.summaries import Summary
 from covfree.methods.within import Within, moments_of
 from covfree.statistics.feature_maps import FeatureMap
 
-# A function takes the shrunk within-class covariance and the moments.
+# A head given as a function takes the shrunk within-class covariance and the moments.
 HeadChoice: TypeAlias = Literal["lda", "ridge", "student"] | Student | Callable[[Scatter, Moments], Head]
 
 _HEADS: dict[str, Callable[[Scatter, Moments], LinearHead]] = {
@@ -33,12 +33,12 @@ _HEADS: dict[str, Callable[[Scatter, Moments], LinearHead]] = {
 
 
 class Spread(NamedTuple):
-    """The second phase, of Σ̂ = Ŵ/A; scatters are terms of `Factor` until they are added up.
+    """The total of the second round, for Σ̂ = Ŵ/A; scatters are `Factor` terms until they are added up.
 
     Attributes:
-        scatter: of the rows.
-        inner: what clients sent of that inside them.
-        statistics: what the shrinkage rule must know of single rows.
+        scatter: the scatter of the rows.
+        inner: the scatter inside the rows, as far as clients sent it.
+        statistics: the row statistics that the shrinkage rule needs.
     """
 
     scatter: Any
@@ -47,7 +47,7 @@ class Spread(NamedTuple):
 
 
 def _degrees(within: Within, first: Any) -> jax.Array:
-    """A in Σ̂ = Ŵ/A that makes Σ̂ unbiased where classes share Σ: N − C if every class shows its spread."""
+    """A in Σ̂ = Ŵ/A, which makes Σ̂ unbiased if classes share Σ: N − C if every class has two rows."""
     return jnp.maximum(moments_of(first).within_degrees, 1) * within.freedom(first).expected
 
 
@@ -60,7 +60,7 @@ def _first_phase(
 def _spread_phase(
     shrinkage: Shrinkage, state: tuple[Any], rows: Rows, num_classes: int, *, within: Within
 ) -> Spread:
-    """Rows y_r with Σ̂ = Σ_r y_r y_rᵀ, and what the shrinkage rule must know of them."""
+    """Compute rows y_r with Σ̂ = Σ_r y_r y_rᵀ, and the row statistics that the shrinkage rule needs."""
     (first,) = state
     degrees = _degrees(within, first)
     factor = within.factor(rows, first) / jnp.sqrt(degrees)
@@ -75,7 +75,7 @@ def _spread_phase(
 def _system(
     shrinkage: Shrinkage, first: Any, spread: Spread, *, within: Within, gram: ScatterChoice | None
 ) -> Scatter:
-    """Shrunk covariance, or the Gram matrix made from it where the head is ridge regression."""
+    """Compute the shrunk covariance, or for a ridge head the Gram matrix made from it."""
     moments = moments_of(first)
     scatter = spread.scatter if spread.inner is None else with_inner(spread.scatter, spread.inner)
     freedom = within.freedom(first)
@@ -85,9 +85,9 @@ def _system(
 
 
 def gram_of(covariance: Scatter, first: Any, within: Within, gram: ScatterChoice) -> Scatter:
-    """Make the Gram matrix of a ridge head from the shrunk covariance and the first phase."""
+    """Make the Gram matrix of a ridge head from the shrunk covariance and the total of the first round."""
     moments = moments_of(first)
-    # Ŵ itself, as in the paper: where classes of a single row show no spread, nothing makes up for it.
+    # Use Ŵ itself, as the paper does, without correcting for classes that have a single row.
     observed = covariance.unshifted.scaled(_degrees(within, first))
     return total_gram(observed.shifted(covariance.shift * moments.within_degrees), moments, scatter=gram)
 
@@ -115,7 +115,7 @@ def fedcof_like(
     *,
     bias: bool = False,
 ) -> Method[Any]:
-    """A method that makes a head of a shrunk within-class covariance, wherever that is from."""
+    """Make a method whose head is computed from a shrunk within-class covariance, however estimated."""
     check_choice("scatter", scatter, get_args(ScatterChoice))
     if scatter != "within" and head != "ridge":
         raise ValueError(f"scatter: expected 'within' unless the head is 'ridge', got {scatter!r}")
@@ -146,14 +146,14 @@ def fedcof_like(
 
 
 def with_inner(scatter: Scatter, inner: jax.Array | None) -> Scatter:
-    """Add what clients sent of the scatter inside the rows: a diagonal, or one number for every direction."""
+    """Add the scatter inside the rows, as clients sent it: a diagonal, or one number for every direction."""
     if inner is None:
         return scatter
     return scatter.shifted(inner) if inner.ndim == 0 else scatter.with_diagonal(inner)
 
 
 def shared_covariance(method: Method[Any]) -> Callable[..., Scatter] | None:
-    """How a method of FedCOF's kind, with any head, makes its shrunk covariance.
+    """Return the function with which a FedCOF-like method, with any head, computes its shrunk covariance.
 
     Returns:
         ``(params, *state) -> Scatter``; None if the method is of another kind.
@@ -167,11 +167,11 @@ def shared_covariance(method: Method[Any]) -> Callable[..., Scatter] | None:
 
 
 def refinable_head(method: Method) -> tuple[ScatterChoice | None, Callable[..., Head] | None]:
-    """Find what a method of FedCOF's kind makes of its covariance.
+    """Return the parts of a FedCOF-like method's head that a refinement needs.
 
     Returns:
-        The parts of a ridge head's Gram matrix, None for others; and ``method.head`` of a Student head, None
-        for linear ones.
+        The parts of a ridge head's Gram matrix, None for other heads; and ``method.head`` of a Student head,
+        None for linear heads.
     """
     student = option(method.system, "system")
     system = student or method.system

@@ -1,4 +1,4 @@
-"""A summary whose rows are the columns of heads that clients train on their own examples."""
+"""A summary in which each client trains a head, and the rows are the head's columns."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from covfree.statistics.groups import as_examples
 from covfree.statistics.residuals import count_clients, senders_of
 from covfree.statistics.rows import client_sizes, deal_rows, rows_of
 
-# Most steps of a client's training.
+# The most steps of a client's training.
 _STEPS = 100
 
 
 def send_heads(l2: float = 1e-3) -> Summary:
     """Make a summary with a row for each class of a client: the column [w_kc, b_kc] of its softmax head.
 
-    Each client trains `softmax_head` on its own examples and classes. Its rows are no means of features: they
-    have d + 1 numbers, and estimators of covariances have no use for them.
+    Each client trains `softmax_head` on its own examples and classes. The rows are not means of features:
+    they have d + 1 numbers, and cannot be used to estimate covariances.
 
     Args:
         l2: weight of the penalty, see `softmax_head`.
@@ -37,7 +37,7 @@ def send_heads(l2: float = 1e-3) -> Summary:
 
 
 def _sizes(labels: Any, clients: Any) -> tuple[int, ...]:
-    """Count the rows, the clients, the examples of the largest client, and the most classes of one."""
+    """Count the rows, the clients, the examples of the largest client, and the most classes of a client."""
     classes, examples = client_sizes(labels, clients)
     largest = int(examples.max(initial=1)), int(classes.max(initial=1))
     return count_rows(labels, clients), max(1, count_clients(labels, clients)), *largest
@@ -49,7 +49,7 @@ def _own_sizes(labels: Any, num_classes: int) -> tuple[int, ...]:
 
 
 def _cost(labels: Any, clients: Any, dim: int) -> Cost:
-    """Bound the cost by 100 L-BFGS steps of 8·n·d·C each; a client with one class trains nothing."""
+    """Bound the cost by 100 L-BFGS steps of 8·n·d·C each; a client with one class needs no training."""
     rows = count_rows(labels, clients)
     classes, examples = (sizes.astype(float) for sizes in client_sizes(labels, clients))
     trained = 8 * _STEPS * examples * dim * np.where(classes > 1, classes, 0)

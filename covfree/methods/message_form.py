@@ -1,4 +1,4 @@
-"""Messages that are no rows of a summary: how they are made and merged, and what they cost."""
+"""Messages that are not the rows of a summary: how they are made and merged, and what they cost."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from covfree.core.types import Message, Rows
 from covfree.estimators.analytic import local_solution
 from covfree.statistics import class_covariances, class_means, gram
 
-# ``(params, message, num_classes) -> state`` after all rounds, from the merged message of all clients.
+# ``(params, message, num_classes) -> state``: the state after all rounds, from all clients' merged message.
 Merge: TypeAlias = Callable[[Any, Message, int], tuple[Any, ...]]
 
 
@@ -25,9 +25,9 @@ class MessageForm:
         name: what is sent, for error messages.
         make: ``(params, features, labels, num_classes) -> Message`` of one client, with a row for each class;
             absent classes have count 0. It may be traced.
-        merge: ``(params, message, num_classes) -> state`` after all rounds, from the messages of all clients
-            as `collect` adds them up.
-        matrices: whether each client sends a d × d matrix, or each row has one.
+        merge: ``(params, message, num_classes) -> state``, the state after all rounds, from the messages of
+        all clients as `collect` adds them up.
+        matrices: whether a d × d matrix is sent by each client, or for each row.
         solved: whether the client solves its own system first. The means are then columns of its solution.
     """
 
@@ -47,17 +47,17 @@ class MessageForm:
 
 
 def gram_matrices(merge: Merge) -> MessageForm:
-    """The form of messages with class means and the Gram matrix F Fᵀ of all the client's examples."""
+    """Make the form of messages with class means and the Gram matrix F Fᵀ of all the client's examples."""
     return MessageForm("Gram matrices", _gram, merge, "client")
 
 
 def own_solutions(merge: Merge) -> MessageForm:
-    """The form of messages with ridge solutions and regularised Gram matrices; γ is ``params.gamma``."""
+    """Make the form of messages with ridge solutions and regularised Gram matrices; γ is ``params.gamma``."""
     return MessageForm("solutions", _solution, merge, "client", solved=True)
 
 
 def class_covariance_matrices(merge: Merge, *, pooled: bool = False) -> MessageForm:
-    """The form of messages with class means and a covariance for each; see `MessageForm.pooled`."""
+    """Make the form of messages with class means and a covariance for each; see `MessageForm.pooled`."""
     return MessageForm("class covariances", _covariances, merge, "row", pooled=pooled)
 
 

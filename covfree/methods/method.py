@@ -1,4 +1,4 @@
-"""The type of a method: a record of pure functions, with its numbers as the leaves of a pytree."""
+"""The type of a method: a record of pure functions, and a pytree whose leaves are the method's numbers."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from covfree.statistics.transforms import Transform
 
 
 def sent_matrix(matrix: AnyArray | None, name: str) -> AnyArray:
-    """Take a part of a message, or raise where the clients did not send it."""
+    """Return a part of a message; raise if the clients did not send it."""
     if matrix is None:
         raise ValueError(f"message: expected a {name} beside the rows, as the method sends it; got none")
     return matrix
@@ -35,30 +35,33 @@ def sent_matrix(matrix: AnyArray | None, name: str) -> AnyArray:
 class Method(Generic[H]):
     """A federated method: how examples become rows, what is summed over rows, and how sums become a head.
 
-    ``Method[LinearHead]`` is one whose head is a `LinearHead`. It is a pytree whose leaves are the numbers in
-    ``params``, ``feature_map`` and ``transforms``. A method is an argument of compiled functions, so another
-    shrinkage compiles nothing anew, and ``vmap`` and ``grad`` see the number.
+    ``Method[LinearHead]`` has a `LinearHead` as its head. A method is a pytree whose leaves are the numbers
+    in ``params``, ``feature_map`` and ``transforms``. It is an argument of compiled functions, so another
+    shrinkage does not recompile them, and ``vmap`` and ``grad`` work on the numbers.
 
     Attributes:
         params: the numbers (and shrinkage rules) that may be swept.
         name: the method's name.
         summary: how examples become rows.
-        rounds: rounds of sums over rows; each is given the server's state after the earlier rounds, see
-            `Round`. Rounds over clients' examples come last.
-        system: ``(params, *state) -> Scatter``, the regularised matrix that the head solves with; or None.
-        head: ``(params, system, *state) -> Head``, of the server's state after the last round.
-        message: the form of a client's message if the summary's rows are its examples: how it is made, how it
-            gives the state after all rounds, and its cost. None if the client sends the rows, over which the
+        rounds: rounds of sums over rows; each receives the server's state after the earlier rounds, see
+        `Round`. Rounds over clients' examples come last.
+        system: ``(params, *state) -> Scatter``, the regularised matrix with which the head is solved; or
+        None.
+        head: ``(params, system, *state) -> Head``, from the server's state after the last round.
+        message: how a client makes its message from its examples, if it sends no rows: see `MessageForm`.
+        None if the client sends rows, over which the server runs the rounds, or if the examples stay and
+        clients answer each round with sums.
             server runs the rounds, or if the examples stay and clients answer each round with sums.
         feature_map: a map of features. Clients apply it before they summarise, the head before it classifies.
         transforms: transforms of the rows before they leave a client, in this order.
-        whole_clients: whether all rows of a client must lie in one part for the rounds' terms to add up.
-            They must if a round compares rows of a client with one another.
-        received: ``(state, rows) -> state``, before rounds over examples: keep what they need of the rows
-            that clients have sent; None for nothing.
+        whole_clients: whether all rows of a client must lie in one part for the rounds' terms to add up. They
+        must if a round compares the rows of a client with each other.
+        received: ``(state, rows) -> state``, called before rounds over examples, to keep what these need of
+        the rows that clients sent; None to keep nothing.
         report: ``(params, state) -> dict`` of numbers for the history of `covfree.rounds.run`.
-        flops: ``(params, num_examples, dim, num_classes) -> int``, operations of all clients beside the
-            summary's, and those with what they receive in rounds over examples (`covfree.client_flops`).
+        flops: ``(params, num_examples, dim, num_classes) -> int``: operations of all clients, except for
+        those of the summary and those with what clients receive in rounds over examples
+        (`covfree.client_flops`).
     """
 
     params: Any
@@ -95,12 +98,12 @@ class Method(Generic[H]):
 
     @property
     def rounds_over_rows(self) -> int:
-        """How many rounds run over the summary's rows; those after them run over clients' examples."""
+        """The number of rounds over the summary's rows; later rounds are over clients' examples."""
         return sum(not each.examples for each in self.rounds)
 
     @property
     def message_rounds(self) -> int:
-        """How many rounds a client's message stands for: all over rows, or 0 if clients only send sums."""
+        """How many rounds a client's message replaces: all those over rows; 0 if clients send only sums."""
         sends_sums = self.message is None and self.summary.stays
         return 0 if sends_sums else self.rounds_over_rows
 
@@ -123,20 +126,20 @@ class Method(Generic[H]):
     def sends(self) -> str:
         """Describe what clients send: equal for methods whose servers can use each other's messages.
 
-        It names the form and the feature map, with a checksum of the map's seeds, single numbers and
-        settings. Arrays count only by shape: clients on other devices may have rounded them differently.
+        It contains the form, the feature map, and a checksum of the map's seeds, single numbers and settings.
+        Arrays count only by shape, as clients on other devices may have rounded them differently.
         """
         form = self.summary.name if self.message is None else self.message.name
         if self.feature_map is None:
             return form
         numbers = b"".join(map(_imprint, jax.tree.leaves(self.feature_map)))
-        # Static fields, such as whether features are scaled to norm 1, are no leaves.
+        # Static fields (e.g. whether features are scaled to norm 1) are not leaves.
         numbers += "".join(_settings(self.feature_map)).encode()
         kind = f"{type(self.feature_map).__name__} of {self.feature_map.num_features}"
         return f"{form} in {kind} ({zlib.crc32(numbers):08x})"
 
     def check_sends(self, sends: str | None) -> None:
-        """Raise if a message says that clients of another kind sent it; a traced map is not compared."""
+        """Raise if the message is from clients of another kind of method; a traced map is not compared."""
         if sends is None or is_traced(*jax.tree.leaves(self.feature_map)):
             return
         if sends != self.sends:
@@ -145,9 +148,9 @@ class Method(Generic[H]):
             )
 
     def client_part(self) -> Method[Head]:
-        """Reduce the method to how clients summarise; equal for methods whose clients do the same.
+        """Return the part of the method that clients use; equal for methods whose clients do the same.
 
-        Compiled functions are cached by their static arguments, so these methods share them.
+        Compiled functions are cached by static arguments, so such methods share them.
         """
         none: Any = {"rounds": (), "received": None, "report": None, "flops": None}
         return replace(self, params=None, name="clients", system=None, head=_no_head, **none)
@@ -176,13 +179,13 @@ class Method(Generic[H]):
         return rows
 
     def with_transforms(self, *transforms: Transform) -> Method[H]:
-        """Return the method with more transforms of what its clients send, after its own.
+        """Return the method with more transforms of the rows that clients send, after its own.
 
         Args:
             transforms: e.g. ``count_noise("laplace", 1.0)``.
 
         Raises:
-            ValueError: if clients send more than rows, which a transform of rows would not reach.
+            ValueError: if clients send more than rows, which transforms of rows would not change.
 
         >>> import covfree
         >>> noisy = covfree.fedcof().with_transforms(covfree.count_noise("laplace", 1.0))
@@ -219,7 +222,7 @@ def _tempered(
 
 
 def _settings(feature_map: Any) -> list[str]:
-    """A map's static fields that are truths, numbers or texts, but for the size, which `sends` names."""
+    """Return a map's static fields that are truth values, numbers or texts, except its size (see `sends`)."""
     if not is_dataclass(feature_map):
         return []
     static = [own.name for own in fields(feature_map) if own.metadata.get("static")]
@@ -228,7 +231,7 @@ def _settings(feature_map: Any) -> list[str]:
 
 
 def _imprint(leaf: Any) -> bytes:
-    """Return bytes that tell a map's numbers from another's, equal on every device."""
+    """Return bytes that tell a map's numbers from another map's, equal on every device."""
     dtype, shape = jnp.result_type(leaf), jnp.shape(leaf)
     if jnp.issubdtype(dtype, jax.dtypes.prng_key):
         return np.asarray(jax.random.key_data(leaf)).tobytes()

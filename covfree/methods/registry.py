@@ -1,4 +1,4 @@
-"""The named methods: what the command line compares, the contract tests test and the docs list."""
+"""The named methods, for the command line, the contract tests and the docs."""
 
 from __future__ import annotations
 

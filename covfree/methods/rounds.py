@@ -1,4 +1,4 @@
-"""The rounds of a method, and how clients' terms add up in them."""
+"""The rounds of a method, and how clients' terms are added up."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ class Bound:
     """A function with fixed keyword arguments; unlike `functools.partial`, it compares by value.
 
     Attributes:
-        function: a function of a module, so that it can be pickled.
-        options: names and values, which are hashable.
+        function: a module-level function, so that it can be pickled.
+        options: names and values; all are hashable.
     """
 
     function: Callable[..., Any]
@@ -38,36 +38,37 @@ def bound(function: Callable[..., Any], /, **options: Any) -> Bound:
 
 
 def option(function: Any, name: str) -> Any:
-    """The value of a `Bound` function's option; None if it has none of this name."""
+    """Return the value of a `Bound` function's option; None if it has no such option."""
     return dict(function.options).get(name) if isinstance(function, Bound) else None
 
 
 def of_first(numbers: Any, *, inner: Callable[[Any], Any] | None) -> Any:
-    """Select the numbers of the method that came first, and of these what ``inner`` selects."""
+    """Select the numbers of the method that came first, then apply ``inner`` to them."""
     return numbers.first if inner is None else inner(numbers.first)
 
 
 @dataclass(frozen=True)
 class Round:
-    """One round: what clients are sent, what each makes of its rows, and what the server makes of the sum.
+    """One round: what clients are sent, what each computes from its rows, and what the server does with the
+    sum.
 
         state ──broadcast──▶ client(params, sent, rows, num_classes) ──▶ terms
           ▲                                                          │ added up over rows and clients
           └───────────── server(params, state, total) ◀──────────────┘
 
-    It is hashable: methods with the same client or server function share its compiled code.
+    A round is hashable: methods with the same client or server function share its compiled code.
 
     Attributes:
-        client: ``(params, sent, rows, num_classes) -> terms``, a pytree that adds up over rows: arrays as
-            they are, a `Factor` as YᵀY, a `Table` one below the other.
+        client: ``(params, sent, rows, num_classes) -> terms``, a pytree that adds up over rows: arrays are
+        summed, a `Factor` stands for YᵀY, and `Table`s are stacked.
         server: ``(params, state, total) -> state``. States are tuples, the first is ``()``. None appends
             the total to the state.
         broadcast: ``(params, state) -> sent``, a part of the state; None for all of it.
         numbers: ``(params) -> params``, selects the method's numbers for the three functions; None for all.
-        examples: whether the round runs over clients' examples, though they have sent other rows before.
-        head: whether the state after the round gives a head, as it always does after the last round.
-        fixed: whether what clients make depends on the kinds of the method's rules, but on no number. Methods
-            that differ in their numbers alone can then share it, see `covfree.select`.
+        examples: whether the round is over clients' examples, though they have sent other rows before.
+        head: whether the state after the round gives a head; it always does after the last round.
+        fixed: whether the clients' terms depend on the kinds of the method's rules, but on no number. Methods
+        that differ only in numbers can then share the terms, see `covfree.select`.
     """
 
     client: Callable[[Any, Any, Rows, int], Any]
@@ -91,22 +92,22 @@ def phases(*clients: Callable[[Any, Any, Rows, int], Any], fixed: bool = False) 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Factor:
-    """A term that adds up as YᵀY, with Y its ``value``; any other leaf adds up as it is.
+    """A term that adds up as YᵀY, with Y its ``value``; any other leaf is summed as it is.
 
-    Kept apart from the product so that whoever adds may choose the product's form: in full, by its upper
-    triangle, or not at all where there are few rows (`Scatter.from_factor`).
+    Y is kept instead of the product so that the one who adds can choose the product's form: in full, its
+    upper triangle, or no product if there are few rows (`Scatter.from_factor`).
     """
 
     value: Float[Array, "rows dim"]
 
 
 def is_special(term: Any) -> bool:
-    """Whether a term is a `Factor` or a `Table`, no array that adds up as it is."""
+    """Whether a term is a `Factor` or a `Table`, and not an array to be summed."""
     return isinstance(term, (Factor, Table))
 
 
 def as_total(terms: Any) -> Any:
-    """Turn the terms of all rows into their total; few rows stay a factor, see `covfree.linalg.Scatter`."""
+    """Convert the terms of all rows to their total; few rows stay a factor, see `covfree.linalg.Scatter`."""
 
     def one(term: Any) -> Any:
         if isinstance(term, Factor):
@@ -117,7 +118,7 @@ def as_total(terms: Any) -> Any:
 
 
 def dense(terms: Any) -> Any:
-    """Turn terms into arrays of fixed size, which add up leaf by leaf."""
+    """Convert terms to arrays of fixed size, which add up leaf by leaf."""
 
     def one(term: Any) -> Any:
         if isinstance(term, Table):

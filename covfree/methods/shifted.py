@@ -1,4 +1,4 @@
-"""FedCOF where clients' features differ: variance components and residual directions."""
+"""FedCOF for clients whose features differ: variance components and residual directions."""
 
 from __future__ import annotations
 
@@ -50,15 +50,15 @@ def fedcof_components(
 ) -> Method[Any]:
     """Make FedCOF by variance components: the covariance comes from the spread of each client's own means.
 
-    Clients send the means of two or more random subsets of each class. The spread of one client's means does
-    not depend on how clients differ. So the estimate is unbiased under client shift, where that of `fedcof`
-    is too large. Bytes up: 4·M·d, M the number of subset means. Defaults are LDA and automatic shrinkage, as
-    `fedcof`'s.
+    Clients send the means of two or more random subsets of each class. How one client's means spread does not
+    depend on how clients differ. So the estimate is unbiased under client shift, where that of `fedcof` is
+    too large. Bytes up: 4·M·d, with M the number of subset means. Defaults are LDA and automatic shrinkage,
+    as for `fedcof`.
 
     Args:
         shrinkage: see `fedcof`.
-        num_subsets: most random subsets of a client's class, at least 2; None for as many as
-            ``subset_size`` allows.
+        num_subsets: the most random subsets of a client's class, at least 2; None for as many as
+        ``subset_size`` allows.
         weighting: see `component_factor`.
         head: see `fedcof`.
         subset_size: see `fedcof`.
@@ -107,19 +107,20 @@ def fedcof_residuals(
     bias: bool = False,
     feature_map: FeatureMap | None = None,
 ) -> Method[Any]:
-    """Make FedCOF with residual directions: clients add the leading directions of their own scatter.
+    """Make FedCOF with residual directions: clients also send the leading directions of their own scatter.
 
-    A residual is a feature minus the class mean that the client sends. A client adds the q leading right
-    singular vectors of its residuals, over all its classes, times their singular values. They show as much of
-    the scatter inside its class means as q directions can. Nothing is estimated, so clients may differ in any
-    way. With q ≥ n_k − C_k at every client it is exact, and the method is FedCOF's oracle. Bytes up: 4·(M +
-    K·q)·d for K clients, M client-class pairs. Defaults are LDA and automatic shrinkage, as `fedcof`'s.
+    A residual is a feature minus the class mean that the client sends. A client also sends the q leading
+    right singular vectors of its residuals (of all its classes together), times their singular values. No
+    other q directions show more of the scatter within its classes. Nothing is estimated, so clients may
+    differ in any way. With q ≥ n_k − C_k at every client the method is exact and equals FedCOF's oracle.
+    Bytes up: 4·(M + K·q)·d for K clients and M client-class pairs. Defaults are LDA and automatic shrinkage,
+    as for `fedcof`.
 
-    The scatter in other directions is left out. To send its trace, one number a client, and to spread it over
-    all directions gained nothing on 13 federations (docs/shift.md).
+    The scatter in other directions is left out. Sending its trace, one number for each client, and spreading
+    it over all directions gained nothing on 13 federations (docs/shift.md).
 
     Args:
-        num_directions: q, most directions of a client.
+        num_directions: q, the most directions of a client.
         shrinkage: see `fedcof`.
         head: see `fedcof`.
         bias: see `fedcof`.

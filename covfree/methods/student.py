@@ -1,4 +1,4 @@
-"""Student heads: a covariance for each class, beside any estimate of the shared covariance."""
+"""Student heads: a covariance for each class, combined with any estimate of the shared covariance."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Student:
     """The choice of a Student head, as `student` makes it, for ``head=`` of `fedcof` and its kin.
 
     Attributes:
-        prior: κ/d, the weight of the shared covariance in each class's own, in rows.
+        prior: κ/d, the weight of the shared covariance in observations for each dimension.
         rank: how many principal directions of a class's rows enter its covariance; None for all.
     """
 
@@ -39,20 +39,20 @@ class Student:
 
 
 def student(prior: Scalar = 1.0, *, rank: int | None = None) -> Student:
-    """Choose a Student head, which has a covariance for each class, as ``head=`` of `fedcof` and its kin.
+    """Choose a Student head, with a covariance for each class, as ``head=`` of `fedcof` and similar methods.
 
-    See `student_head` for the classifier. Whatever the method's estimate of the shared covariance Σ̃, each
-    class's own part comes from the spread of its class means, which every method's clients send.
+    See `student_head` for the classifier. The method estimates the shared covariance Σ̃; each class's own
+    part comes from how its class means spread, which every method's clients send.
 
     Args:
         prior: κ/d, the weight of Σ̃ in observations for each dimension; above 0. Of 0.3, 0.5 and 1, the
-            default lost least to LDA in the worst of five seeds of 17 federations, 0.7 points
-            (experiments/student.md).
-        rank: with None the server keeps all rows, and the head is as large as they are. A number r keeps
-            C·d·r sums instead, from which Nyström's formula gives r directions of each class. Use it if no
-            single place holds all rows (`Generated` rows, a `Stream`, secure sums). It takes two more rounds
-            of sums, and is exact for classes of at most r + 1 rows. 16 lost at most 0.3 points on four
-            federations, 8 up to 0.8 (experiments/student.md).
+        default lost least to LDA in the worst of five seeds of 17 federations: 0.7 points
+        (experiments/student.md).
+        rank: with None the server keeps all rows, and the head is as large as they are. With a number r it
+        keeps C·d·r sums instead, from which Nyström's formula gives r directions of each class. Use it if no
+        machine holds all rows (`Generated` rows, a `Stream`, secure sums). It takes two more rounds of sums,
+        and is exact for classes of at most r + 1 rows. 16 lost at most 0.3 points on four federations, 8 up
+        to 0.8 (experiments/student.md).
 
     Raises:
         ValueError: if a number is out of range.
@@ -79,7 +79,7 @@ def _shrinkage(numbers: StudentNumbers) -> Shrinkage:
 
 
 def _means(rows: Rows, num_classes: int, examples: bool) -> Rows:
-    """Reduce rows to class means; average examples by client and class."""
+    """Reduce rows to class means: examples are averaged by client and class."""
     return client_means(rows, num_classes) if examples else replace(rows, covariance=None, sketch=None)
 
 
@@ -90,7 +90,7 @@ def _keep(numbers: Any, state: tuple[Any, ...], rows: Rows, num_classes: int, *,
 
 
 def _law(numbers: Any, state: tuple[Any, ...], rows: Rows, num_classes: int, *, examples: bool) -> RowLaw:
-    """Sum up how far rows lie from their class means."""
+    """Compute the sums of `row_law`: how far rows lie from their class means."""
     first, spread = state
     means = _means(rows, num_classes, examples)
     return row_law(means, moments_of(first), mean_variance(spread.scatter))
@@ -114,7 +114,7 @@ def shared_directions(dim: int, rank: int, dtype: Any) -> jax.Array:
 
 
 def _system(numbers: StudentNumbers, first: Any, spread: Any, *own: Any, system: Any) -> Scatter:
-    """Make the system of the shared covariance."""
+    """Make the system from the shared covariance."""
     return system(numbers.shrinkage, first, spread)
 
 

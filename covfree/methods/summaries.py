@@ -1,4 +1,4 @@
-"""Summaries turn examples into rows: of one client, or of all clients of a simulation at once."""
+"""Summaries turn examples into rows: for one client, or for all clients of a simulation at once."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ class Cost(NamedTuple):
     """The cost of all clients together.
 
     Attributes:
-        rows: rows that they send.
-        floats: floating-point numbers in these rows.
-        flops: floating-point operations, from features to rows.
+        rows: the number of rows that clients send.
+        floats: the number of floating-point numbers in these rows.
+        flops: floating-point operations from features to rows.
     """
 
     rows: int
@@ -41,15 +41,15 @@ class Summary:
     """How examples become rows: a record of functions; hashable, as it is part of a compiled function's key.
 
     Attributes:
-        name: what is sent, in a word, which messages carry.
+        name: one word for what is sent; messages carry it.
         make: ``(features, labels, clients, sizes, key) -> Rows`` of all clients, padded as the sizes say.
-        sizes: ``(labels, clients) -> tuple`` of the integers that ``make`` needs, computed on the host:
-            numbers of rows, of clients, of examples of the largest client. Upper bounds serve as well.
+        sizes: ``(labels, clients) -> tuple`` of the integers that ``make`` needs, computed on the host: the
+        numbers of rows, of clients, and of examples of the largest client. Upper bounds will do.
         cost: ``(labels, clients, dim) -> Cost``, on the host.
-        own_sizes: ``(labels, num_classes) -> tuple``, the sizes of a single client; None bounds each size by
-            the number of examples.
-        alone: ``(features, labels, num_classes) -> Rows`` of a single client, or None to fall back
-            on ``make``; None if ``make`` is always used.
+        own_sizes: ``(labels, num_classes) -> tuple``, the sizes for a single client; None bounds each size by
+        the number of examples.
+        alone: ``(features, labels, num_classes) -> Rows`` of a single client; it may return None to fall back
+        on ``make``. None if ``make`` is always used.
         counts: whether ``own_sizes`` counts labels. Then a client's rows are better made outside ``jit``.
         stays: whether the rows are the examples, which never leave the client.
     """
@@ -87,8 +87,8 @@ def send_class_means(
     """Make a summary with a row for each class of a client, or for each of several subsets of the class.
 
     Args:
-        num_subsets: most subsets of a class; None for no bound but ``subset_size``.
-        subset_size: least number of examples of a subset, unless the class has fewer.
+        num_subsets: the most subsets of a class; None if only ``subset_size`` bounds their number.
+        subset_size: the least examples of a subset, unless the class has fewer.
         covariance: the form of covariance that is sent with each mean; None for none.
     """
     check_subsets(num_subsets, subset_size)
@@ -114,7 +114,7 @@ def _class_means(
 def _own_class_means(
     features: Any, labels: Any, num_classes: int, *, covariance: CovarianceType | None
 ) -> Rows | None:
-    """Make one client's class means: the class is the row, so nothing needs sorting."""
+    """Make one client's class means: each class has its own row, so nothing needs sorting."""
     if labels.shape[0] < num_classes:
         return None
     features, row = as_examples(features, labels=labels)
@@ -164,7 +164,7 @@ def _own_examples(labels: Any, num_classes: int) -> tuple[int, ...]:
 
 
 def _examples_cost(labels: Any, clients: Any, dim: int) -> Cost:
-    """Count all features, as if they were sent; they cost no operations."""
+    """Count all features as if they were sent; no operations are needed."""
     kept = int(((np.asarray(labels) >= 0) & (np.asarray(clients) >= 0)).sum())
     return Cost(kept, kept * dim, 0)
 
@@ -204,19 +204,19 @@ def _mixtures(
 
 
 def _own_mixtures_sizes(labels: Any, num_classes: int) -> tuple[int, ...]:
-    """Count exactly if the labels are known, as a mixture's cost grows with the sizes."""
+    """Count exactly if the labels are known, as the sizes determine a mixture's cost."""
     size = max(1, labels.shape[0])
     if is_traced(labels):
         return size, size
     pairs, examples = mixture_sizes(np.asarray(labels), np.zeros(labels.shape[0], int))
-    # Round to few sizes: compiling takes longer than fitting some empty groups.
+    # Round up to few sizes: compiling takes longer than fitting some empty groups.
     return min(max(num_classes, pairs), few_sizes(pairs)), few_sizes(examples)
 
 
 def _mixtures_cost(
     labels: Any, clients: Any, dim: int, *, num_components: int, covariance: Structure
 ) -> Cost:
-    """Count a mean and a covariance for each component, if no class has equal examples, and 50 steps."""
+    """Count a mean, a covariance and 50 steps for each component, as if no class had equal examples."""
     sizes = pair_sizes(labels, clients)
     components = np.clip(sizes // 2, 1, num_components)
     rows, full = int(components.sum()), covariance == "full"
@@ -229,9 +229,9 @@ def send_directions(num_directions: int, centred: bool = True) -> Summary:
     """Make a summary with a row for each class of a client, then a row for each of its directions.
 
     Args:
-        num_directions: most directions of a client.
+        num_directions: the most directions of a client.
         centred: whether they are directions of the client's residuals, or else of its examples. With those of
-            examples it also sends the size of what they leave out, see `directed_rows`.
+        examples it also sends the size of what they leave out, see `directed_rows`.
     """
     check_positive("num_directions", num_directions)
     options = {"num_directions": num_directions, "centred": centred}
@@ -267,8 +267,8 @@ def _own_directions_sizes(labels: Any, num_classes: int) -> tuple[int, ...]:
 def _directions_cost(labels: Any, clients: Any, dim: int, *, num_directions: int, centred: bool) -> Cost:
     """Count the means, and min(q, n_k − rows, d) directions a client; if not centred, min(q, n_k, d).
 
-    If not centred, each row comes with one more number. A mean and a residual cost n·d each, then with
-    s = min(n, d) a product and an ``eigh`` of size s.
+    If not centred, each row has one more number. A mean and a residual cost n·d each; then there are a
+    product and an ``eigh`` of size s = min(n, d).
     """
     rows, sizes = client_sizes(labels, clients)
     degrees = sizes - rows if centred else sizes

@@ -1,4 +1,4 @@
-"""Estimators of the within-class scatter: what each sums over rows, and its degrees of freedom."""
+"""Estimators of the within-class scatter: their sums over rows, and their degrees of freedom."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ class Within:
 
     Attributes:
         first: ``(rows, num_classes) -> first``, what must be known of all rows first; adds up over rows. It
-            is the `Moments`, or has them as ``moments``.
-        factor: ``(rows, first) -> Y`` with YᵀY = Ŵ, up to what ``inner`` adds.
+        is the `Moments`, or has a field ``moments``.
+        factor: ``(rows, first) -> Y`` with YᵀY = Ŵ, apart from ``inner``.
         freedom: ``(first) -> Freedom`` of Ŵ/(N − C).
-        inner: ``(rows, first) -> array``, what clients sent of the scatter inside the rows: its diagonal, or
-            one number for all; None for nothing.
-        class_weight: ``(first) -> w_c`` with Ŵ/(N − C) = Σ_r w_c n_r (x_r − μ_c)(x_r − μ_c)ᵀ; None if Ŵ is
-            made otherwise.
+        inner: ``(rows, first) -> array``, the scatter inside the rows as clients sent it: its diagonal, or
+        one number for all features; None for nothing.
+        class_weight: ``(first) -> w_c`` with Ŵ/(N − C) = Σ_r w_c n_r (x_r − μ_c)(x_r − μ_c)ᵀ; None if Ŵ has
+        another form.
     """
 
     first: Callable[[Rows, int], Any]
@@ -53,7 +53,7 @@ def moments_in(state: Any) -> Moments | None:
 
 
 def from_means(weighting: Weighting) -> Within:
-    """FedCOF's estimator: from the spread of the rows' means, K_c − 1 degrees of freedom for each class."""
+    """FedCOF's estimator, from how the rows' means spread; K_c − 1 degrees of freedom for each class."""
     weight = bound(_class_weight, weighting=weighting)
     factor = bound(within_factor, weighting=weighting)
     return Within(first_moments, factor, bound(_class_freedom, weight=weight), class_weight=weight)
@@ -68,7 +68,7 @@ def _class_freedom(moments: Moments, *, weight: Callable[[Moments], jax.Array]) 
 
 
 def from_variances() -> Within:
-    """The estimator from clients' own variances and the spread of their means: no sampling error."""
+    """The estimator from clients' own variances and how their means spread: no sampling error."""
     freedom = bound(_class_freedom, weight=_equal_weight)
     return Within(example_moments, _between_factor, freedom, _sent_variances)
 
@@ -89,7 +89,7 @@ def _sent_variances(rows: Rows, moments: Moments) -> jax.Array:
 
 
 def from_components(weighting: Weighting) -> Within:
-    """The estimator from the spread of each client's own means and the observed differences of clients."""
+    """The estimator from how each client's own means spread, and the observed differences between clients."""
     factor = bound(component_factor, weighting=weighting)
     return Within(component_moments, factor, bound(component_freedom, weighting=weighting))
 

@@ -1,4 +1,4 @@
-"""The client's side: examples in, a few statistics out."""
+"""The client's side: statistics of examples."""
 
 from covfree.statistics.covariances import class_covariances as class_covariances
 from covfree.statistics.gram import GramStatistics as GramStatistics

@@ -1,4 +1,4 @@
-"""The map to one-hot tables of groups of buckets, and the buckets' thresholds."""
+"""A feature map to one-hot tables of bucketed features, and the buckets' thresholds."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from covfree.core.keys import derive
 from covfree.core.types import AnyArray, Scalar, at_once
 from covfree.statistics.feature_maps import accurate
 
-# Of a table of buckets: a million entries.
+# The largest table of buckets has 2²⁰ entries.
 MOST_BITS = 20
 
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class BucketFeatures:
-    """One-hot tables of groups of buckets; see `bucket_features`.
+    """Bucketed features in one-hot tables; see `bucket_features`.
 
     Attributes:
-        thresholds: [dim, L], of each feature.
-        seed: of the permutation.
+        thresholds: [dim, L], the thresholds of each feature.
+        seed: the seed of the permutation.
         group_size: G.
     """
 
@@ -51,7 +51,7 @@ class BucketFeatures:
         shape, size = features.shape[:-1], thresholds.size
         inside = features[..., None] > jnp.broadcast_to(thresholds, (*shape, *thresholds.shape))
         bits = inside.reshape(*shape, size)[..., self.drawn(features.shape[-1])["order"]]
-        # The last table may have fewer digits: those that it lacks are 0.
+        # Fill the last table's missing digits with 0.
         bits = jnp.pad(bits, [*[(0, 0)] * len(shape), (0, -size % self.group_size)])
         bits = bits.reshape(*shape, -(-size // self.group_size), self.group_size)
         powers = jnp.broadcast_to(2 ** jnp.arange(self.group_size, dtype=jnp.int32), bits.shape)
@@ -61,7 +61,7 @@ class BucketFeatures:
         )
 
     def drawn(self, dim: int) -> dict[str, jax.Array]:
-        """What the seed draws for features of size ``dim``: the order of the dim·L bits."""
+        """Draw the order of the dim·L bits from the seed."""
         size = dim * jnp.shape(self.thresholds)[1]
         return {"order": jax.random.permutation(derive(jax.random.key(self.seed), "permutation"), size)}
 
@@ -69,24 +69,24 @@ class BucketFeatures:
 def bucket_features(
     thresholds: Float[AnyArray, "dim buckets"], group_size: int = 3, *, seed: Scalar = 0
 ) -> BucketFeatures:
-    """Make the map to one-hot tables of groups of buckets, on which a linear head is not linear, as in SAFLe.
+    """Make the map to one-hot tables of groups of buckets, as in SAFLe; a linear head on it is nonlinear.
 
-    Feature j lies in the buckets {x_j > t_jl} of its L thresholds, which overlap: a bit for each. The d·L
-    bits are permuted. Each G of them are the digits of a number below 2ᴳ, and each number is a one-hot
-    vector. So a linear head on the D = ⌈d·L/G⌉·2ᴳ mapped features is a sum of tables, each of which may take
-    the bits of G features together in any way. The derivative by the features is 0.
+    Feature j has a bit {x_j > t_jl} for each of its L thresholds. The d·L bits are permuted and cut into
+    groups of G. The bits of a group are the digits of a number below 2ᴳ, which is encoded as a one-hot
+    vector. So a linear head on the D = ⌈d·L/G⌉·2ᴳ mapped features is a sum of tables, and each table can be
+    any function of its G bits. The derivative by the features is 0.
 
     Args:
-        thresholds: t_jl, the same for all parties; `gaussian_thresholds` makes them of sums.
+        thresholds: t_jl, the same for all parties; `gaussian_thresholds` computes them from sums.
         group_size: G, at most 20.
-        seed: of the permutation; the same for all parties.
+        seed: the seed of the permutation; the same for all parties.
 
     Raises:
-        ValueError: if ``thresholds`` has another shape, or the size is below 1 or above 20.
-        TypeError: if the size is no integer.
+        ValueError: if ``thresholds`` has another shape, or ``group_size`` is below 1 or above 20.
+        TypeError: if ``group_size`` is no integer.
 
-    Source: SAFLe (Bacellar et al. 2026), whose buckets are called "binary overlapping". Their definition was
-    not at hand: that buckets are half-lines is ours.
+    Source: SAFLe (Bacellar et al. 2026), whose buckets are called "binary overlapping". Their exact
+    definition was not available: half-lines as buckets are covfree's choice.
 
     >>> import jax.numpy as jnp
     >>> z = bucket_features(jnp.array([[0.0], [1.0]]), group_size=2)
@@ -112,12 +112,12 @@ def gaussian_thresholds(
     *,
     centre: Float[AnyArray, " dim"] | None = None,
 ) -> Float[Array, "dim num_buckets"]:
-    """Compute thresholds of each feature from sums over all examples: quantiles of a Gaussian.
+    """Compute thresholds of each feature from sums over all examples: the quantiles of a Gaussian.
 
-    t_jl = m_j + s_j Φ⁻¹(l/(L + 1)), with the features' means m and deviations s. Clients send n, Σ(x − c) and
-    Σ(x − c)², 2·d + 1 numbers that add up, and no example leaves a client. In float32 the deviation has a
-    relative error of about eps·(1 + (m − c)²/s²): features far from 0 need a centre c near their mean, which
-    a first round of n and Σx gives.
+    t_jl = m_j + s_j Φ⁻¹(l/(L + 1)), with the features' means m and standard deviations s. Clients send n, Σ(x
+    − c) and Σ(x − c)², which are 2·d + 1 numbers that add up. In float32, s has a relative error of about
+    eps·(1 + (m − c)²/s²). So features far from 0 need a centre c near their mean, which a first round of n
+    and Σx gives.
 
     Args:
         count: n.

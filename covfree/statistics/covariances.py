@@ -1,4 +1,4 @@
-"""Class covariances of one client: what FedCOF's oracle (and CCVR) sends."""
+"""Class covariances of one client, as FedCOF's oracle and CCVR send them."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def class_covariances(
     Args:
         features: features of the client's examples.
         labels: their classes; a label outside [0, num_classes) is padding.
-        num_classes: C, static. The result has C·d² numbers: ask for it with few classes.
+        num_classes: C, static. The result has C·d² numbers, so use it with few classes.
 
     Returns:
         Covariances. Equivalent to ``numpy.cov(features[labels == c], rowvar=False)`` for each class c.

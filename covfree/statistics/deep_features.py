@@ -1,4 +1,4 @@
-"""The map of DeepAFL: layers of a residual network, half of whose weights are drawn from a seed."""
+"""The feature map of DeepAFL: a residual network in which half of the weights are drawn from a seed."""
 
 from __future__ import annotations
 
@@ -18,9 +18,10 @@ from covfree.core.types import AnyArray, Scalar, accumulation_dtype, at_once
 class DeepFeatures:
     """The map x ↦ Φ_T of `deepafl`: Φ₀ = tanh([x̂, 1] A), Φ_t = Φ_{t−1} + gelu([Φ_{t−1}, 1] B_t) Ω_t.
 
-    x̂ is x scaled to norm √d, so that tanh neither stays linear nor saturates whatever the features' unit.
-    A ~ N(0, 1/d) and B_t ~ N(0, 1/h) are drawn anew from the seed, which all parties share. Their last rows
-    are biases: without them Φ₀ would be odd in x, and no layer could be learned where ΦᵀY is 0 by symmetry.
+    x̂ is x scaled to norm √d, so that tanh is neither linear nor saturated, whatever the features' unit. A ~
+    N(0, 1/d) and B_t ~ N(0, 1/h) are drawn from the seed, which all parties share, each time they are needed.
+    Their last rows are biases. Without biases Φ₀ would be odd in x, and no layer could be learned if ΦᵀY is 0
+    by symmetry.
 
     Attributes:
         layers: Ω_t, [inner, width].
@@ -39,7 +40,8 @@ class DeepFeatures:
         """Map each feature vector."""
         features = jnp.asarray(features, accumulation_dtype(features))
         dim = features.shape[-1]
-        # Keep squares from overflow and underflow; the scaling to norm √d below cancels this factor.
+        # Divide by the largest entry, so that squares neither overflow nor underflow; the scaling below
+        # undoes it.
         largest = jax.lax.stop_gradient(jnp.abs(features).max(-1, keepdims=True))
         features = features / jnp.where(largest > 0, largest, 1)
         square = jnp.square(features).sum(-1, keepdims=True)
@@ -54,7 +56,7 @@ class DeepFeatures:
         return jax.nn.gelu(_affine(mapped, self._layer(index)), approximate=False)
 
     def drawn(self, dim: int) -> dict[str, jax.Array]:
-        """What the seed draws for features of size ``dim``: A [dim + 1, h] and all B [T, h + 1, f]."""
+        """Draw A [dim + 1, h] and all B [T, h + 1, f] from the seed."""
         every = [self._layer(index) for index in range(len(self.layers))]
         return {"input": self._weights("input", dim, self.num_features), "random": jnp.stack(every)}
 
@@ -62,7 +64,7 @@ class DeepFeatures:
         return self._weights(f"layer {index}", self.num_features, self.inner)
 
     def _weights(self, stream: str, rows: int, columns: int) -> Float[Array, "rows columns"]:
-        """Draw normal weights of variance 1/rows, and as many biases."""
+        """Draw normal weights of variance 1/rows, and as many biases as columns."""
         key = derive(jax.random.key(self.seed), stream)
         return jax.random.normal(key, (rows + 1, columns), jnp.float32) / math.sqrt(rows)
 

@@ -1,4 +1,4 @@
-"""The leading singular vectors of a client's examples, as they are or centred on its class means."""
+"""The leading singular vectors of a client's examples, either raw or centred on its class means."""
 
 from __future__ import annotations
 
@@ -30,34 +30,33 @@ def directed_rows(
     num_directions: int,
     centred: bool = True,
 ) -> Rows:
-    """Class means of all clients, as `client_rows` gives them, and below them their residual directions.
+    """Compute all clients' class means, as `client_rows` does, followed by their residual directions.
 
     Let R hold a client's residuals f_i − μ_{y_i} as rows, with singular values s_1 ≥ s_2 ≥ … and right
-    singular vectors v_j. Direction j is s_j v_j, its largest entry positive. Of all matrices of rank q,
-    Σ_{j ≤ q} s_j² v_j v_jᵀ is nearest to the scatter RᵀR, and never exceeds it. With a_k = Σ_c (n_c − 1)
-    directions it is RᵀR. The directions show more of the examples than their number suggests: two examples of
-    one class are known, up to their order, from their mean and a direction.
+    vectors v_j. Direction j is s_j v_j, with the sign that makes its largest entry positive. Of all matrices
+    of rank q, Σ_{j ≤ q} s_j² v_j v_jᵀ is nearest to the scatter RᵀR, and never exceeds it. With all a_k = Σ_c
+    (n_c − 1) directions it equals RᵀR. Directions reveal more about examples than their number suggests: if a
+    client has two examples of a class, their mean and a direction determine both, up to their order.
 
-    A direction is a row with ``sketch`` set, label −2 and the mean s_j v_j. A client sends min(q, a_k, d) of
-    them; the rest is padding. The count is the degrees of freedom that a direction stands for: 1, or if
-    q ≥ d directions are all there is of the scatter, its share of a_k.
+    A direction is a row with ``sketch`` set, label −2 and the mean s_j v_j. A client sends min(q, a_k, d)
+    directions; the other rows are padding. The count of a direction is its degrees of freedom: 1, or if q ≥
+    d, when the directions are the whole scatter, its share of a_k.
 
-    Not centred, they are the directions of the examples F themselves, with n_k in the place of a_k. Then
-    Σ_{j ≤ q} s_j² v_j v_jᵀ is the matrix of rank q that is nearest to F Fᵀ. The size of what it leaves out,
-    Σ_{j > q} s_j⁴ / Σ_{j > q} s_j², comes with the client's first direction, as its ``covariance``; that of
-    all other rows is 0.
+    If not centred, the directions are those of the examples F themselves, with n_k instead of a_k. Then Σ_{j
+    ≤ q} s_j² v_j v_jᵀ is the matrix of rank q that is nearest to F Fᵀ. The size of the rest, Σ_{j > q} s_j⁴ /
+    Σ_{j > q} s_j², is the ``covariance`` of the client's first direction; that of all other rows is 0.
 
-    Clients are taken one after the other: each costs a product of size n·d·s and an ``eigh`` of size s, with
-    n = ``client_size`` and s = min(n, d), whatever its own number of examples.
+    Clients are computed one after another. Each costs a product of size n·d·s and an ``eigh`` of size s, with
+    n = ``client_size`` and s = min(n, d), however few examples it has.
 
     Args:
         features: features of all clients' examples, in any order.
         labels: their classes; below 0 is padding.
         clients: the client of each example; below 0 is padding.
         num_rows: see `client_rows`; static.
-        num_clients: clients with an example, or any bound on them, static; see `count_clients`.
-        client_size: examples of the largest client, or any bound on them, static.
-        num_directions: q, most directions of a client; static.
+        num_clients: the number of clients with an example (`count_clients`), or an upper bound, static.
+        client_size: the number of examples of the largest client, or an upper bound, static.
+        num_directions: q, the most directions of a client; static.
         centred: whether directions are those of the residuals about the class means; static.
 
     Returns:
@@ -112,7 +111,7 @@ def _of_clients(
         return _leading(jnp.where((within < size)[:, None], mine, 0), num_directions, degrees)
 
     def or_nothing(operand: tuple[jax.Array, jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
-        # ``num_clients`` may be far above the number of clients: the absent ones cost nothing.
+        # ``num_clients`` may far exceed the number of clients: skip the absent ones.
         nothing = (
             jnp.zeros((num_directions, residual.shape[1]), residual.dtype),
             jnp.zeros((), residual.dtype),
@@ -126,9 +125,10 @@ def _of_clients(
 def _leading(
     residual: Float[Array, "examples dim"], number: int, degrees: Integer[Array, ""]
 ) -> tuple[Float[Array, "directions dim"], Float[Array, ""]]:
-    """Rows s_j v_j of the largest singular values, 0 past the degrees; and Σ s_j⁴ / Σ s_j² over the others.
+    """Return rows s_j v_j of the largest singular values, 0 past the degrees; and Σ s_j⁴ / Σ s_j² of the
+    rest.
 
-    From the smaller of R Rᵀ and RᵀR.
+    They are computed from the smaller of R Rᵀ and RᵀR.
     """
     examples, dim = residual.shape
     if examples == 0:
@@ -139,12 +139,12 @@ def _leading(
     values, vectors = (x[..., ::-1] for x in eigh(smaller))
     leading = vectors[:, :number].T
     if examples <= dim:
-        # Projecting instead of √λ v keeps the rounding of R Rᵀ out of the lengths.
+        # Project R on the vectors: lengths √λ would carry the rounding of R Rᵀ.
         rows = product(leading, scaled)
     else:
         shown = values[:number]
         rows = jnp.where(shown > 0, jnp.sqrt(jnp.where(shown > 0, shown, 1)), 0)[:, None] * leading
-    # Beyond the degrees of freedom there is only rounding.
+    # Singular values beyond the degrees of freedom are rounding.
     beyond = jnp.arange(len(values), dtype=degrees.dtype)
     others = jnp.where((beyond >= number) & (beyond < degrees), jnp.maximum(values, 0), 0)
     trace = others.sum()

@@ -1,9 +1,9 @@
-"""Feature maps. A linear head on random ones, which all parties share, approaches a kernel machine.
+"""Feature maps. With random features, shared by all parties, a linear head approximates a kernel machine.
 
-Clients apply the map before they compute statistics, and the classifier applies it to what it classifies. The
-parties share a seed alone: the map draws its directions anew each time, in float32 whatever the features'
-precision, so that the same seed gives the same map, to the bit. (Between different versions of JAX or
-settings of its generators that is not promised.)
+Clients apply the map before they compute statistics, and the classifier applies it to its input. The parties
+share only a seed, from which the map draws its directions each time. It draws in float32 whatever the
+features' precision, so that the same seed gives the same map to the bit. (This is not guaranteed between
+versions of JAX or settings of its generators.)
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from covfree.core.types import AnyArray, Scalar, accumulation_dtype, as_features
 
 @runtime_checkable
 class FeatureMap(Protocol):
-    """A map of features, with its numbers as the leaves of a pytree."""
+    """A map of features, a pytree whose leaves are its numbers."""
 
     @property
     def num_features(self) -> int:
-        """D, the features that come out."""
+        """D, the number of mapped features."""
         ...
 
     def __call__(self, features: Float[AnyArray, "*batch dim"]) -> Float[Array, "*batch num_features"]:
@@ -41,8 +41,8 @@ class FourierFeatures:
     """z(x) = √(2/D) cos(Ωᵀ x/σ + b); see `fourier_features`.
 
     Attributes:
-        sigma: σ; replace it, sweep it with ``vmap`` or differentiate by it, with the same Ω and b.
-        seed: of Ω, standard normal, and b, uniform on [0, 2π).
+        sigma: σ; it can be replaced, swept with ``vmap`` or differentiated by, with Ω and b unchanged.
+        seed: the seed of Ω, standard normal, and b, uniform on [0, 2π).
         num_features: D.
         unit: whether features are first scaled to norm 1.
     """
@@ -54,7 +54,7 @@ class FourierFeatures:
 
     @property
     def max_norm(self) -> float:
-        """√2, the largest norm of a mapped feature vector: each of D squares is at most 2/D."""
+        """√2, a bound on the norm of a mapped feature vector: each of D squares is at most 2/D."""
         return math.sqrt(2)
 
     @at_once
@@ -70,7 +70,7 @@ class FourierFeatures:
         return math.sqrt(2 / self.num_features) * jnp.cos(angle)
 
     def drawn(self, dim: int) -> dict[str, jax.Array]:
-        """What the seed draws for features of size ``dim``: directions Ω [dim, D] and phases b [D]."""
+        """Draw directions Ω [dim, D] and phases b [D] from the seed."""
         key = jax.random.key(self.seed)
         shape = (self.num_features,)
         phases = jax.random.uniform(derive(key, "phases"), shape, jnp.float32, maxval=2 * math.pi)
@@ -83,7 +83,7 @@ class ReluFeatures:
     """z(x) = √(2/D) max(0, Ωᵀ x); see `relu_features`.
 
     Attributes:
-        seed: of Ω, standard normal.
+        seed: the seed of Ω, standard normal.
         num_features: D.
     """
 
@@ -98,14 +98,14 @@ class ReluFeatures:
         return math.sqrt(2 / self.num_features) * jax.nn.relu(projected)
 
     def drawn(self, dim: int) -> dict[str, jax.Array]:
-        """What the seed draws for features of size ``dim``: directions Ω [dim, D]."""
+        """Draw directions Ω [dim, D] from the seed."""
         return {"directions": _directions(jax.random.key(self.seed), dim, self.num_features)}
 
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True, eq=False)
 class Adapter:
-    """A map of features that is trained, not drawn: x + relu(x A) B.
+    """A trained map of features: x + relu(x A) B.
 
     Attributes:
         down: A, [dim, rank].
@@ -117,7 +117,7 @@ class Adapter:
 
     @at_once
     def __call__(self, features: Float[AnyArray, "*batch dim"]) -> Float[Array, "*batch dim"]:
-        """The features, adapted."""
+        """Map each feature vector."""
         features = jnp.asarray(as_features(features, self.down.shape[0]))
         return features + jax.nn.relu(features @ self.down) @ self.up
 
@@ -127,15 +127,15 @@ def fourier_features(
 ) -> FourierFeatures:
     """Make the map z to random Fourier features of the RBF kernel k(x, y) = exp(−‖x − y‖²/(2σ²)).
 
-    z(x)ᵀ z(y) is unbiased for k(x, y): a mean over D of 2 cos(ω_jᵀ x/σ + b_j) cos(ω_jᵀ y/σ + b_j), each of
-    which lies in [−2, 2]. Its standard deviation is √((1 − k² + k⁴/2)/D), at most 1/√D.
+    z(x)ᵀ z(y) is unbiased for k(x, y), as it is a mean over D terms 2 cos(ω_jᵀ x/σ + b_j) cos(ω_jᵀ y/σ +
+    b_j), each in [−2, 2]. Its standard deviation is √((1 − k² + k⁴/2)/D), at most 1/√D.
 
     Args:
         num_features: D, the number of mapped features.
         sigma: σ, above 0, in units of the features' distances; may be swept.
-        seed: of the random directions; the same for all parties.
-        unit: scale features to norm 1 first. Distances then lie between 0 and 2, so that one σ serves
-            features of any scale.
+        seed: the seed of the random directions; the same for all parties.
+        unit: whether to scale features to norm 1 first. Distances are then between 0 and 2, so that one σ
+        fits features of any scale.
 
     Returns:
         The map. It returns at least float32, float64 for float64 features.
@@ -161,12 +161,12 @@ def relu_features(num_features: int, *, seed: int = 0) -> ReluFeatures:
     """Make the map z to random ReLU features of the arc-cosine kernel of order 1.
 
     z(x)ᵀ z(y) is unbiased for k(x, y) = ‖x‖ ‖y‖ (sin θ + (π − θ) cos θ)/π with θ the angle between x and y,
-    so that k(x, x) = ‖x‖². Its standard deviation is at most √(5/D) ‖x‖ ‖y‖, reached at θ = 0. No width has
-    to be chosen: scaling the features scales the map.
+    so that k(x, x) = ‖x‖². Its standard deviation is at most √(5/D) ‖x‖ ‖y‖, reached at θ = 0. There is no
+    width to choose: scaling the features scales the map.
 
     Args:
         num_features: D, the number of mapped features.
-        seed: of the random directions; the same for all parties.
+        seed: the seed of the random directions; the same for all parties.
 
     Returns:
         The map. It returns at least float32, float64 for float64 features.
@@ -188,13 +188,13 @@ def relu_features(num_features: int, *, seed: int = 0) -> ReluFeatures:
 
 
 def to_norm_one(features: Float[Array, "*batch dim"]) -> Float[Array, "*batch dim"]:
-    """Each feature vector scaled to norm 1; 0 stays."""
+    """Scale each feature vector to norm 1; 0 stays 0."""
     square = jnp.square(features).sum(-1, keepdims=True)
     return features / jnp.sqrt(jnp.where(square > 0, square, 1))
 
 
 def accurate(features: Float[AnyArray, "*batch dim"]) -> Float[Array, "*batch dim"]:
-    """Features in at least float32, in which maps are computed."""
+    """Convert features to at least float32, the precision of maps."""
     return jnp.asarray(features, accumulation_dtype(features))
 
 

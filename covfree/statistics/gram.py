@@ -1,4 +1,4 @@
-"""The Gram matrix and class sums of one client: what Fed3R sends."""
+"""The Gram matrix and class sums of one client, as Fed3R sends them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from covfree.statistics.groups import as_examples, check_one_client
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class GramStatistics:
-    """Fed3R's statistics of a client; the sum over clients is that of the pooled examples.
+    """Fed3R's statistics of a client. Summed over clients, they are those of the pooled examples.
 
     Attributes:
         gram: A = F Fᵀ = Σ_i f_i f_iᵀ.

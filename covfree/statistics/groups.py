@@ -1,4 +1,4 @@
-"""Assigning examples to groups and to random subsets of them, by sorting: no loop, no group-sized arrays."""
+"""Assigning examples to groups, and to random subsets of groups, by sorting alone."""
 
 from __future__ import annotations
 
@@ -23,22 +23,22 @@ def subset_groups(
     *,
     subset_size: int = 2,
 ) -> tuple[Integer[Array, " examples"], Integer[Array, " examples"]]:
-    """Number the random subsets of the groups of examples that share all ``keys``.
+    """Cut groups of examples into random subsets; the examples of a group share all ``keys``.
 
-    A group of m examples is cut into min(num_subsets, ⌊m/subset_size⌋) subsets, at least one, whose sizes
-    differ by at most 1: each has at least ``subset_size`` examples unless the group has fewer (FedCOF, App.
-    E).
+    A group of m examples is cut into min(num_subsets, ⌊m/subset_size⌋) subsets, at least one, with sizes that
+    differ by at most 1. So each subset has at least ``subset_size`` examples, unless the group has fewer
+    (FedCOF, App. E).
 
     Args:
-        keys: integers that examples of one group share; the first is the slowest in the order of groups.
+        keys: integers that the examples of a group share; groups are ordered by the first key, then the next.
         kept: False for padding.
-        num_subsets: most subsets of a group; None for no bound.
-        key: PRNG key that deals the examples; may be None for one subset.
-        subset_size: examples of a subset, at least.
+        num_subsets: the most subsets of a group; None for no bound.
+        key: PRNG key that assigns examples to subsets; may be None if ``num_subsets`` is 1.
+        subset_size: the least examples of a subset.
 
     Returns:
-        For each example its subset's number among all subsets, consecutive from 0 in the order of the
-        groups, and its subset's number within its group; −1 in both for padding.
+        For each example the number of its subset among all subsets, from 0 in the order of the groups, and
+        within its group; −1 in both for padding.
     """
     if kept.shape[0] == 0:
         return jnp.zeros(0, jnp.int32), jnp.zeros(0, jnp.int32)
@@ -53,7 +53,7 @@ def _subset_groups(
     n = kept.shape[0]
     index = jnp.arange(n, dtype=jnp.int32)
     draw = () if key is None else (jax.random.bits(key, (n,), jnp.uint32),)
-    # Padding sorts behind everything else.
+    # Sort padding to the end.
     operands = ((~kept).astype(jnp.int32), *keys, *draw, index)
     padding, *rest = jax.lax.sort(operands, num_keys=len(operands) - 1)
     sorted_keys, order = rest[: len(keys)], rest[-1]
@@ -64,7 +64,7 @@ def _subset_groups(
     group = jnp.cumsum(starts, dtype=jnp.int32) - 1
     scatter = jnp.zeros(n, jnp.int32)
     if key is None:
-        # A group is one subset, for which less is compiled.
+        # If each group is one subset, less needs to be compiled.
         whole = scatter.at[order].set(jnp.where(padding == 0, group, -1), unique_indices=True)
         return whole, jnp.minimum(whole, 0)
     size = jax.ops.segment_sum((padding == 0).astype(jnp.int32), group, n, indices_are_sorted=True)
@@ -80,7 +80,7 @@ def _subset_groups(
 
 
 def check_one_client(features: Any, labels: Any, num_classes: int, *_: Any, **__: Any) -> None:
-    """Raise unless the first arguments are one client's features and labels, and C."""
+    """Raise unless the arguments begin with one client's features and labels, and C."""
     if np.ndim(features) == 3:
         raise ValueError(
             f"features: expected shape [examples, dim] of one client, got {list(np.shape(features))}; "
@@ -91,10 +91,10 @@ def check_one_client(features: Any, labels: Any, num_classes: int, *_: Any, **__
 
 
 def as_examples(features: AnyArray, **integers: AnyArray) -> tuple[jax.Array, ...]:
-    """Take the arrays of examples, or raise unless their structure is that of examples.
+    """Convert the arrays of examples to jax arrays; raise if their structure is wrong.
 
     Returns:
-        All of them as jax arrays, in order; integers as int32, whatever type they came in.
+        The arrays in the same order; integers become int32.
     """
     check_example_structure(features, **integers)
     return (as_array(features), *(as_int32(name, array) for name, array in integers.items()))

@@ -1,4 +1,4 @@
-"""Class means of one client: what FedNCM and FedCOF send."""
+"""Class means of one client, as FedNCM and FedCOF send them."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ def class_means(
         num_classes: C, static.
 
     Returns:
-        Means (0 for an absent class) and counts n_kc. Batch over clients with ``jax.vmap``. Where features
-        cancel, a mean is not exactly 0, but within some eps of their size.
+        Means (0 for an absent class) and counts n_kc. Batch over clients with ``jax.vmap``. If features
+        cancel, the mean is not exactly 0, but within some eps of the features' size.
 
     Raises:
         ValueError: if shapes do not fit.
@@ -54,16 +54,16 @@ def subset_class_means(
 ) -> tuple[Float[Array, "classes subsets dim"], Integer[Array, "classes subsets"]]:
     """Compute means of disjoint random subsets of each class, for one client: more rows from few clients.
 
-    A class of n_kc examples gives min(num_subsets, ⌊n_kc/2⌋) means, at least one, of subsets whose sizes
-    differ by at most 1. So each subset has at least 2 examples, unless the client has only one of the class.
-    The mean of a single example would reveal the example.
+    A class of n_kc examples gives min(num_subsets, ⌊n_kc/2⌋) means, at least one; the subsets' sizes differ
+    by at most 1. So each subset has at least 2 examples, unless the client has only one example of the class.
+    (The mean of one example would reveal it.)
 
     Args:
         features: features of the client's examples.
         labels: their classes; a label outside [0, num_classes) is padding.
         num_classes: C, static.
-        num_subsets: most subsets of a class, static.
-        key: PRNG key that deals the examples to subsets.
+        num_subsets: the most subsets of a class, static.
+        key: PRNG key that assigns examples to subsets.
 
     Returns:
         Means and counts; an unused subset has count 0 and mean 0.

@@ -20,10 +20,10 @@ from covfree.statistics.mixture_steps import Mixture as Mixture
 from covfree.statistics.mixture_steps import Structure, log_densities, maximise, nearest_seeds
 from covfree.statistics.rows import pair_sizes
 
-# EM ends when a step gains less log-likelihood than this for each example and feature. It is a few times
+# EM ends when a step improves the log-likelihood by less than this, for each example and feature: a few times
 # the rounding of float32.
 _GAIN = 1e-6
-# Numbers that a batch of groups may hold at once: 64 MiB in float32.
+# Numbers that a batch of groups may hold: 64 MiB in float32.
 _BATCH_NUMBERS = 2**24
 
 
@@ -37,34 +37,33 @@ def gaussian_mixture(
     key: PRNGKey,
     num_steps: int = 50,
 ) -> Mixture:
-    """Fit a mixture to one group of examples, a client's class, by expectation and maximisation.
+    """Fit a mixture to one group of examples (a client's class) by expectation maximisation (EM).
 
-    The components start from examples drawn one after the other, far from those drawn before (greedy
-    k-means++), each with the examples that are nearest to it. The steps
-    maximise the likelihood, but for this: every variance is raised by 1e-4 of the group's mean variance
-    (and a full covariance's diagonal by its trace times eps, so that its Cholesky factor exists). They end
-    early where a step gains less than 1e-6 in log-likelihood for each example and feature.
+    The components start at examples drawn one after another, far from those drawn before (greedy k-means++),
+    each with its nearest examples. Every variance is raised by 1e-4 of the group's mean variance (and a full
+    covariance by its trace times eps on the diagonal, so that its Cholesky factor exists). EM ends early when
+    a step improves the log-likelihood by less than 1e-6 for each example and feature.
 
-    A group of n examples gets min(num_components, ⌊n/2⌋) components, at least one, and no more than it
-    has distinct examples: a component of a single example would have no covariance of its own, and would
-    send the example itself. One example, or equal ones, give one component with covariance 0.
+    A group of n examples gets min(num_components, ⌊n/2⌋) components, at least one, and at most as many as it
+    has distinct examples. (A component of one example would have no covariance, and would reveal the
+    example.) If all examples are equal, or there is one, the result is one component with covariance 0.
 
-    The examples are first put in an order of their own, along a random direction. So the result depends on
-    the order in which they come only by rounding, and moving or scaling them moves or scales it. A step
-    costs 8·n·components·d operations (full: 3·n·d² + d³/3 for each component) and makes no array of
-    n·components·d numbers.
+    The examples are first sorted along a random direction, so their original order affects the result only by
+    rounding. Moving or scaling the examples moves or scales the mixture. A step costs 8·n·components·d
+    operations (for full covariances 3·n·d² + d³/3 for each component), and makes no array of n·components·d
+    numbers.
 
     Args:
-        features: of the examples. Half precisions are computed in float32.
+        features: features of the examples. Half precisions are computed in float32.
         kept: False for padding, whose features may hold anything.
-        num_components: most components, static.
+        num_components: the most components, static.
         covariance: "full", "diagonal" or "spherical", static.
         key: PRNG key that draws the first means.
-        num_steps: most steps, static.
+        num_steps: the most steps of EM, static.
 
     Returns:
-        The mixture; its covariances divide by the (weighted) number of examples, not by one less. Batch
-        over groups with ``jax.vmap``. Not for reverse differentiation.
+        The mixture. Its covariances divide by the (weighted) number of examples n, not n − 1. Batch over
+        groups with ``jax.vmap``. Reverse-mode differentiation is not supported.
 
     Source: FedPFT (Beitollahi et al. 2024). A step is equivalent to one of
     ``sklearn.mixture.GaussianMixture(covariance_type=..., reg_covar=floor)``.
@@ -93,7 +92,7 @@ def gaussian_mixture(
     values, kept = values[order], kept[order]
     count = jnp.maximum(kept.sum(), 1).astype(dtype)
 
-    # About an example first, so that equal ones leave exactly 0; then about the mean, and to unit variance.
+    # Subtract one example first, so that equal ones give exactly 0; then the mean; then scale to variance 1.
     first = values[0]
     values = jnp.where(kept[:, None], values - first[None, :], 0)
     centre = values.sum(0) / count
@@ -135,27 +134,27 @@ def client_mixtures(
     covariance: Structure,
     key: PRNGKey,
 ) -> Rows:
-    """A mixture for each class of each client, as rows: one a component, with the component's covariance.
+    """Fit a mixture for each class of each client; each component is a row with a covariance.
 
-    A group's mixture is that of `gaussian_mixture` with ``fold_in(fold_in(derive(key, "mixtures"), label),
-    client)`` (`covfree.core.keys.derive`). It depends neither on the other groups nor on where its examples
-    stand, so that a client alone gets with the same key what it gets among others (but for rounding). Costs
-    a sort of n small keys and num_groups·group_size examples of work, whatever the groups' own sizes;
-    groups are taken in batches, so that memory stays bounded beyond the result.
+    A group is a client's class. Its mixture is that of `gaussian_mixture` with the key
+    ``fold_in(fold_in(derive(key, "mixtures"), label), client)`` (`covfree.core.keys.derive`). It depends
+    neither on other groups nor on where its examples are, so a client alone computes the same with the same
+    key, up to rounding. Costs a sort of n small keys and work for num_groups·group_size examples, whatever
+    the groups' own sizes. Groups are computed in batches, so that extra memory is bounded.
 
     Args:
-        features: of all clients' examples, in any order.
+        features: features of all clients' examples, in any order.
         labels: their classes; below 0 is padding.
         clients: the client of each example; below 0 is padding.
         num_groups: a bound on the client-class pairs, static; from `mixture_sizes`.
         group_size: a bound on the examples of a pair, static; from `mixture_sizes`.
-        num_components: most components of a group, static.
+        num_components: the most components of a group, static.
         covariance: "full", "diagonal" or "spherical", static.
         key: PRNG key.
 
     Returns:
-        num_groups·num_components rows, ordered by client, class and component, with count n_kc times the
-        component's weight. Components that are not used are padding: count 0, label and client −1.
+        num_groups·num_components rows, ordered by client, class and component. The count is n_kc times the
+        component's weight. Unused components are padding: count 0, label and client −1.
 
     Source: FedPFT (Beitollahi et al. 2024).
 
@@ -187,10 +186,10 @@ def client_mixtures(
 def mixture_sizes(
     labels: Integer[np.ndarray, " examples"], clients: Integer[np.ndarray, " examples"]
 ) -> tuple[int, int]:
-    """Static sizes for `client_mixtures`, counted on the host from concrete arrays.
+    """Compute static sizes for `client_mixtures`, on the host from concrete arrays.
 
     Returns:
-        The number of client-class pairs and the examples of the largest; both at least 1.
+        The number of client-class pairs, and the number of examples of the largest pair; both at least 1.
 
     >>> import numpy as np
     >>> mixture_sizes(np.array([0, 0, 1, 1, -1]), np.array([0, 0, 0, 5, 5]))
@@ -211,9 +210,9 @@ def _mixture_rows(
     num_components: int,
     covariance: Structure,
 ) -> tuple[Rows, Integer[Array, ""], Integer[Array, ""]]:
-    """The rows, the number of client-class pairs, and the examples of the largest: all that is compiled."""
+    """Compute the rows, the number of client-class pairs, and the size of the largest: one compiled call."""
     kept = (labels >= 0) & (clients >= 0)
-    # −1 for padding.
+    # The pair of each example; −1 for padding.
     pair = subset_groups((clients, labels), kept, 1, None)[0]
     group = jnp.where(kept, pair, num_groups)
     size = jax.ops.segment_sum(kept.astype(jnp.int32), group, num_groups)
@@ -245,7 +244,7 @@ def _fit_groups(
     within = jnp.arange(group_size, dtype=jnp.int32)
     key = derive(key, "mixtures")
     label, client = owners
-    # Padding draws too: with keys that no group has.
+    # Empty groups draw too, with keys that no real group has.
     client = jnp.where(size > 0, client, -1 - jnp.arange(len(size), dtype=client.dtype))
 
     def one_group(operand: tuple[jax.Array, ...]) -> Mixture:

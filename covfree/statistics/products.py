@@ -32,9 +32,9 @@ def scatter_products(
     mean: Float[Array, "classes dim"],
     directions: Float[Array, "dim directions"],
 ) -> ScatterProducts:
-    """Multiply the scatter of examples about class means by some directions, without the scatter itself.
+    """Multiply the scatter of examples about class means by q directions, without forming the scatter.
 
-    Costs 4·n·d·q operations for q directions.
+    Costs 4·n·d·q operations.
 
     >>> import jax.numpy as jnp
     >>> x, y = jnp.array([[1.0, 0.0], [3.0, 2.0]]), jnp.array([0, 0])

@@ -1,4 +1,4 @@
-"""Residuals about clients' class means: which clients have how many, and vectors that show them."""
+"""Residuals about clients' class means: how many each client has, and rows made from them."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from covfree.statistics.groups import subset_groups
 
 
 def count_clients(labels: Integer[np.ndarray, " examples"], clients: Integer[np.ndarray, " examples"]) -> int:
-    """Clients with an example, counted on the host."""
+    """Count the clients that have an example, on the host."""
     labels, clients = np.asarray(labels), np.asarray(clients)
     return len(np.unique(clients[(labels >= 0) & (clients >= 0)]))
 
 
 class Senders(NamedTuple):
-    """The clients that hold an example, numbered from 0 in the order of their names.
+    """The clients that have an example, numbered from 0 in the order of ``client``.
 
     Attributes:
-        slot: the number of each example's client; the size of ``client`` for padding.
-        size: examples of each client.
-        client: name of each; −1 past the last.
+        slot: the number of each example's client; ``len(client)`` for padding.
+        size: the number of examples of each client.
+        client: each client's original number; −1 past the last.
         hidden: a_k = n_k − (rows of the client), the degrees of freedom of the scatter inside its rows.
     """
 
@@ -44,7 +44,7 @@ def senders_of(
     num_clients: int,
     client_size: int | None = None,
 ) -> Senders:
-    """Number the clients of examples that were dealt to rows."""
+    """Number the clients of examples that were assigned to rows."""
     check_positive("num_clients", num_clients)
     kept, num_rows = row >= 0, len(means.count)
     owner, _ = subset_groups((clients,), kept, 1, None)
@@ -76,7 +76,7 @@ def with_vectors(
     count: Integer[Array, "clients vectors"],
     label: int,
 ) -> Rows:
-    """Class means, and below them each client's vectors as rows without a class; padding if count is 0."""
+    """Append each client's vectors to the class means, as rows without a class; padding if the count is 0."""
     count = count.reshape(-1)
     labels = jnp.where(count > 0, label, -1).astype(jnp.int32)
     return Rows(
@@ -93,7 +93,7 @@ def residuals(
     means: Float[Array, "groups dim"],
     group: Integer[Array, " examples"],
 ) -> Float[Array, "examples dim"]:
-    """Features less their group's mean; 0 where the group is past the end, which may hold NaN."""
+    """Subtract each example's group mean; 0 for padding (group past the end), which may hold NaN."""
     kept = (group < means.shape[0])[:, None]
     centre = means.at[group].get(mode="fill", fill_value=0)
     return deviations(jnp.where(kept, features, 0).astype(accumulation_dtype(features)), centre)

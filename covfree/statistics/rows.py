@@ -1,4 +1,4 @@
-"""Rows of a whole federation at once, from flat arrays: never ``[clients, classes, dim]``."""
+"""Rows of a whole federation at once, from flat arrays; no array is [clients, classes, dim]."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from covfree.core.sums import mean_groups
 from covfree.core.types import AnyArray, PRNGKey, Rows, accumulation_dtype, is_traced
 from covfree.statistics.groups import as_examples, subset_groups
 
-# The spread about a mean that a client may send: the variance of each feature, or their average.
+# The variance that may be sent with a mean: that of each feature, or the average over features.
 CovarianceType: TypeAlias = Literal["diagonal", "spherical"]
 
 
 def check_subsets(num_subsets: int | None, subset_size: int) -> None:
-    """Raise unless these say how classes are cut into subsets."""
+    """Raise unless the two numbers can say how classes are cut into subsets."""
     if num_subsets is not None:
         check_positive("num_subsets", num_subsets)
     check_positive("subset_size", subset_size)
@@ -49,21 +49,21 @@ def count_rows(
 def pair_sizes(
     labels: Integer[np.ndarray, " examples"], clients: Integer[np.ndarray, " examples"]
 ) -> Integer[np.ndarray, " pairs"]:
-    """Examples n_kc of each client-class pair that exists, ordered by client and class; on the host."""
+    """Count the examples n_kc of each client-class pair, ordered by client and class; on the host."""
     return client_pairs(labels, clients)[1]
 
 
 def client_pairs(
     labels: Integer[np.ndarray, " examples"], clients: Integer[np.ndarray, " examples"]
 ) -> tuple[Integer[np.ndarray, " pairs"], Integer[np.ndarray, " pairs"]]:
-    """The client of each pair of `pair_sizes`, and the pair's size."""
+    """Return the client of each pair of `pair_sizes`, and the pair's size."""
     labels, clients = np.asarray(labels), np.asarray(clients)
     check_int32("labels", labels)
     if not fits_int32(clients):
-        # Otherwise the number of a pair could exceed int64.
+        # Renumber: otherwise the number of a pair could exceed int64.
         clients = consecutive(clients)
     kept = (labels >= 0) & (clients >= 0)
-    # One number for a pair sorts several times faster than two; the bound is a Python int.
+    # Sorting one number for a pair is several times faster than sorting two. ``width`` is a Python int.
     width = int(labels.max(initial=0)) + 1
     pairs, sizes = np.unique(
         clients[kept].astype(np.int64) * width + labels[kept].astype(np.int64), return_counts=True
@@ -74,7 +74,7 @@ def client_pairs(
 def client_sizes(
     labels: Integer[np.ndarray, " examples"], clients: Integer[np.ndarray, " examples"]
 ) -> tuple[Integer[np.ndarray, " clients"], Integer[np.ndarray, " clients"]]:
-    """Classes and examples of each client that has any; on the host."""
+    """Count the classes and examples of each client that has any; on the host."""
     owners, sizes = client_pairs(labels, clients)
     _, slot = np.unique(owners, return_inverse=True)
     return np.bincount(slot), np.bincount(slot, sizes).astype(int)
@@ -93,21 +93,21 @@ def client_rows(
 ) -> Rows:
     """Compute the class means of all clients as rows, ordered by client, class and subset.
 
-    Costs one sort of n small keys and one pass over the features (three with a covariance); memory
-    n + num_rows·d.
+    Costs a sort of n small keys and one pass over the features (three with a covariance), and memory for n +
+    num_rows·d numbers.
 
     Args:
         features: features of all clients' examples, in any order.
         labels: their classes; below 0 is padding.
         clients: the client of each example; below 0 is padding.
-        num_rows: rows of the result, static: `count_rows` or any upper bound, such as ``len(labels)``.
-            Unused rows are padding. If it is too small, that is an error; under ``jit`` rows are lost.
-        num_subsets: most random subsets of a client's class, static; see `subset_class_means`. None for as
-            many as ``subset_size`` allows: the number then grows with n_kc.
-        subset_size: examples of a subset, at least, unless the client's class has fewer.
-        covariance: also compute the unbiased variance of each feature about the mean (``"diagonal"``), or
-            their average (``"spherical"``).
-        key: PRNG key that deals examples to subsets; needed unless ``num_subsets`` is 1.
+        num_rows: rows of the result, static: `count_rows`, or an upper bound such as ``len(labels)``. Unused
+        rows are padding. Too small a number is an error; under ``jit`` rows are lost.
+        num_subsets: the most random subsets of a client's class, static; see `subset_class_means`. None for
+        as many as ``subset_size`` allows: their number then grows with n_kc.
+        subset_size: the least examples of a subset, unless the client has fewer of the class.
+        covariance: if given, also compute the unbiased variance of each feature about the mean
+        (``"diagonal"``), or the average over features (``"spherical"``).
+        key: PRNG key that assigns examples to subsets; needed unless ``num_subsets`` is 1.
 
     Returns:
         The rows; padding rows at the end have count 0 and label −1.
@@ -135,7 +135,7 @@ def deal_rows(
     subset_size: int,
     key: PRNGKey | None,
 ) -> Integer[Array, " examples"]:
-    """The row of `client_rows` that each example is dealt to; −1 for padding."""
+    """Return the row of `client_rows` to which each example is assigned; −1 for padding."""
     check_subsets(num_subsets, subset_size)
     if num_subsets == 1:
         deal = None
@@ -155,7 +155,7 @@ def rows_of(
     num_rows: int,
     covariance: CovarianceType | None = None,
 ) -> Rows:
-    """`client_rows` of examples that were dealt to rows."""
+    """Compute `client_rows` from examples that are already assigned to rows."""
     check_positive("num_rows", num_rows)
     rows = _rows_of(features, labels, clients, row, num_rows, covariance)
     if not is_traced(rows.count):
@@ -172,15 +172,16 @@ def rows_of(
 def _rows_of(
     features: Array, labels: Array, clients: Array, row: Array, num_rows: int, covariance: str | None
 ) -> Rows:
-    """`rows_of` without its checks."""
+    """`rows_of` without checks."""
     means, counts = mean_groups(features, row, num_rows)
     examples = row.shape[0]
     slot = jnp.where((row >= 0) & (row < num_rows), row, num_rows)
-    # Past the last example if the row has none. XLA sees that `mean_groups` finds the same.
+    # The first example of each row (past the end for an empty row). XLA merges this with that of
+    # `mean_groups`.
     first = jax.ops.segment_min(jnp.arange(examples, dtype=jnp.int32), slot, num_rows)
 
     def of_row(values: jax.Array) -> jax.Array:
-        """The value that all examples of a row share; −1 for padding."""
+        """Return the value that all examples of a row share; −1 for padding."""
         if not examples:
             return jnp.full(num_rows, -1, jnp.int32)
         return values.astype(jnp.int32).at[first].get(mode="fill", fill_value=-1)
@@ -197,8 +198,8 @@ def _row_variances(
     row: Integer[Array, " examples"],
     means: Float[Array, "rows dim"],
 ) -> Float[Array, "rows dim"]:
-    """Unbiased variance of each feature within each row; 0 with fewer than two examples."""
-    # Padding may hold NaN, of which not even the gradient of a square that is not summed is 0.
+    """Compute the unbiased variance of each feature within each row; 0 with fewer than two examples."""
+    # Set padding to 0: if it holds NaN, gradients are NaN even if its squares are not summed.
     values = jnp.where((row >= 0)[:, None], features, 0).astype(accumulation_dtype(features))
     deviation = values - means.at[row].get(mode="fill", fill_value=0)
     square, counts = mean_groups(jnp.square(deviation), row, means.shape[0])

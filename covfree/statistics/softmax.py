@@ -16,11 +16,11 @@ from covfree.statistics.groups import as_examples
 
 
 class SoftmaxSums(NamedTuple):
-    """Sums over examples that add up over clients.
+    """The loss and its gradient, summed over examples; they add up over clients.
 
     Attributes:
         loss: Σ_i n_i (log Σ_c exp s_ic − s_iy).
-        slope: its derivative by W and a in s_i = … + Wᵀ(x_i − m) + a; the last row is that by a.
+        slope: the derivative of ``loss`` by W and a in s_i = … + Wᵀ(x_i − m) + a; the last row is that by a.
         number: Σ_i n_i, the examples behind the sums.
     """
 
@@ -30,7 +30,7 @@ class SoftmaxSums(NamedTuple):
 
 
 class ScaledLosses(NamedTuple):
-    """Sums over examples that add up over clients.
+    """The loss at several temperatures, summed over examples; they add up over clients.
 
     Attributes:
         loss: Σ_i n_i (log Σ_c exp βs_ic − βs_iy), for each β.
@@ -49,13 +49,13 @@ def softmax_sums(
     centre: Float[Array, " dim"],
     num_classes: int,
 ) -> SoftmaxSums:
-    """Sum the cross-entropy of a classifier, and its derivative by a linear term of the scores.
+    """Sum a classifier's cross-entropy, and its derivative by a linear term that is added to the scores.
 
-    Costs 2·n·d·C operations beside the scores, in memory for one part of the examples.
+    Beside the scores this costs 2·n·d·C operations, and memory for one part of the examples.
 
     Args:
-        scores: the classifier, a function of x and x − m, each [examples, dim], that gives [examples,
-            classes]; −∞ for an absent class.
+        scores: the classifier: a function of x and x − m, each [examples, dim], that returns [examples,
+        classes]; −∞ for an absent class.
         features: x_i. Half precisions are summed in float32.
         labels: y_i; a label outside [0, classes), or of an absent class, is padding.
         counts: n_i, how often each example counts; 0 for padding.
@@ -94,7 +94,7 @@ def scaled_losses(
     scales: Float[Array, " scales"],
     num_classes: int,
 ) -> ScaledLosses:
-    """Sum the cross-entropy of softmax(β·scores) for each of some β; see `softmax_sums` for the arguments."""
+    """Sum the cross-entropy of softmax(β·scores) for each β in ``scales``; see `softmax_sums`."""
 
     def add(total: ScaledLosses, part: tuple[jax.Array, ...]) -> ScaledLosses:
         own, label, count, _ = _scored(scores, part, centre, num_classes)
@@ -120,7 +120,7 @@ def _scored(
     centre: jax.Array,
     num_classes: int,
 ) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
-    """Return scores, labels, counts and x − m; all of padding and of examples of absent classes are 0."""
+    """Return scores, labels, counts and x − m, with 0 for padding and for examples of absent classes."""
     features, label, count = part
     kept = (count > 0) & (label >= 0) & (label < num_classes)
     features = features.astype(accumulation_dtype(features))
@@ -128,6 +128,6 @@ def _scored(
     centred = jnp.where(kept[:, None], features - centre[None, :], 0)
     own, label = scores(features, centred), jnp.where(kept, label, 0)
     kept = kept & (jnp.take_along_axis(own, label[:, None], axis=1)[:, 0] > -jnp.inf)
-    # Scores of absent classes are −∞, of which the difference is NaN.
+    # Scores of absent classes are −∞, and a difference of two is NaN.
     own = jnp.where(kept[:, None], own, 0)
     return own, label, jnp.where(kept, count, 0).astype(own.dtype), centred

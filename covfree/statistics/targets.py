@@ -1,4 +1,4 @@
-"""Sums of features and any targets of one client: what ridge regression needs, as Fed3R's but for labels."""
+"""Sums of one client's features and targets for ridge regression: Fed3R's sums with targets for labels."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def target_sums(
     targets: AnyArray,
     weights: Float[AnyArray, " examples"] | None = None,
 ) -> TargetSums:
-    """Sum a client's features and targets, from which `regression_head` makes ridge regression.
+    """Sum a client's features and targets, from which `regression_head` solves ridge regression.
 
     Targets may be any numbers: probabilities of classes (soft labels), 0 and 1 for each of several labels,
     measurements. One-hot targets give the sums of `gram`. The sum over clients is that of pooled examples.

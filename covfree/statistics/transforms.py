@@ -1,6 +1,6 @@
-"""Transforms of the rows that a client sends, and one: noise on counts.
+"""Transforms of the rows that a client sends; one of them adds noise to counts.
 
-The noise blurs counts; it is no differential privacy.
+That noise blurs counts; it is no differential privacy.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from covfree.core.types import PRNGKey, Rows, Scalar, accumulation_dtype, is_tra
 class Transform:
     """A transform of the rows that a client sends: a pytree whose one leaf is ``strength``.
 
-    Row by row, so that it is the same on one client's rows and on all clients' in a simulation.
+    It works row by row, so it is the same on one client's rows as on all rows of a simulation.
 
     Attributes:
-        strength: the number a user may sweep or differentiate; what it means is the transform's to say.
+        strength: the number that a user may sweep or differentiate; the transform defines its meaning.
         apply: ``(strength, rows, key) -> rows``.
     """
 
@@ -35,14 +35,14 @@ class Transform:
     apply: Callable[[Scalar, Rows, jax.Array], Rows] = field(metadata={"static": True})
 
     def __call__(self, rows: Rows, *, key: PRNGKey) -> Rows:
-        """The transformed rows."""
+        """Transform the rows."""
         return self.apply(self.strength, rows, key)
 
 
 CountNoise: TypeAlias = Literal["uniform", "gaussian", "laplace"]
 
 
-# By name: the standard draw, and its scale for counts n and ε.
+# For each kind of noise: the standard draw, and its scale as a function of counts n and ε.
 _LAWS: dict[str, tuple[Callable[..., jax.Array], Callable[..., Any]]] = {
     "uniform": (partial(jax.random.uniform, minval=-1.0, maxval=1.0), lambda n, epsilon: (1 - epsilon) * n),
     "gaussian": (jax.random.normal, lambda n, epsilon: 1 / jnp.sqrt(epsilon)),
@@ -54,7 +54,7 @@ def _noisy(epsilon: Scalar, rows: Rows, key: PRNGKey, kind: CountNoise) -> Rows:
     draw, scale = _LAWS[kind]
     dtype = accumulation_dtype(rows.mean)
     count = jnp.asarray(rows.count)
-    # Padding stays what it is; it may hold NaN.
+    # Padding stays as it is; it may hold NaN.
     used = (count > 0) & (jnp.asarray(rows.label) >= 0)
     exact = jnp.where(used, count, 0).astype(dtype)
     noise = scale(exact, jnp.asarray(epsilon, dtype)) * draw(derive(key, "count noise"), count.shape, dtype)
@@ -77,7 +77,7 @@ def _laplace(epsilon: Scalar, rows: Rows, key: PRNGKey) -> Rows:
     return _noisy(epsilon, rows, key, "laplace")
 
 
-# Functions of the module, so that transforms stay equal after pickling.
+# Module-level functions, so that transforms are equal after pickling.
 _NOISES = {"uniform": _uniform, "gaussian": _gaussian, "laplace": _laplace}
 
 
@@ -88,13 +88,13 @@ def count_noise(kind: CountNoise, epsilon: Scalar) -> Transform:
 
     - ``"uniform"``: σ uniform on [−(1 − ε)n, (1 − ε)n].
     - ``"gaussian"``: σ normal with mean 0 and *variance* 1/ε.
-    - ``"laplace"``: σ of the Laplace law with mean 0 and scale 1/ε (variance 2/ε²).
+    - ``"laplace"``: σ from the Laplace distribution with mean 0 and scale 1/ε (variance 2/ε²).
 
-    A smaller ε means more noise. A row whose ñ is 0 is not sent, neither its count nor its mean.
+    A smaller ε means more noise. A row with ñ = 0 is not sent at all.
 
-    **This is not differential privacy**, whatever ε. A class that a client lacks is never sent, so a class
-    that is sent proves that the client has an example of it. Besides, uniform noise is bounded, and means are
-    sent without noise. Noise with a privacy guarantee is not in covfree yet.
+    **This is not differential privacy**, whatever ε. A class that a client lacks is never sent, so a sent
+    class proves that the client has an example of it. Besides, uniform noise is bounded, and means are sent
+    without noise. For noise with a privacy guarantee see `covfree.privacy`.
 
     Args:
         kind: one of the three.
@@ -105,8 +105,8 @@ def count_noise(kind: CountNoise, epsilon: Scalar) -> Transform:
         ValueError: if the kind is unknown or ε out of range.
 
     Source: FedCOF (Goswami et al. 2024), eq. 23 and App. I.1, with ε of 0.1 to 0.9. The paper writes N(0,
-    1/ε); 1/ε is taken for the variance, as is usual, though it may be meant as the standard deviation. It
-    does not say whether ñ is rounded; here it is not.
+    1/ε); here 1/ε is the variance, as is usual, though the standard deviation may be meant. The paper does
+    not say whether ñ is rounded; here it is not.
 
     >>> import covfree
     >>> noisy = covfree.fedcof().with_transforms(count_noise("laplace", 0.5))

@@ -1,4 +1,4 @@
-"""The error of linear discriminant analysis for many strengths of shrinkage, from one eigenbasis."""
+"""The error of linear discriminant analysis for many shrinkage strengths, from one eigendecomposition."""
 
 from __future__ import annotations
 
@@ -22,23 +22,24 @@ from covfree.estimators.automatic.predicted import (
 from covfree.estimators.moments import centred_means
 from covfree.estimators.scatter import Freedom
 
-# Eigenvalues up to this many eps of the largest count as rounding (up to 3 eps were observed). `rank_cut`,
-# made for solves, would also cut eigenvalues that are merely small beside clients' offsets.
+# Eigenvalues up to this many eps of the largest count as rounding (up to 3 eps were observed). `rank_cut` is
+# made for solves: it would also cut eigenvalues that are merely small compared to clients' offsets.
 _ROUNDING = 4.0
 
 
 class Basis(NamedTuple):
     """Class means and clients' offsets in the eigenbasis of a covariance.
 
-    From a factor the basis spans its rows alone; every other direction has the eigenvalue ``floor``.
+    If the covariance is a factor, the basis spans only its rows; every other direction has eigenvalue
+    ``floor``.
 
     Attributes:
         values: eigenvalues, without the floor.
         floor: the multiple of the identity that the covariance contains.
         means: class means about the grand mean; 0 for an absent class.
-        outside: the part of the means' inner products that lies outside the basis.
+        outside: the part of the means' inner products outside the basis.
         vectors: the offsets' directions z_j, which lie in the basis.
-        dim: dimensions of the features.
+        dim: d, the dimension of the features.
     """
 
     values: Float[Array, " size"]
@@ -50,7 +51,7 @@ class Basis(NamedTuple):
 
     @classmethod
     def of(cls, covariance: Scatter, moments: Moments, offsets: Offsets, unit: Float[Array, ""]) -> Basis:
-        """The basis of ``covariance / unit``; means and directions are divided by √unit."""
+        """Make the basis of ``covariance / unit``; means and directions are divided by √unit."""
         centred, offset = (rows / jnp.sqrt(unit) for rows in (centred_means(moments), offsets.vector))
         values, vectors = eigh(covariance.core())
         rounding = _ROUNDING * jnp.finfo(values.dtype).eps * values.max(initial=0)
@@ -66,8 +67,8 @@ class Basis(NamedTuple):
             return product(product(rows, factor.T), vectors) * scale[None, :]
 
         means, inside = coordinates(centred), coordinates(offset)
-        # The coordinates of a strong z_j along small eigenvalues show its strength, and rounding drowns them.
-        # Adding the coordinates of the residual, twice, restores them.
+        # A strong z_j has small coordinates along small eigenvalues, and rounding drowns them. Adding the
+        # coordinates of the residual, twice, restores them.
         for _ in range(2):
             inside += coordinates(offset - product(product(inside * scale[None, :], vectors.T), factor))
         outside = product(centred, centred.T) - product(means, means.T)
@@ -81,7 +82,7 @@ def predicted_margins(
     offsets: Offsets,
     candidates: Float[Array, " candidates"],
 ) -> Margins:
-    """Margins of test examples for each γ (docs/derivation.md, section 10).
+    """Predict the margins of test examples for each γ (docs/derivation.md, section 10).
 
     All arguments are in units of the mean variance.
     """
@@ -94,7 +95,7 @@ def predicted_margins(
     unknown = 1 / jnp.maximum(count[chosen], 1)[:, None]
     strength, used, told_apart = offsets.strength, offsets.strength > 0, offsets.told_apart
     number = used.astype(values.dtype)
-    # T is estimated from the remainder, or from all rows, with each z_j a row of covariance (λ_jρ + c)Σ.
+    # Estimate T from the remainder, or from all rows, where each z_j is a row of covariance (λ_jρ + c)Σ.
     rows = jnp.concatenate([number, jnp.where(offsets.unseen > 0, offsets.copies, 0)])
     reached = jnp.concatenate([strength, offsets.unseen])
     within = Freedom(
@@ -104,20 +105,20 @@ def predicted_margins(
     spectrum = values + floor
 
     def products(rows: jax.Array, weights: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """Σ_s w_s a_ls² and Σ_s w_s a_is a_ls for the rows a and several w."""
+        """Σ_s w_s a_ls² and Σ_s w_s a_is a_ls, for rows a and each of several weight vectors w."""
         left = rows[chosen][None, :, :] * weights[:, None, :]
         size = weights.shape[0] * chosen.shape[0]
         cross = product(left.reshape(size, rows.shape[1]), rows.T)
         return product(weights, jnp.square(rows).T), cross.reshape(*left.shape[:2], rows.shape[0])
 
     def apart(own: jax.Array, cross: jax.Array) -> jax.Array:
-        """Σ_s w_s (a_is − a_ls)²; rounding does not make it negative."""
+        """Σ_s w_s (a_is − a_ls)², at least 0 despite rounding."""
         return jnp.maximum(own[:, chosen, None] + own[:, None, :] - 2 * cross, 0)
 
     def one_candidate(gamma: jax.Array) -> tuple[jax.Array, jax.Array]:
         inverse, hidden = 1 / (spectrum + gamma), 1 / (floor + gamma)
         whole = (inverse * spectrum).sum() + (dim - values.shape[0]) * hidden * floor
-        # The stronger the offsets, the smaller 1 − z_jᵀHz_j.
+        # Sum of 1 − z_jᵀHz_j; the stronger an offset, the smaller its term.
         left = jnp.where(used, 1 - product(jnp.square(vectors), inverse[:, None])[:, 0], 0).sum()
         in_offsets = jnp.where(told_apart, number.sum() - left, 0)
         trace, optimism = deterministic_equivalents(whole - in_offsets, within)
@@ -130,7 +131,7 @@ def predicted_margins(
         part = 1 / (noise + strength * offset_trace)
         square, felt = strength * jnp.square(part), noise * part
 
-        # Distances between the means under H and HΣ̂H; outside the basis H is `hidden`.
+        # Distances between the means under H and HΣ̂H; outside the basis H is ``hidden``.
         own, cross = products(means, jnp.stack([inverse, jnp.square(inverse) * spectrum]))
         out = jnp.stack([hidden, jnp.square(hidden) * floor])[:, None]
         own, cross = (

@@ -1,4 +1,4 @@
-"""Offsets of clients, from sums by client: class rows as a two-way layout of classes and clients."""
+"""Clients' offsets, estimated from sums by client: a two-way layout of classes and clients."""
 
 from __future__ import annotations
 
@@ -21,22 +21,22 @@ from covfree.estimators.scatter import Freedom
 _LEAST_STRENGTH = 1e-3
 # Offsets are separated only if at least this share of the degrees of freedom lies within clients.
 _LEAST_WITHIN = 0.25
-# Candidates of tr Δ/tr Σ, 15 % apart: from no offsets to overwhelming ones.
+# Candidates of tr Δ/tr Σ, 15 % apart, from no offsets to overwhelming ones.
 _RATIOS = np.concatenate([[0.0], np.logspace(-3, 4, 113)])
 
-# Twice the log-likelihoods are taken as equal if they differ by less.
+# Values of twice the log-likelihood that differ by less count as equal.
 _TOLD = 0.01
 # The sample counts as complete if the clients outside it weigh at most this share.
 _NEGLIGIBLE = 1e-4
 
 
 class ClientSums(NamedTuple):
-    """Sums over the rows of a sample of clients, those numbered 0 … 255; adds up over any split of the rows.
+    """Sums over the rows of a sample of clients (numbers 0 … 255); they add up over any split of the rows.
 
     Attributes:
-        counts: n_ck, examples of class c that client k's rows stand for.
+        counts: n_ck, the examples of class c at client k.
         totals: g_k = Σ_r √(w_c n_r) y_r over client k's rows of all classes, y_r = √(w_c n_r) (x_r − μ_c).
-        classes: Σ_r n_r w_c (x_r − μ_c) over the rows of all of them, by class; 0 if of all rows.
+        classes: Σ_r n_r w_c (x_r − μ_c) over the sample's rows of class c; 0 if the sample is all clients.
     """
 
     counts: Num[Array, "classes slots"]
@@ -45,24 +45,24 @@ class ClientSums(NamedTuple):
 
 
 class Offsets(NamedTuple):
-    """The covariance Σ̂ = Σ_r y_r y_rᵀ in two parts, Σ_j z_j z_jᵀ and the remainder; see `offsets_of`.
+    """The covariance Σ̂ = Σ_r y_r y_rᵀ split into Σ_j z_j z_jᵀ and a remainder; see `offsets_of`.
 
-    z_j = √λ_j δ_j + noise of covariance c Σ. The δ_j are independent, each distributed as an offset of one
-    client. The remainder contains no offsets, except in directions too weak to separate. Noise in the two
-    parts is independent if classes have equal weight, and on average otherwise.
+    Here z_j = √λ_j δ_j + noise of covariance c Σ. The δ_j are independent, each distributed as one client's
+    offset. The remainder contains no offsets, except in directions too weak to separate. The noise of the two
+    parts is independent if classes have equal weight, and uncorrelated on average otherwise.
 
     Attributes:
         strength: λ_j; 0 if Σ̂ does not contain δ_j.
         vector: z_j; 0 where the strength is 0.
         share: p_cj, the weight of δ_j in the mean of class c.
-        unseen: λ of further directions, whose vectors are unknown: those of clients outside the sample.
-        copies: how many directions have each λ of ``unseen``; 0 if the sums cover all clients.
+        unseen: λ of further directions whose vectors are unknown, for clients outside the sample.
+        copies: how many directions have each λ in ``unseen``; 0 if the sample is all clients.
         noise: c.
         degrees: degrees of freedom of the remainder, by class.
         ratio: ρ = tr Δ/tr Σ.
         free: the share of tr Σ̂ that is due to Σ, not to Δ.
         known: whether the rows name their clients.
-        told_apart: whether the remainder suffices to estimate Σ. If not, take Δ = ρΣ.
+        told_apart: whether the remainder suffices to estimate Σ. If not, Δ = ρΣ is assumed.
     """
 
     strength: Float[Array, " directions"]
@@ -81,7 +81,7 @@ class Offsets(NamedTuple):
 def client_sums(
     factor: Float[Array, "rows dim"], rows: Rows, moments: Moments, class_weight: Float[Array, " classes"]
 ) -> ClientSums:
-    """The sums of some rows, from their factor y_r = √(w_c n_r) (x_r − μ_c)."""
+    """Compute the sums of some rows, from their factor y_r = √(w_c n_r) (x_r − μ_c)."""
     client = row_clients(rows)
     num_classes = class_weight.shape[0]
     valid = valid_rows(rows, num_classes)
@@ -98,7 +98,7 @@ def client_sums(
 
 
 def no_offsets(moments: Moments, freedom: Freedom) -> Offsets:
-    """No offsets: all rows count as independent."""
+    """Return offsets of strength 0: all rows count as independent."""
     dtype, (num_classes, dim) = freedom.weight.dtype, moments.total.shape
     zero = jnp.zeros((), dtype)
     return Offsets(
@@ -119,19 +119,20 @@ def no_offsets(moments: Moments, freedom: Freedom) -> Offsets:
 def offsets_of(sums: ClientSums, moments: Moments, freedom: Freedom, level: Float[Array, ""]) -> Offsets:
     r"""Separate clients' offsets from the covariance (formulas: docs/derivation.md, section 10).
 
-    If the sums cover a sample of the clients, all rows are modelled as m copies of the sample, with m the
-    ratio of Σ_c w_c N_c. Offsets that all copies share enter class means, with 1/√m of a single copy's
-    shares. Differences between copies span m − 1 further directions for each client, of strength
-    Σ_c w_c n_ck, which no class mean contains.
+    If the sums cover a sample of the clients, the other clients are modelled as m − 1 copies of the sample,
+    with m the ratio of Σ_c w_c N_c over all clients to that over the sample. Offsets that all copies share
+    enter the class means, with 1/√m of the shares in a single copy. Differences between copies give m − 1
+    further directions for each client, of strength Σ_c w_c n_ck, which no class mean contains.
 
     Args:
-        sums: of *all* rows.
+        sums: `client_sums` of *all* rows.
         moments: `first_moments` of all rows.
-        freedom: of the covariance: w_c, and K_c − 1.
+        freedom: the covariance's weights w_c and degrees of freedom K_c − 1.
         level: tr(Σ̂)/d.
 
-    Source: the two-way layout of the analysis of variance (Scheffé 1959, chapter 4), weighted. The likelihood
-    is that of variance components (Searle, Casella and McCulloch 1992, chapter 6), in covfree's own use.
+    Source: the weighted two-way layout of the analysis of variance (Scheffé 1959, chapter 4), and the
+    likelihood of variance components (Searle, Casella and McCulloch 1992, chapter 6). Their use here is
+    covfree's.
     """
     dtype = freedom.weight.dtype
     counts = sums.counts.astype(dtype)
@@ -183,7 +184,7 @@ def _ratio(
     level: Float[Array, ""],
     weight: Float[Array, " classes"],
 ) -> tuple[Float[Array, ""], Float[Array, ""]]:
-    """Maximum-likelihood ρ and σ², from ‖z_j‖²/d and tr(Σ̂)/d."""
+    """Estimate ρ and σ² by maximum likelihood, from ‖z_j‖²/d and tr(Σ̂)/d."""
     used, holders, tiny = offsets.strength > 0, offsets.unseen > 0, jnp.finfo(level.dtype).tiny
     unseen = offsets.copies * holders.sum(dtype=level.dtype)
     degrees = offsets.degrees.sum() + unseen
@@ -191,7 +192,7 @@ def _ratio(
 
     def likelihood(ratio: jax.Array) -> tuple[jax.Array, jax.Array]:
         scale = jnp.where(used, jnp.maximum(offsets.strength * ratio + offsets.noise, tiny), 1)
-        # The remainder, with the unseen directions, is one observation of ``degrees`` degrees of freedom.
+        # The remainder and the unseen directions form one observation with ``degrees`` degrees of freedom.
         left = (offsets.degrees * weight).sum() + offsets.copies * offsets.unseen.sum() * ratio
         left = jnp.maximum(left + unseen * offsets.noise, tiny)
         remains = jnp.maximum(level - square.sum(), 0) * degrees / left
@@ -201,7 +202,7 @@ def _ratio(
 
     ratios = jnp.asarray(_RATIOS, level.dtype)
     likelihoods, variances = jax.vmap(likelihood)(ratios)
-    # The smallest ratio that is as likely as the best. With one row of equal weight from each client all
-    # ratios are equally likely, and rounding must not choose.
+    # Take the smallest ratio that is about as likely as the best. With one row of equal weight from each
+    # client, all ratios are equally likely, and rounding must not choose.
     best = jnp.argmax(likelihoods >= likelihoods.max() - _TOLD)
     return ratios[best], variances[best]

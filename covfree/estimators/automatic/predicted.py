@@ -13,21 +13,21 @@ from jaxtyping import Array, Bool, Float, Integer
 from covfree.core.types import Moments
 from covfree.estimators.scatter import Freedom
 
-# The error is predicted for at most so many classes: enough for their mean, at a bounded cost.
+# The error is averaged over at most this many classes: enough for the mean, at a bounded cost.
 _MOST_CLASSES = 128
-# 16 Gauss-Hermite nodes: the error is below 0.003 with 1,000 rivals, and below 1e-8 with one.
+# 16 Gauss-Hermite nodes: the quadrature error is below 0.003 with 1,000 rivals, and below 1e-8 with one.
 _NODES, _WEIGHTS = np.polynomial.hermite.hermgauss(16)
 
 
 class Margins(NamedTuple):
-    """Margins of test examples of some classes over each class, for several γ.
+    """Margins of test examples of some classes over all classes, for several γ.
 
     Attributes:
-        mean: mean margin, without what class frequencies add.
-        variance: its variance.
-        odds: log-odds of the class against each class.
-        rival: whether the other class may win.
-        share: the share of the examples that the class represents.
+        mean: the mean margin, without the term from class frequencies.
+        variance: the margin's variance.
+        odds: the log-odds of the class against each other class, from class frequencies.
+        rival: whether the other class may be predicted.
+        share: the share of all examples that the class represents.
     """
 
     mean: Float[Array, "candidates chosen classes"]
@@ -40,9 +40,9 @@ class Margins(NamedTuple):
 def sampled_classes(
     moments: Moments,
 ) -> tuple[Integer[Array, " chosen"], Float[Array, " chosen"]]:
-    """A sample of classes, and the share of the examples that each represents.
+    """Sample classes; also return the share of the examples that each sampled class represents.
 
-    Up to 128 classes all are taken; beyond, a systematic sample in proportion to their shares.
+    Up to 128 classes are all taken. Of more, a systematic sample is taken, in proportion to their shares.
     """
     count = moments.count.astype(moments.total.dtype)
     prior = count / jnp.maximum(count.sum(), 1)
@@ -59,18 +59,17 @@ def misclassification_probability(
     variance: Float[Array, "chosen classes"],
     rival: Bool[Array, "chosen classes"],
 ) -> Float[Array, " chosen"]:
-    """Probability that an example of a class is taken for a rival, from the Gaussian margins against each.
+    """Probability that an example is given to a rival class, from the Gaussian margins against each.
 
-    The margins share the example, so they correlate: by ½ where the classes' means are equally far apart,
-    which is taken for all. With a shared standard normal g the probability is
-    1 − E_g Π_j Φ(√2 m_j/s_j + g), by Gauss-Hermite quadrature with g = √2 x and Φ(√2 y) = ½ (1 + erf y).
-    For one rival this is Φ(−m/s).
-    Independent margins would be far too pessimistic where rivals are many and near.
+    All margins contain the same example, so they correlate: by ½ if the class means are equally far apart,
+    which is assumed throughout. Given a shared standard normal g, the probability is 1 − E_g Π_j Φ(√2 m_j/s_j
+    + g), computed by Gauss-Hermite quadrature with g = √2 x and Φ(√2 y) = ½ (1 + erf y). For one rival this
+    is Φ(−m/s). Independent margins would overestimate the error by far if there are many near rivals.
 
     Args:
-        mean: m_j, mean margin of an example of the chosen class over class j.
-        variance: s_j², its variance.
-        rival: whether class j is one that may win.
+        mean: m_j, the mean margin of an example of the class over class j.
+        variance: s_j², the margin's variance.
+        rival: whether class j may be predicted.
     """
     ratio = mean / jnp.sqrt(jnp.maximum(variance, jnp.finfo(mean.dtype).tiny))
     ratio = jnp.where(rival, ratio, jnp.inf)
@@ -86,7 +85,7 @@ def misclassification_probability(
 def predicted_error(
     margins: Margins, candidates: Float[Array, " candidates"], scales: Float[Array, " scales"]
 ) -> Float[Array, "candidates scales"]:
-    """Predicted test error for each γ and each scale s."""
+    """Predict the test error for each γ and each scale s."""
 
     def one_candidate(case: tuple[jax.Array, ...]) -> jax.Array:
         mean, variance, gamma = case
@@ -103,9 +102,9 @@ def predicted_error(
 def deterministic_equivalents(
     trace: Float[Array, ""], freedom: Freedom
 ) -> tuple[Float[Array, ""], Float[Array, ""]]:
-    """T ≈ tr(HΣ) from tr(HΣ̂), and φ with HΣH ≈ HΣ̂H/φ, for H = (Σ̂ + γI)⁻¹."""
+    """Estimate T ≈ tr(HΣ) from tr(HΣ̂), and φ with HΣH ≈ HΣ̂H/φ, for H = (Σ̂ + γI)⁻¹."""
     degrees, weight = jnp.where(freedom.weight > 0, freedom.degrees, 0), freedom.weight
-    # HΣ̂ has Σ_j ν_j eigenvalues, each below 1: keep the trace below their number despite rounding.
+    # HΣ̂ has Σ_j ν_j nonzero eigenvalues, each below 1: keep the trace below their number despite rounding.
     root = implied_trace(jnp.maximum(degrees.sum() - trace, 1e-6 * degrees.sum()), degrees, weight)
     optimism = (degrees * weight / jnp.square(1 + weight * root)).sum()
     return root, jnp.where(optimism > 0, optimism, 1)
@@ -116,7 +115,7 @@ def implied_trace(
 ) -> Float[Array, ""]:
     """Solve Σ_j ν_j/(1 + w_j T) = left for T ≥ 0, which estimates tr(HΣ); see `deterministic_equivalents`.
 
-    The left side is convex and decreasing in T, so Newton's method climbs from 0 to the root without
+    The left side is convex and decreasing in T. So Newton's method climbs from 0 to the root without
     overshooting; far from the root each step at least doubles T.
     """
 

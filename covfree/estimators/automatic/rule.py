@@ -1,4 +1,4 @@
-"""Shrinkage that needs no tuning: the error of linear discriminant analysis, predicted from sums alone."""
+"""The automatic shrinkage: the error of linear discriminant analysis is predicted from sums alone."""
 
 from __future__ import annotations
 
@@ -22,39 +22,39 @@ from covfree.estimators.shrinkage_rule import Shrinkage, mean_variance
 
 # Candidates of γ/t, a quarter of a decade apart: from no shrinkage to the nearest-mean head.
 _CANDIDATES = np.logspace(-4, 2, 25)
-# Prior standard deviations of γ and s, in decades. Candidates of s are one such deviation apart.
+# The prior standard deviations of γ and s, in decades; candidates of s are this far apart.
 _DECADES = 0.4
 _SCALE_DECADES = 0.2
 _SCALES = 10 ** (_SCALE_DECADES * np.arange(-2, 3))
 
 
 def automatic() -> Shrinkage:
-    """Shrink to (Σ̂ + γI) s/(1 + γ/t), t = tr(Σ̂)/d, with γ and s chosen from sums over rows; nothing to tune.
+    """Shrink to (Σ̂ + γI) s/(1 + γ/t), t = tr(Σ̂)/d; γ and s are chosen from sums over rows, without tuning.
 
-    With s = 1 the trace stays as it is. γ raises the small eigenvalues, which an estimate from few rows makes
-    too small. s sets the weight of class frequencies against features. For each of 25 candidates γ and 5
+    With s = 1 the trace is preserved. γ raises the small eigenvalues, which an estimate from few rows makes
+    too small. s sets the weight of the features against class frequencies. For each of 25 candidates γ and 5
     candidates s, the test error of linear discriminant analysis is predicted from class means and Σ̂. The
-    choice is a weighted mean of the candidates. The prior weights centre on `pseudo_observations`; the
-    predicted error counts more, the more rows there are. The formulas are in docs/derivation.md, section 10.
+    result is a weighted mean of the candidates. Prior weights centre on `pseudo_observations`; the more rows
+    there are, the more the predicted error counts. The formulas are in docs/derivation.md, section 10.
 
     The rule allows for client shift: each client's features may have an offset, and test examples come from
-    unseen clients. If rows name their clients, the offsets are separated from the spread within clients; if
-    there is too little data for that, only their size is estimated. With more than 256 clients, a sample
-    of 256 stands for all. If rows name no clients, as under secure aggregation, rows are taken as independent
+    unseen clients. If rows name their clients, the offsets are separated from the spread within clients; with
+    too little data for that, only the size of the offsets is estimated. With more than 256 clients, a sample
+    of 256 represents all. If rows name no clients, as under secure aggregation, rows are taken as independent
     and s = 1.
 
-    Derivatives take γ and s as given. The rule costs one ``eigh`` of the covariance or of its dual, and no
-    pass over the rows. If no spread was observed (ν = 0 or Σ̂ = 0), the mean variance of the class means, or
-    1, is added, so that the head is a nearest-mean classifier.
+    Derivatives treat γ and s as constants. The rule costs one ``eigh`` of the covariance or of its dual, and
+    no pass over the rows. If no spread was observed (ν = 0 or Σ̂ = 0), a multiple of the identity is added,
+    the mean variance of the class means or 1, so that the head is a nearest-mean classifier.
 
     Source: the error estimate extends that of Zollanvari and Dougherty (2015) to weighted classes, many
-    rivals and clients' offsets. The choice from it is covfree's.
+    rivals and clients' offsets. The choice of γ and s from it is covfree's.
     """
     return Shrinkage(0.0, _automatic, _by_client)
 
 
 def is_automatic(node: Any) -> bool:
-    """Whether a node of a pytree is the rule of `automatic`."""
+    """Whether a node of a pytree is the rule that `automatic` makes."""
     return isinstance(node, Shrinkage) and node.rule is _automatic
 
 
@@ -71,22 +71,23 @@ def _automatic(
     freedom: Freedom,
     sums: ClientSums | None,
 ) -> tuple[jax.Array, jax.Array]:
-    # A plain function: methods hold it as static data, where a jitted one could not be copied or pickled.
+    # Keep this a plain function: methods hold it as static data, and a jitted one cannot be copied or
+    # pickled.
     case = _case(covariance, moments, freedom, sums)
     return _choice(case, _error(case))
 
 
 class _Case(NamedTuple):
-    """What the choice rests on.
+    """The quantities from which the rule chooses.
 
     Attributes:
-        margins: for each candidate γ.
-        candidates: of γ, in units of the mean variance.
+        margins: the predicted margins for each candidate γ.
+        candidates: candidates of γ, in units of the mean variance.
         scales: candidates of s.
-        expected: γ on which the prior weights centre.
-        degrees: degrees of freedom.
+        expected: the γ on which the prior weights centre.
+        degrees: the degrees of freedom.
         unit: the mean variance; 1 if there is none.
-        unseen: the multiple of the identity where no spread was observed.
+        unseen: the multiple of the identity that is added if no spread was observed.
         seen: whether a spread was observed.
     """
 
@@ -102,11 +103,11 @@ class _Case(NamedTuple):
 
 @partial(jit, plain=True)
 def _case(covariance: Scatter, moments: Moments, freedom: Freedom, sums: ClientSums | None) -> _Case:
-    # No derivative: the choice is discrete, and eigenvectors of equal eigenvalues have none.
+    # Stop derivatives: the choice is discrete, and eigenvectors of equal eigenvalues have no derivative.
     covariance, moments, freedom, sums = jax.lax.stop_gradient((covariance, moments, freedom, sums))
     level, degrees = mean_variance(covariance), freedom.degrees.sum()
     seen = (level > 0) & (degrees > 0)
-    # In units of the mean variance all numbers are of order one.
+    # In units of the mean variance, all numbers are of order one.
     unit = jnp.where(seen, level, 1)
     if sums is None:
         offsets, scales = no_offsets(moments, freedom), jnp.ones(1, level.dtype)
@@ -127,7 +128,7 @@ def _case(covariance: Scatter, moments: Moments, freedom: Freedom, sums: ClientS
 
 @jit
 def _error(case: _Case) -> Float[Array, "candidates scales"]:
-    # Apart from the rest, as nearly all of the rule's own work is here.
+    # A function of its own, as nearly all of the rule's work is here.
     return predicted_error(case.margins, case.candidates, case.scales)
 
 

@@ -1,4 +1,4 @@
-"""Which clients' sums the automatic rule keeps: all, or a fair sample."""
+"""Whose sums the automatic rule keeps: those of all clients, or of a fair sample."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from covfree.core.products import product
 from covfree.core.types import Rows
 from covfree.estimators.moments import row_clients
 
-# Sums are kept of clients numbered below this.
+# Sums are kept of clients with numbers below this.
 SAMPLE = 256
-# Bits of the hash that tells clients of equal counts apart.
+# Bits of the hash that orders clients with equal counts.
 BITS = 16
-# The position drawn in each stretch of the clients: evenly spread, and out of step with any order of clients.
+# Which client of each stretch is drawn; the sequence is evenly spread and follows no order of clients.
 _DRAWN = ((np.arange(SAMPLE) * 157) % SAMPLE).astype(np.int32)
 
 
@@ -43,26 +43,27 @@ def _group_numbers(rank: Any, start: Any, end: Any, senders: Any, xp: Any) -> An
 
 
 def mixed(x: Any) -> Any:
-    """Mix the bits of uint32 numbers, so that near ones end far apart (the last steps of MurmurHash3)."""
+    """Mix the bits of uint32 numbers, so that close numbers end far apart (final steps of MurmurHash3)."""
     x = (x ^ (x >> np.uint32(16))) * np.uint32(0x85EBCA6B)
     x = (x ^ (x >> np.uint32(13))) * np.uint32(0xC2B2AE35)
     return x ^ (x >> np.uint32(16))
 
 
 def count_keys(count: Any, label: Any, xp: Any) -> Any:
-    """Terms of clients' keys: n·mix(label) mod 2³² for each row.
+    """Compute each row's term of its client's key: n·mix(label) mod 2³².
 
-    A client's key is the sum of its rows' terms: the same for class means, subset means and examples.
+    A client's key is the sum of its rows' terms. It is the same for class means, subset means and examples.
     """
-    # As float32 wherever rows are read: data types may differ between sources.
+    # Round counts to float32, as data types may differ between sources of rows.
     whole = xp.mod(xp.floor(count.astype(np.float32)), np.float32(2.0**32)).astype(np.uint32)
     return whole * mixed(label.astype(np.uint32) + np.uint32(1))
 
 
 def projections(mean: Any, count: Any, xp: Any) -> Any:
-    """Terms of clients' projections, which tell clients of equal counts apart: n·xᵀv of each row, at most 16.
+    """Compute each row's term of its client's projections: n·xᵀv for at most 16 directions v.
 
-    Sums of them are the same for class means, subset means and examples.
+    Projections tell clients with equal counts apart. They are the same for class means, subset means and
+    examples.
     """
     dim = mean.shape[1]
     bits = mixed(np.arange(1, dim + 1, dtype=np.uint32))[:, None] >> np.arange(BITS, dtype=np.uint32)
@@ -73,17 +74,17 @@ def projections(mean: Any, count: Any, xp: Any) -> Any:
 
 
 def sample_numbers(keys: Any, projected: Any, senders: Any, xp: Any) -> Any:
-    """Number clients by what they sent, so that a fair sample has the numbers below 256.
+    """Number clients by what they sent, so that clients numbered below 256 are a fair sample.
 
-    Clients are in the order of their keys. Of a group of equal keys, as many are in the sample as
-    `fair_numbers` draws of its places. A hash of the cells in which their projections lie, about the group's
-    mean, decides which ones. Rounding moves only a client at the edge of its cell, and then changes no more
-    than one client of the sample.
+    Clients are sorted by key. From a group of equal keys, the sample takes as many clients as `fair_numbers`
+    draws positions in the group. Within the group, clients are ordered by a hash: space is divided into cells
+    about the group's mean, and the cells of a client's projections are hashed. Rounding changes only clients
+    at the edge of a cell, and each changes at most one client of the sample.
 
     Args:
         keys: [clients] sums of `count_keys`.
         projected: [clients, at most 16] sums of `projections`.
-        senders: the number of clients; the places after them are nobody's.
+        senders: the number of clients; entries after them are padding.
         xp: ``np`` or ``jnp``, the module of the arrays.
     """
     size = keys.shape[0]
@@ -93,7 +94,7 @@ def sample_numbers(keys: Any, projected: Any, senders: Any, xp: Any) -> Any:
     keys, nobody, projected = keys[by_key], nobody[by_key], projected[by_key]
     new = (keys[1:] != keys[:-1]) | (nobody[1:] != nobody[:-1])
     group = xp.append(np.zeros(1, np.int32), xp.cumsum(new, dtype=np.int32))
-    # The last of a group tells its end.
+    # The last client of a group marks the group's end.
     ends = xp.where(xp.append(new, True), place + 1, 0)
     tally = _sums(xp.stack([xp.ones_like(place), ends], 1), group, xp)[group]
     members, end = tally[:, 0], tally[:, 1]
@@ -117,7 +118,7 @@ def sample_numbers(keys: Any, projected: Any, senders: Any, xp: Any) -> Any:
 
 
 def _sums(values: Any, group: Any, xp: Any) -> Any:
-    """Sum the values of each group; as many sums as there are values."""
+    """Sum the values of each group; as many rows as ``values``, with unused rows at the end."""
     if xp is jnp:
         return jax.ops.segment_sum(values, group, group.shape[0])
     total = np.zeros_like(values)
@@ -126,17 +127,17 @@ def _sums(values: Any, group: Any, xp: Any) -> Any:
 
 
 def numbered(rows: Rows, axis_name: Any = None, *, few: bool = False) -> Rows:
-    """Renumber the clients of rows from 0, or above 256 rows by `sample_numbers`.
+    """Renumber the clients of rows from 0, or if there are more than 256, by `sample_numbers`.
 
-    Up to 256 clients all are kept. Of more, the sample depends on what they sent, and not on their numbers or
-    on the order of rows. Only clients with rows count, and the numbers that come may have any size, so
-    simulation and deployment agree. Unknown clients (below 0) stay unknown.
+    Up to 256 clients are all kept. With more, the sample depends on what clients sent, not on their numbers
+    or on the order of rows. Only clients with rows count, and their original numbers may be anything, so
+    simulation and deployment give the same sample. Unknown clients (below 0) stay unknown.
 
     Args:
         rows: *all* rows.
-        axis_name: mesh axes over which they are sharded, under ``shard_map``; clients' numbers are then
-            exchanged.
-        few: whether all numbers are below 256 already: then they stay, and nothing is sorted.
+        axis_name: under ``shard_map``, the mesh axes over which rows are sharded; clients' numbers are then
+        exchanged.
+        few: whether all numbers are already below 256: then they stay as they are.
     """
     if rows.client is None:
         return rows

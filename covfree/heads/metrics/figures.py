@@ -33,7 +33,7 @@ def accuracy(
         TypeError: if a data type is wrong.
         ValueError: if a shape is wrong, or a label is C or above.
 
-    Equivalent to `covfree.evaluate`, which takes the head in place of its scores.
+    Equivalent to `covfree.evaluate`, which takes the head instead of its scores.
 
     >>> import jax.numpy as jnp
     >>> accuracy(jnp.array([[2.0, 1.0], [0.0, 3.0], [1.0, 0.0]]), jnp.array([0, 1, 1])).round(4)
@@ -69,7 +69,7 @@ def class_precision(
 def balanced_accuracy(
     scores: Float[AnyArray, "examples classes"], labels: Integer[AnyArray, " examples"]
 ) -> Float[Array, ""]:
-    """Compute the mean of the classes' accuracies, so that every class counts alike.
+    """Compute the mean of the classes' accuracies, so that every class counts equally.
 
     Classes without examples in ``labels`` are left out. Arguments and errors are those of `accuracy`.
 
@@ -82,7 +82,7 @@ def balanced_accuracy(
 def confusion_matrix(
     scores: Float[AnyArray, "examples classes"], labels: Integer[AnyArray, " examples"]
 ) -> Integer[Array, "classes classes"]:
-    """Count the examples of each class (line) that are predicted as each class (column).
+    """Count the examples of each class (row) that are predicted as each class (column).
 
     An example without a prediction is in no column. Arguments and errors are those of `accuracy`.
 
@@ -156,12 +156,12 @@ def client_accuracy(
     Args:
         scores: a head's; −∞ for a class that it does not know.
         labels: classes; below 0 is padding.
-        clients: the client of each example, below ``num_clients``; below 0 is on no client.
+        clients: the client of each example, below ``num_clients``; below 0 if it belongs to no client.
         num_clients: K, static.
 
     Returns:
-        Shares in [0, 1]; NaN for a client without examples. ``jnp.nanmin`` gives the worst client's,
-        ``jnp.nanpercentile`` percentiles.
+        Accuracies in [0, 1]; NaN for a client without examples. ``jnp.nanmin`` gives that of the worst
+        client, ``jnp.nanpercentile`` percentiles.
 
     Raises:
         TypeError: if a data type is wrong.

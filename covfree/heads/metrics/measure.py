@@ -22,7 +22,7 @@ from covfree.heads.metrics.outcome import (
     recall_of,
 )
 
-# Names that `measure` knows, in the order of tables, and those that need the client of each example.
+# All names that `measure` knows, in the order of tables. Below, those that need each example's client.
 NAMES = ("accuracy", "balanced", "worst_class", "nll", "ece", "mean_client", "worst_client", "p10_client")
 CLIENT_NAMES = ("mean_client", "worst_client", "p10_client")
 
@@ -34,25 +34,25 @@ def measure(
     *,
     clients: Integer[AnyArray, " examples"] | None = None,
 ) -> dict[str, float]:
-    """Compute metrics by name, for the tables of a run: each a number, in the order of ``names``.
+    """Compute metrics by name, as numbers for the tables of a run, in the order of ``names``.
 
     | Name | Figure |
     |---|---|
     | ``accuracy`` | `accuracy` |
     | ``balanced`` | `balanced_accuracy` |
-    | ``worst_class`` | the least of `class_recall` |
+    | ``worst_class`` | the smallest entry of `class_recall` |
     | ``nll`` | `nll`, in nats |
     | ``ece`` | `calibration_error` with 15 bins |
-    | ``mean_client`` | the mean of `client_accuracy`, every client that has an example counting alike |
-    | ``worst_client`` | the least of `client_accuracy` |
-    | ``p10_client`` | its 10th percentile, with linear interpolation |
+    | ``mean_client`` | the mean of `client_accuracy` over clients that have an example |
+    | ``worst_client`` | the smallest entry of `client_accuracy` |
+    | ``p10_client`` | the 10th percentile of `client_accuracy`, with linear interpolation |
 
     Args:
         scores: a head's scores, in memory; −∞ for a class that it does not know.
         labels: classes; below 0 is padding.
         names: some of ``NAMES``.
-        clients: the client of each example, integers of any size; below 0 is on no client. Needed for the
-            names in ``CLIENT_NAMES``.
+        clients: the client of each example, integers of any size; below 0 if it belongs to no client. Needed
+        for the names in ``CLIENT_NAMES``.
 
     Returns:
         The figures as Python floats, for use outside ``jit``. NaN where there is nothing to measure.

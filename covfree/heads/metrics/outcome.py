@@ -51,7 +51,7 @@ def check_scores(scores: Any, labels: Any, clients: Any = None, **sizes: Any) ->
 
 
 class Outcome(NamedTuple):
-    """The outcome of scores, with one entry per example.
+    """The outcome of each example's scores; every field has one entry per example.
 
     Attributes:
         label: the class; C for padding, so that scatters by label drop it.
@@ -82,7 +82,7 @@ def outcome_of(scores: Any, labels: Any) -> Outcome:
     # NaN in padding would reach gradients.
     scores = jnp.where(kept[:, None], scores, 0)
     largest = scores.max(1)
-    # Subtract the largest score first: beside scores of 1e8, log C would be lost in rounding.
+    # Subtract the largest score first: next to scores of 1e8, log C would be lost in rounding.
     shifted = scores - jax.lax.stop_gradient(jnp.where(largest == -jnp.inf, 0, largest))[:, None]
     total = jax.nn.logsumexp(shifted, axis=1)
     own = jnp.take_along_axis(shifted, jnp.where(kept, labels, 0)[:, None], axis=1)[:, 0]

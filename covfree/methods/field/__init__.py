@@ -1,1 +1,1 @@
-"""Other methods of the field, for comparison, and the parts that they alone use."""
+"""Other published methods, for comparison, and parts that only they use."""

@@ -34,7 +34,7 @@ def _head(numbers: AflNumbers, system: Scatter, totals: tuple[Moments, Scatter],
 
 
 def _merge(numbers: AflNumbers, message: Message, num_classes: int) -> tuple[tuple[Moments, Scatter]]:
-    """Subtract Kγ I from Σ C_k: the absolute aggregation law needs only Σ C_k and Σ C_k W_k."""
+    """Subtract Kγ I from Σ C_k; the absolute aggregation law needs only Σ C_k and Σ C_k W_k."""
     ((moments, gram),) = gram_merge(numbers, message, num_classes)
     dtype = gram.value.dtype
     added = jnp.asarray(distinct(message.rows.client), dtype) * jnp.asarray(numbers.gamma, dtype)

@@ -1,4 +1,4 @@
-"""DeepAFL: layers of a residual network, each solved in closed form from sums over all clients."""
+"""DeepAFL: a residual network whose layers are solved in closed form from sums over all clients."""
 
 from __future__ import annotations
 
@@ -96,11 +96,11 @@ def solve_layer(
     weight: Float[Array, "width classes"],
     ridge: Scalar,
 ) -> Float[Array, "inner width"]:
-    """Compute Ω that minimises ‖R − FΩW‖² + γ‖Ω‖², from G = FᵀF and H = FᵀR.
+    """Compute the Ω that minimises ‖R − FΩW‖² + γ‖Ω‖², from G = FᵀF and H = FᵀR.
 
     The gradient is 0 where GΩWWᵀ + γΩ = HWᵀ. With G = V diag(b) Vᵀ and WᵀW = Z diag(a) Zᵀ the solution is
-    Ω = V [(VᵀHZ) ⊘ (γ + b aᵀ)] (WZ)ᵀ. (Its columns lie in the span of W, as those of the right side do, and
-    W Wᵀ (W z_j) = a_j W z_j.) So no matrix of width × width is decomposed, and FᵀR is all that clients send.
+    Ω = V [(VᵀHZ) ⊘ (γ + b aᵀ)] (WZ)ᵀ. (Its rows lie in the column space of W, as those of HWᵀ do, and
+    W Wᵀ (W z_j) = a_j W z_j.) So no width × width matrix is decomposed, and clients need to send only FᵀR.
 
     Args:
         gram: G.
@@ -126,7 +126,7 @@ def _head(numbers: _Numbers, system: None, features: DeepFeatures, head: LinearH
 
 
 def _flops(numbers: _Numbers, num_examples: int, dim: int, num_classes: int) -> int:
-    """Count each layer once, as clients keep Φ from round to round."""
+    """Count each layer once, as clients keep Φ between rounds."""
     width, inner, layers = numbers.width, numbers.inner, numbers.layers
     heads = (layers + 1) * width * (width + num_classes)
     each = 2 * inner * width + inner * (inner + num_classes) + width * num_classes
@@ -149,16 +149,16 @@ def deepafl(
     R = Y − ΦW, what W does not explain, and is solved from FᵀF and FᵀR. Then W is solved again. As clients
     send sums alone, the head does not depend on how examples are spread, and secure aggregation applies.
 
-    Bytes up of each client: 4·[(T + 1)·(h² + h·C) + T·(f² + f·C)], and C counts with each W. Down: the layers
-    so far and W, in each round. A client that keeps them needs the newest alone.
+    Bytes up of each client: 4·[(T + 1)·(h² + h·C) + T·(f² + f·C)], and C counts with each W. Bytes down in
+    each round: the layers so far and W; a client that keeps them needs only the newest layer.
 
     Args:
         num_layers: T.
-        width: h, of Φ.
-        inner: f, of F.
+        width: h, the size of Φ.
+        inner: f, the size of F.
         ridge: λ.
         layer_ridge: γ, above 0.
-        seed: of A and the B of each layer; the same for all parties.
+        seed: the seed of A and of each layer's B; the same for all parties.
 
     Returns:
         The method. Its clients send sums in each round; no single message replaces all rounds.
@@ -167,9 +167,9 @@ def deepafl(
         TypeError: if a size is no integer.
         ValueError: if a number is out of range.
 
-    Source: Tang, Huang, Fan et al. (2026), "DeepAFL: Deep Analytic Federated Learning". Clients there send
-    Fᵀ(Y − ΦW)Wᵀ, f·h numbers; the server knows W, so that f·C are enough. Features there are not scaled, and
-    A and B are drawn uniformly.
+    Source: Tang, Huang, Fan et al. (2026), "DeepAFL: Deep Analytic Federated Learning". There clients send
+    Fᵀ(Y − ΦW)Wᵀ, f·h numbers; as the server knows W, the f·C numbers of Fᵀ(Y − ΦW) are enough. There features
+    are not scaled, and A and B are drawn uniformly.
 
     >>> import covfree, numpy as np
     >>> x = np.array([[1, 0], [0, 1], [-1, 0], [0, -1]] * 5, np.float32)

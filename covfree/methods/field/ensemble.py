@@ -1,4 +1,4 @@
-"""One-shot ensembles: each client trains a head on its own examples, the server averages the predictions."""
+"""One-shot ensembles: each client trains a head on its own examples, and the server averages predictions."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def _average_probabilities(params: Any, system: None, moments: Moments, rows: Ro
     valid = valid_rows(rows, num_classes)
     columns, count = row_means(rows, valid), row_counts(rows, valid)
     size, client = count.shape[0], row_clients(rows).astype(jnp.int32)
-    # Each row of an unknown client counts as a client of its own.
+    # A row of an unknown client counts as a client of its own.
     alone = jnp.where(client < 0, jnp.arange(size, dtype=jnp.int32), -1)
     group = subset_groups((client, alone), valid, 1, None)[0]
     weight = count.astype(columns.dtype)[:, None]
@@ -58,18 +58,19 @@ def ensemble(
 ) -> Method[Any]:
     """Make a one-shot ensemble: clients train a softmax head each and send it; the server averages them.
 
-    A client's head knows the classes that the client holds, and is trained on its own examples alone
-    (`softmax_head`). Two averages over the clients, with n_k examples of which n_kc are of class c:
+    A client's head covers the classes that the client holds, and is trained only on its examples
+    (`softmax_head`). Two averages over the clients are offered, where n_kc of client k's n_k examples are of
+    class c:
 
         probabilities   Σ_k n_k/N · softmax_k(x)_c, with 0 from a client without class c
         scores          Σ_k n_kc/N_c · (w_kcᵀx + b_kc), over the clients with class c
 
-    The second is one linear head, the average of the clients' columns (one round of FedAvg, run to the end).
-    The first is an `EnsembleHead`, which keeps them all. A client that holds one class is sure of it: it adds
-    a constant to the first average and 0 to the second. Bytes up: 4·M·(d + 1).
+    The second is one linear head, the average of the clients' columns (one round of FedAvg, trained to the
+    end). The first is an `EnsembleHead`, which keeps all heads. A client that holds only one class always
+    predicts it: it adds a constant to the first average and 0 to the second. Bytes up: 4·M·(d + 1).
 
-    A baseline for what clients' own models are worth, not a rival of statistics. Rows are columns of heads,
-    not means: `diagnose` refuses them, and `collect` must not be given a ``max_norm`` (its ``dim`` is d + 1).
+    It is a baseline that shows what the clients' own models are worth. Rows are columns of heads, not means,
+    so `diagnose` refuses them, and `collect` must not be given a ``max_norm`` (its ``dim`` is d + 1).
 
     Args:
         average: what is averaged.

@@ -1,4 +1,4 @@
-"""FedRAN: ridge regression in random features, from low-rank parts of the clients' Gram matrices."""
+"""FedRAN: ridge regression on random features, from low-rank parts of the clients' Gram matrices."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from covfree.statistics.feature_maps import relu_features
 
 
 class _LeftOut(NamedTuple):
-    """Sums over clients of what their directions leave out: Σ c_k and Σ c_k²."""
+    """Sums over clients of c_k and c_k², the sizes of what the clients' directions leave out."""
 
     total: jax.Array
     squares: jax.Array
@@ -42,7 +42,7 @@ def _phase(
 
 def _system(ridge: Scalar, totals: _Totals) -> Scatter:
     _, scatter, left_out = totals
-    # An infinite shift would silently give a head of zeros; NaN is noticed.
+    # An infinite shift would give a head of zeros without an error; NaN raises one.
     squares = jnp.where(jnp.isinf(left_out.squares), jnp.nan, left_out.squares)
     some = left_out.squares > 0
     return scatter.shifted(jnp.where(some, squares / jnp.where(some, left_out.total, 1), 0) + ridge)
@@ -55,7 +55,7 @@ def _head(ridge: Scalar, system: Scatter, totals: _Totals) -> LinearHead:
 def fedran(
     num_directions: int = 16, ridge: Scalar = 1.0, num_features: int = 1000, *, seed: int = 0
 ) -> Method[MappedHead]:
-    """Make FedRAN: clients send a low-rank part of their Gram matrix, in random features; ridge regression.
+    """Make FedRAN: ridge regression on random features; clients send a low-rank part of their Gram matrix.
 
     Let F_k hold a client's random ReLU features as columns, with singular values s_1 ≥ s_2 ≥ … and left
     singular vectors v_j. It sends s_j v_j for j ≤ r, the size of what they leave out,
@@ -63,35 +63,36 @@ def fedran(
 
         Ĝ = Σ_k Σ_{j ≤ r} s_kj² v_kj v_kjᵀ + cI,    c = Σ_k c_k² / Σ_k c_k,
 
-    and the head is (Ĝ + λI)⁻¹ P with the class sums P, columns as they are. Where r reaches every client's
-    number of examples, c is 0, and this is ridge regression on all examples, `fed3r` but for the columns'
-    norms. Bytes up: 4·(M + K·r)·(D + 1) for K clients, M client-class pairs and D features. One number for
-    each client would do; rows have a column for it.
+    and the head is (Ĝ + λI)⁻¹ P with the class sums P; columns are not scaled. If r reaches every client's
+    number of examples, c is 0, and this is ridge regression on all examples: `fed3r` without scaled columns.
+    Bytes up: 4·(M + K·r)·(D + 1) for K clients, M client-class pairs and D features. (c_k is one number for
+    each client, but every row has a column for it.)
 
-    The paper has no c. Its Ĝ is far too small, and 0 with few clients, in directions in which features vary
-    but which no client sends. P does not vanish there, so unless λ is large against what was left out, the
-    head follows these directions alone. Let R_k be what client k leaves out, of trace τ_k = Σ_{j > r} s_kj²,
-    and R their sum. The c that minimises tr R (R − cI)², the error of cI as the examples see it, is tr R² /
-    tr R. Its terms tr R_k R_l ≥ 0 between clients are not known. Without them it is the lower bound Σ τ_k c_k
-    / Σ τ_k. The weights τ_k are not sent; c_k replaces them, as both grow with a client's examples. In
-    float32 the squares c_k² hold for features between about 1e-9 and 1e8; beyond there is an error.
+    The paper has no c. Some directions vary in the features but are sent by no client; there the paper's Ĝ is
+    far too small, and 0 with few clients. P does not vanish there. So unless λ is large compared to what was
+    left out, the head follows these directions alone. Let R_k be what client k leaves out, with trace τ_k =
+    Σ_{j > r} s_kj², and R their sum. The c that minimises tr R (R − cI)², the error of cI as the examples see
+    it, is tr R² / tr R. Its terms tr R_k R_l ≥ 0 between clients are unknown; without them it becomes the
+    lower bound Σ τ_k c_k / Σ τ_k. The weights τ_k are not sent and are replaced by c_k, as both grow with a
+    client's examples. In float32 the squares c_k² are finite for features between about 1e-9 and 1e8; beyond
+    that an error is raised.
 
-    The paper's server merges the clients' subspaces by QR and SVD. Here nothing is cut off when they are
-    added up, so a merge without a cut has the same Ĝ. `fedcof_residuals` sends directions about the class
+    The paper's server merges the clients' subspaces by QR and SVD. Here they are added without truncation,
+    which gives the same Ĝ as a merge without truncation. `fedcof_residuals` sends directions about the class
     means instead.
 
     Args:
-        num_directions: r, most directions of a client.
+        num_directions: r, the most directions of a client.
         ridge: λ, at least 0.
-        num_features: D, random features.
-        seed: of the random features.
+        num_features: D, the number of random features.
+        seed: the seed of the random features.
 
     Raises:
         TypeError: if the seed or a size is no integer.
         ValueError: if a number is out of its range.
 
-    Source: FedRAN (2026), arXiv 2606.11480, "Accurate and Resource-Efficient Federated Continual Learning",
-    but for c, which is covfree's, as are the defaults.
+    Source: FedRAN (2026), arXiv 2606.11480, "Accurate and Resource-Efficient Federated Continual Learning". c
+    and the defaults are covfree's.
     """
     # `Any`, as the feature map turns the linear head into a `MappedHead`.
     method: Any = Method(

@@ -30,7 +30,7 @@ from covfree.methods.summaries import keep_examples
 
 # The paper's (1 − a)Σ + a·t·I with a = 0.05 is this rule times 0.95, a factor that changes no direction.
 _PAPER = 0.05 / 0.95
-# Distance between classes, in deviations within classes, beyond which more does not separate them better.
+# Distances between classes are capped here, in deviations within classes: more does not separate them better.
 _APART = 30.0
 
 
@@ -59,9 +59,9 @@ def _drawn(
     scatters: jax.Array,
     num_samples: int,
 ) -> tuple[jax.Array, jax.Array]:
-    """Draw from N(Vᵀ(μ_c − μ_g), τ²VᵀΣ_cV), equally for all classes; one example has S_W as Σ_c.
+    """Draw from N(Vᵀ(μ_c − μ_g), τ²VᵀΣ_cV), equally for all classes; a class of one example uses S_W as Σ_c.
 
-    Draws are made in all dimensions, where a covariance's root does not depend on rounding, then projected.
+    Samples are drawn in all d dimensions, where the root of Σ_c does not depend on rounding, then projected.
     """
     count = moments.count.astype(scatters.dtype)
     own = scatters / jnp.maximum(count - 1, 1)[:, None, None]
@@ -85,12 +85,12 @@ def _drawn_head(
     num_samples: int,
     rank: int | None = None,
 ) -> LinearHead:
-    """Train a head on the draws: a softmax head, or a residual of some rank beside the scores of LDA."""
+    """Train a head on the draws: a softmax head or, if ``rank`` is given, LDA plus a residual."""
     classes = moments.count.shape[0]
     if rank is None and num_samples < classes:
         raise ValueError(f"num_samples: expected at least {classes}, one of each class, got {num_samples}")
-    # A class far from all others would dominate penalty and training, so the softmax head caps distances.
-    # LDA's scores belong to the common covariance, so there distances stay as they are.
+    # A class far from all others would dominate penalty and training, so distances are capped for the softmax
+    # head. LDA's scores need the true distances.
     directions = fisher_directions(system, moments, apart=_APART if rank is None else float("inf"))
     features, labels = _drawn(numbers, directions, system, moments, scatters, num_samples)
     if rank is None or numbers.distilled is None or numbers.temperature is None:
@@ -126,25 +126,26 @@ def fishermix(
     """Make FisherMix: a softmax head, trained on draws from the classes' Gaussians in the Fisher subspace.
 
     Clients send class means and covariances. In the Fisher subspace, the span of S_W⁻¹(μ_c − μ_g), the server
-    draws from N(Vᵀμ_c, τ²VᵀΣ_cV), as many features of each class, and trains on them. With τ = 1 and one
-    covariance for all classes this is linear discriminant analysis with equal priors, but for the draws. With
-    τ < 1 the classes overlap less, so that the head attends less to their borders. Bytes up: 4·M·(d² + d).
+    draws equally many features of each class from N(Vᵀμ_c, τ²VᵀΣ_cV), and trains on them. With τ = 1 and one
+    covariance for all classes, this is linear discriminant analysis with equal priors, up to the randomness
+    of the draws. With τ < 1 the classes overlap less, so that the head attends less to their borders. Bytes
+    up: 4·M·(d² + d).
 
     Args:
-        num_samples: draws of all classes together; with fewer than ten of each class the head is worse.
-        shrinkage: of the common covariance S_W, see `qda`; by default the paper's (1 − a)Σ + a·tr(Σ)/d·I with
-            a = 0.05, up to a factor that changes no direction.
+        num_samples: draws of all classes together; fewer than ten for each class make the head worse.
+        shrinkage: shrinkage of the common covariance S_W, see `qda`; by default the paper's (1 − a)Σ +
+        a·tr(Σ)/d·I with a = 0.05, up to a factor that changes no direction.
         spread: τ, above 0.
         l2: weight of the penalty, see `softmax_head`.
-        seed: of the draws.
+        seed: the seed of the draws.
 
     Raises:
-        ValueError: if a number is out of range, or the rule looks at single rows; from ``fit``, if there are
-            more classes than draws.
+        ValueError: if a number is out of range, or the rule needs single rows; in ``fit``, if there are more
+        classes than draws.
 
-    Source: Turazza, Picone and Mamei (2026), GH-OFL, section on FisherMix. Theirs trains by AdamW and keeps
-    directions up to a share of the eigenvalues' sum; here training is by L-BFGS, and all C − 1 directions
-    stay. Whether Σ_c or the common covariance is drawn from differs between their settings; this is Σ_c.
+    Source: Turazza, Picone and Mamei (2026), GH-OFL, section on FisherMix. The paper trains by AdamW and
+    keeps directions up to a share of the eigenvalues' sum; here L-BFGS trains on all C − 1 directions. The
+    paper's settings differ in whether they draw with Σ_c or the common covariance; here it is Σ_c.
     """
     check_positive("num_samples", num_samples)
     numbers = _Numbers(
@@ -167,29 +168,30 @@ def proto_hyper(
     l2: Scalar = 1e-3,
     seed: Scalar = 0,
 ) -> Method[LinearHead]:
-    """Make Proto-Hyper: linear discriminant analysis, and a residual of low rank that is trained on draws.
+    """Make Proto-Hyper: linear discriminant analysis plus a low-rank residual that is trained on draws.
 
     The draws are those of `fishermix`. The head's scores are t(z) + z U R + b with z = Vᵀ(x − μ_g) and t the
     scores of LDA, trained by α T² KL(softmax(t/T) ‖ softmax(s/T)) + (1 − α) CE. With α = 1 it is LDA.
 
-    The paper's teacher is 0.7 LDA + 0.3 NB beside a student that starts from NB, with spherical naive Bayes
-    of variance tr(VᵀS_WV)/q. In the Fisher subspace VᵀS_WV = I, so that NB and LDA have the same scores, and
-    so has every mixture of them: here they are t. Bytes up: 4·M·(d² + d).
+    The paper's teacher is 0.7 LDA + 0.3 NB, and its student starts from NB, where NB is spherical naive Bayes
+    of variance tr(VᵀS_WV)/q. In the Fisher subspace VᵀS_WV = I, so NB, LDA and all mixtures have the same
+    scores: here they are t. Bytes up: 4·M·(d² + d).
 
     Args:
         num_samples: draws of all classes together.
-        rank: r, at most; C − 1 leaves nothing out.
+        rank: r, the largest rank of the residual; C − 1 is no restriction.
         shrinkage: see `fishermix`.
         spread: τ, above 0.
         distilled: α, in [0, 1].
         temperature: T, above 0.
         l2: weight of the penalty on U and R.
-        seed: of the draws.
+        seed: the seed of the draws.
 
     Raises:
-        ValueError: if a number is out of range, or the rule looks at single rows.
+        ValueError: if a number is out of range, or the rule needs single rows.
 
-    Source: Turazza, Picone and Mamei (2026), GH-OFL, section on Proto-Hyper; numbers of its published code.
+    Source: Turazza, Picone and Mamei (2026), GH-OFL, section on Proto-Hyper; defaults from its published
+    code.
     """
     check_positive("num_samples", num_samples)
     check_positive("rank", rank)

@@ -1,4 +1,4 @@
-"""Gaussian classifiers from shared statistics: FedCGS, and those with a covariance for each class."""
+"""Gaussian classifiers from shared statistics: FedCGS, and methods with a covariance for each class."""
 
 from __future__ import annotations
 
@@ -56,13 +56,13 @@ def fedcgs(shrinkage: Scalar = 0.0, *, feature_map: None = None) -> Method[Linea
 @overload
 def fedcgs(shrinkage: Scalar = 0.0, *, feature_map: FeatureMap) -> Method[MappedHead]: ...
 def fedcgs(shrinkage: Scalar = 0.0, *, feature_map: FeatureMap | None = None) -> Method[Any]:
-    """Make FedCGS: a Gaussian head with the total covariance, that of all features whatever their class.
+    """Make FedCGS: a Gaussian head with the total covariance, that of all features regardless of class.
 
     Clients send class sums A, the Gram matrix B = F Fᵀ and counts N, as Fed3R. The server computes
     Σ = (B − N μ_g μ_gᵀ)/(N − 1), w_c = Σ⁻¹ μ_c and b_c = log π_c − ½ μ_cᵀ Σ⁻¹ μ_c. Bytes up: 4·(K·d² + M·d).
 
-    Σ includes the scatter between classes. With the within-class covariance in its place, the same formulas
-    are linear discriminant analysis (`fedcof`, `fedcof_oracle`).
+    Σ includes the scatter between classes. With the within-class covariance instead, the same formulas are
+    linear discriminant analysis (`fedcof`, `fedcof_oracle`).
 
     Args:
         shrinkage: γ, adds γI to Σ; at least 0. The paper has none.
@@ -71,7 +71,7 @@ def fedcgs(shrinkage: Scalar = 0.0, *, feature_map: FeatureMap | None = None) ->
     Raises:
         ValueError: if ``shrinkage`` is negative or not finite.
 
-    Source: Guan, Zhou and Gu (2025), eq. 10. Its eq. 11 prints Σ in the bias where eq. 10, and Bayes' rule,
+    Source: Guan, Zhou and Gu (2025), eq. 10. Its eq. 11 prints Σ in the bias, where eq. 10 and Bayes' rule
     have Σ⁻¹.
     """
     check_strength("shrinkage", shrinkage)
@@ -105,7 +105,7 @@ def _squares_phase(numbers: Any, totals: tuple[Moments], rows: Rows, num_classes
 
 
 def _examples_phase(numbers: Any, totals: tuple[()], rows: Rows, num_classes: int) -> Moments:
-    """Compute moments in which every example counts as an observation, since clients send variances."""
+    """Compute moments in which every example counts as an observation; needed if clients send variances."""
     return example_moments(rows, num_classes)
 
 
@@ -141,11 +141,11 @@ def as_matrix_shrinkage(shrinkage: Scalar | str | Shrinkage) -> Shrinkage:
 
 
 def _least_variance(moments: Moments, pooled: jax.Array) -> jax.Array:
-    """Return the variance that rounding may give each feature; below it a feature counts as constant.
+    """Return a lower bound on each feature's variance: the size of its rounding.
 
-    1 for a feature that is 0 in all examples; at least the smallest normal number for any other.
+    It is 1 for a feature that is 0 in all examples, and at least the smallest normal number for any other.
     """
-    # A bound on rounding has no derivative.
+    # The bound is a constant for derivatives.
     size = jax.lax.stop_gradient(jnp.square(moments.mean).max(0) + pooled)
     info = jnp.finfo(pooled.dtype)
     smallest = jnp.maximum(jnp.square(_ROUNDING * info.eps) * size, info.tiny)
@@ -170,16 +170,16 @@ def qda(
 ) -> Method[GaussianHead]:
     """Make quadratic discriminant analysis: a Gaussian head with a shrunk covariance for each class.
 
-    Σ̃_c = (S_c + κ Σ̃)/(ν_c + κ), with S_c the class's scatter of ν_c degrees of freedom, Σ̃ the shrunk
+    Σ̃_c = (S_c + κ Σ̃)/(ν_c + κ), where S_c is the class's scatter with ν_c degrees of freedom, Σ̃ the shrunk
     covariance of all classes together, and κ = prior·d. This is the posterior mean of Σ_c under a prior about
-    Σ̃ with the weight of κ observations. A class with few examples has about the common covariance. For
-    κ → ∞ the head is linear discriminant analysis. A feature that never varies has the variance of its
+    Σ̃ with the weight of κ observations. A class with few examples has nearly the common covariance. For κ →
+    ∞ the head is linear discriminant analysis. A feature that never varies is given the variance of its
     rounding.
 
-    Memory C·d² at the server. Bytes up: 4·M·(d² + d), as FedCOF's oracle; from means alone 4·M·d.
+    Takes C·d² memory at the server. Bytes up: 4·M·(d² + d), as FedCOF's oracle; from means alone 4·M·d.
 
     Args:
-        shrinkage: of the common covariance, see `fedcof`; not a rule that needs single rows.
+        shrinkage: shrinkage of the common covariance, see `fedcof`; not a rule that needs single rows.
         prior: κ/d, above 0 for a class with fewer examples than dimensions.
         covariance: ``"sent"`` if clients send a covariance with each class mean; ``"means"`` if it is
             estimated from the spread of the means, as in FedCOF, with ν_c = K_c − 1.
@@ -214,14 +214,14 @@ def naive_bayes(
 ) -> Method[GaussianHead]:
     """Make Gaussian naive Bayes: every class has its own variance of each feature, and no correlations.
 
-    v_c = (s_c + κ v)/(ν_c + κ), with s_c the class's sums of squares of ν_c degrees of freedom, v the
-    variances of all classes together, and κ = prior. A variance is at least (16·eps)²(v_j + max_c μ_cj²) of
-    its own feature j, its rounding, so that no feature's unit matters to the others. Bytes up: 8·M·d; from
+    v_c = (s_c + κ v)/(ν_c + κ), where s_c are the class's sums of squares with ν_c degrees of freedom, v the
+    variances of all classes together, and κ = prior. The variance of feature j is at least its rounding,
+    (16·eps)²(v_j + max_c μ_cj²), so one feature's unit does not affect the others. Bytes up: 8·M·d; from
     means alone 4·M·d.
 
     Args:
-        prior: κ, the number of observations that the common variances count for. Must be above 0 if a class
-            may have a single example.
+        prior: κ, how many observations the common variances count for. Must be above 0 if a class may have a
+        single example.
         covariance: see `qda`.
 
     Raises:

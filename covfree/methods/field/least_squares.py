@@ -1,4 +1,4 @@
-"""Sums over examples, part by part, and the least squares that are solved from them."""
+"""Sums over examples, computed part by part, and the solution of least squares from them."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ Terms: TypeAlias = Callable[[Any, Any, jax.Array, jax.Array, jax.Array], Any]
 
 
 def over_examples(terms: Terms) -> Bound:
-    """Make a round's client that sums over examples part by part, to hold one part's terms at a time.
+    """Make the client function of a round over examples; it sums part by part, to bound memory.
 
     Args:
         terms: ``(params, sent, features, targets, kept) -> pytree`` of sums over some examples. Targets are
-            one-hot. Where ``kept`` is false they are 0, and the sums must leave out the example. Half
-            precisions are summed in float32.
+        one-hot. If ``kept`` is false, an example's targets are 0, and the sums must leave it out. Half
+        precisions are summed in float32.
     """
     return bound(_over_examples, terms=terms)
 

@@ -1,6 +1,6 @@
 """Fed3R's recursive form: a state that clients join and leave, and that equals the batch solution throughout.
 
-The state holds a triangular root R of the regularised Gram matrix, Rᵀ R = F Fᵀ + λI, never the matrix itself.
+The state holds a triangular root R of the regularised Gram matrix, Rᵀ R = F Fᵀ + λI, not the matrix itself.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ class RecursiveRidge:
         root: R, upper triangular with a diagonal above 0, so that Rᵀ R = F Fᵀ + λI determines it.
         total: sum of the features of each class.
         count: examples of each class.
-        margin: how well determined the state is after forgetting. It is 1 before any `downdate`, then the
-            smallest share of any direction's energy that a `downdate` left. Rounding errors grow by about
-            1/margin. 0 means that a `downdate` was refused.
+        margin: how well determined the state is after forgetting. It is 1 before any `downdate`. Then it is
+        the smallest share of any direction's energy that remained after a `downdate`. Rounding errors grow by
+        about 1/margin. 0 means that a `downdate` was refused.
     """
 
     root: Float[Array, "*batch dim dim"]
@@ -48,9 +48,8 @@ def recursive_ridge(dim: int, num_classes: int, ridge: Scalar) -> RecursiveRidge
     Args:
         dim: d.
         num_classes: C.
-        ridge: λ, above 0. With λ = 0 the root would be singular until d independent examples came, and a
-            triangular root cannot give the solution of minimum norm. Also, forgetting the last client would
-            leave a root of 0.
+        ridge: λ, above 0. With λ = 0 the root would be singular until d independent examples came, and it
+        cannot give the solution of minimum norm. Forgetting the last client would leave a root of 0.
 
     Returns:
         The state, in float32, or float64 where that is enabled. Features are cast to it.
@@ -87,12 +86,12 @@ def update(
 ) -> RecursiveRidge:
     """Add a client's examples.
 
-    R' is the triangular factor of the stack [R; F], as R'ᵀ R' = Rᵀ R + Fᵀ F: a backward stable step without
-    squares, after which Rᵀ R is positive definite however ill-conditioned the features are.
+    R' is the triangular factor of the stack [R; F], as R'ᵀ R' = Rᵀ R + Fᵀ F. This step is backward stable and
+    forms no squares: Rᵀ R stays positive definite, however ill-conditioned the features are.
 
     Args:
         state: the state after the clients so far.
-        features: of one client, or of several together.
+        features: features of one client, or of several together.
         labels: their classes; a label outside [0, num_classes) is padding.
 
     Returns:
@@ -111,10 +110,10 @@ def update(
     ([[5.0]], [1])
     """
     values, total, count = _sums(state, features, labels)
-    # Timings of QR of [d + n, d] and its alternatives, float32, d = 512, two CPU cores, n = 10 and n = 200:
-    # 2.4 and 3.5 ms; Cholesky of RᵀR + FᵀF 2.5 and 2.7 ms; n sweeps of Givens rotations 140 and 2,800 ms
-    # (XLA runs their d steps one by one). With features of condition 1e3 the head is off by 1e-4 after
-    # 20 clients, by 5e-3 from the Gram matrix, whose condition is 1e6.
+    # Timings in float32 with d = 512 on two CPU cores, for n = 10 and n = 200 examples: QR of [d + n, d]
+    # takes 2.4 and 3.5 ms; Cholesky of RᵀR + FᵀF 2.5 and 2.7 ms; n sweeps of Givens rotations 140 and 2,800
+    # ms (XLA runs their d steps one by one). With features of condition 1e3 and 20 clients, the error of the
+    # head is 1e-4 by QR and 5e-3 by the Gram matrix, whose condition is 1e6.
     root = stacked_root(jnp.concatenate([state.root, values])).T
     return RecursiveRidge(root, state.total + total, state.count + count, state.margin)
 
@@ -128,8 +127,8 @@ def downdate(
     """Remove a client's examples from the state, as if they had never been added.
 
     With Rᵀ P = Fᵀ one has Rᵀ R − Fᵀ F = Rᵀ (I − P Pᵀ) R, so R' = S R for the Cholesky factor Sᵀ S = I − P Pᵀ.
-    The eigenvalues of I − P Pᵀ are shares of what the state holds in each direction: rounding is relative
-    to them, where in the difference Rᵀ R − Fᵀ F it is relative to the largest eigenvalue.
+    The eigenvalues of I − P Pᵀ are the shares that remain of the state in each direction. Rounding is
+    relative to these shares; in Rᵀ R − Fᵀ F it would be relative to the largest eigenvalue.
 
     Args:
         state: a state to which these examples were added, in any calls of `update`.
@@ -137,10 +136,10 @@ def downdate(
         labels: their classes; padding as in `update`.
 
     Returns:
-        The state without the examples. If they cannot be removed, the state as it was, with ``margin`` 0.
-        This happens if a class has more examples than the state holds, or if a part of I − P Pᵀ is negative
-        or rounding: the examples were not in the state, or λ is too small against them to tell. The state
-        never holds NaN.
+        The state without the examples. If they cannot be removed, the state is unchanged except for
+        ``margin``, which is 0. This happens if a class has more examples than the state holds, or if an
+        eigenvalue of I − P Pᵀ is negative or within rounding: then the examples were not in the state, or λ
+        is too small compared to them. The state never holds NaN.
 
     Raises:
         ValueError: if shapes do not fit.
@@ -166,7 +165,7 @@ def downdate(
     left = state.count - count
     forgotten = RecursiveRidge(
         root=product(lower.T, state.root),
-        # The sum that is left of a class without examples is rounding.
+        # If a class has no examples left, the rest of its sum is rounding.
         total=jnp.where(left[:, None] > 0, state.total - total, 0),
         count=left,
         margin=jnp.minimum(state.margin, smallest),
@@ -183,9 +182,9 @@ def head(state: RecursiveRidge) -> LinearHead:
         state: from `recursive_ridge`, `update` and `downdate`.
 
     Returns:
-        The head. Equivalent to `covfree.ridge_head` of the same examples, so to
-        ``covfree.fit(covfree.fed3r(ridge), ...)``: columns of norm 1, no bias. But the state does not tell a
-        class whose features sum to 0 from rounding: here its column has norm 1 too, in any direction.
+        The head. Equivalent to `covfree.ridge_head` of the same examples, and so to
+        ``covfree.fit(covfree.fed3r(ridge), ...)``: columns of norm 1, no bias. One difference: if a class's
+        features sum to 0, its column here is rounding scaled to norm 1, in any direction.
 
     Source: Fed3R (Fanì et al. 2024), eq. 4 and Alg. 1.
 

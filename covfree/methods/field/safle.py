@@ -1,4 +1,4 @@
-"""SAFLe: least squares on tables of groups of buckets, whose thresholds clients agree on first."""
+"""SAFLe: least squares on tables of bucketed features; the thresholds come from sums over clients."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ _ROUNDS = (
 
 
 def _flops(numbers: _Numbers, num_examples: int, dim: int, num_classes: int) -> int:
-    """Count the Gram matrix as if dense, though one-hot tables are mostly 0."""
+    """Count the Gram matrix as if it were dense, though one-hot tables are mostly 0."""
     bits = dim * numbers.num_buckets
     mapped = -(-bits // numbers.group_size) * 2**numbers.group_size
     return num_examples * (5 * dim + bits + 2 * mapped * (mapped + num_classes))
@@ -112,23 +112,22 @@ def _flops(numbers: _Numbers, num_examples: int, dim: int, num_classes: int) -> 
 def safle(
     num_buckets: int = 3, group_size: int = 3, *, ridge: Scalar = 10.0, seed: Scalar = 0
 ) -> Method[MappedHead]:
-    """Make SAFLe: features fall into buckets, groups of which are looked up in tables; three rounds of sums.
+    """Make SAFLe: features are put in buckets, and groups of buckets index tables; three rounds of sums.
 
-    In the first round clients send n and Σx, which give the mean c. In the second they send n,
-    Σ(x − c) and Σ(x − c)², which give the buckets' thresholds, Gaussian quantiles of each feature
-    (`gaussian_thresholds`): no example leaves a client. Squares about c keep their digits wherever the
-    features lie. In the third they send ΦᵀΦ and ΦᵀY of the mapped features Φ (`bucket_features`), from
-    which the server solves W = (ΦᵀΦ + λI)⁻¹ΦᵀY. As clients send sums alone, the head does not depend on how
-    examples are spread over them.
+    In the first round clients send n and Σx, which give the mean c. In the second they send n, Σ(x − c) and
+    Σ(x − c)², which give the buckets' thresholds: Gaussian quantiles of each feature (`gaussian_thresholds`).
+    Squares about c are accurate wherever the features lie. In the third they send ΦᵀΦ and ΦᵀY of the mapped
+    features Φ (`bucket_features`), from which the server solves W = (ΦᵀΦ + λI)⁻¹ΦᵀY. As clients send only
+    sums, the head does not depend on how examples are spread over them.
 
     Bytes up of each client: 4·(3·d + D² + D·C) with D = ⌈d·L/G⌉·2ᴳ, and 2 + C counts; the defaults give
     D = 8·d. Bytes down: 4·d·(1 + L).
 
     Args:
-        num_buckets: L, thresholds of each feature.
-        group_size: G, bits that a table takes together.
-        ridge: λ; above 0, as each table's entries add up to 1, so that ΦᵀΦ is singular.
-        seed: of the permutation that makes the groups; the same for all parties.
+        num_buckets: L, the number of thresholds of each feature.
+        group_size: G, the number of bits that index a table.
+        ridge: λ, above 0: as each table's entries add up to 1, ΦᵀΦ is singular.
+        seed: the seed of the permutation that makes the groups; the same for all parties.
 
     Returns:
         The method. Its clients send sums in each round; no single message replaces all rounds.
@@ -138,8 +137,9 @@ def safle(
         ValueError: if a number is out of range.
 
     Source: Bacellar, Munir, França, Lima, Marculescu and John (2026), "Single-Round Scalable Analytic
-    Federated Learning". Their buckets, "binary overlapping", are not defined in what was at hand: half-lines
-    above Gaussian quantiles are ours, and so is the round in which clients agree on them.
+    Federated Learning". The exact definition of their "binary overlapping" buckets was not available:
+    half-lines above Gaussian quantiles are covfree's choice, and so is the round in which clients agree on
+    them.
 
     >>> import covfree, numpy as np
     >>> x = np.array([[1, 1], [-1, -1], [1, -1], [-1, 1]] * 5, np.float32)

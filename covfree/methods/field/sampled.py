@@ -1,4 +1,4 @@
-"""Methods whose server draws virtual features and trains a linear head on them: CCVR and FedPFT."""
+"""CCVR and FedPFT: the server draws virtual features and trains a linear head on them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from covfree.methods.method import Method
 from covfree.methods.rounds import bound, phases
 from covfree.methods.summaries import keep_examples, send_mixtures
 
-# Virtual features, and weight of the penalty, of heads that are trained on all draws at once.
+# Defaults of heads that are trained on all draws at once: the number of virtual features, and the penalty.
 _SAMPLES, _L2 = 10_000, 1e-3
 
 
@@ -32,7 +32,7 @@ class _Numbers(NamedTuple):
 
 
 class _Descent(NamedTuple):
-    """The same of a head that gradient descent trains."""
+    """Numbers that may be swept, for a head trained by gradient descent."""
 
     seed: Scalar
     learning_rate: Scalar
@@ -66,13 +66,13 @@ def ccvr(num_samples: int = _SAMPLES, *, l2: Scalar = _L2, seed: Scalar = 0) -> 
     Args:
         num_samples: virtual features of all classes together.
         l2: weight of the penalty, see `softmax_head`.
-        seed: of the virtual features.
+        seed: the seed of the virtual features.
 
     Raises:
         ValueError: if a number is out of range.
 
-    Source: Luo, Chen, Hu, Zhang, Liang and Feng (2021), eq. 3 and Alg. 1. The paper calibrates the
-    classifier of a model that was trained federatedly; here the backbone is frozen and the head starts at 0.
+    Source: Luo, Chen, Hu, Zhang, Liang and Feng (2021), eq. 3 and Alg. 1. The paper calibrates the classifier
+    of a model trained by federated learning; here the backbone is frozen and the head starts at 0.
     """
     check_positive("num_samples", num_samples)
     return Method(
@@ -128,28 +128,28 @@ def fedpft(
     """Make FedPFT: clients send a Gaussian mixture of each class; the server trains on draws from them.
 
     The head minimises a penalised loss on all draws (`softmax_head`). With ``epochs`` it is trained as the
-    baselines of FedCGS's tables instead: by gradient descent with momentum in batches, from 0 and without a
-    penalty, on one draw for each example of the clients. ``fedpft(10, epochs=50)`` is that of the tables.
+    baselines in the FedCGS paper's tables: by gradient descent with momentum in batches, from 0 and without a
+    penalty, on one draw for each example of the clients. ``fedpft(10, epochs=50)`` is their setting.
 
     Bytes up, with k components (fewer for a class of few examples): 4·k·M·(2·d) diagonal, 4·k·M·(d + 1)
     spherical, 4·k·M·(d² + d) full.
 
     Args:
-        num_components: k, components of a client's class, at most.
+        num_components: k, the most components of a client's class.
         covariance: structure of the components' covariances.
         num_samples: virtual features of all clients together, in proportion to the components' counts; 10,000
-            unless given.
-        l2: weight of the penalty, see `softmax_head`; 0.001 unless given.
-        seed: of the virtual features.
-        epochs: passes of gradient descent over the draws, in place of ``num_samples`` and ``l2``.
-        learning_rate: of the descent, 0.01 unless given. It must suit the features' unit, as these are taken
-            as they are.
-        momentum: of the descent, in [0, 1]; 0.9 unless given.
-        batch_size: draws of a step of the descent; 128 unless given.
+        by default.
+        l2: weight of the penalty, see `softmax_head`; 0.001 by default.
+        seed: the seed of the virtual features.
+        epochs: passes of gradient descent over the draws; replaces ``num_samples`` and ``l2``.
+        learning_rate: learning rate of the descent, 0.01 by default. It must suit the features' unit, as
+        these are not scaled.
+        momentum: momentum of the descent, in [0, 1]; 0.9 by default.
+        batch_size: draws for each step of the descent; 128 by default.
 
     Raises:
-        ValueError: if an argument is unknown or out of range, or ``num_samples`` or ``l2`` is given beside
-            ``epochs``, or a number of the descent without.
+        ValueError: if an argument is unknown or out of range; if ``num_samples`` or ``l2`` is given together
+        with ``epochs``, or a number of the descent without it.
 
     Source: Beitollahi, Bie, Hemati, Brunswic, Li, Chen and Zhang (2024), Alg. 1; Guan, Zhou and Gu (2025),
     experiments, for the descent.

@@ -1,4 +1,4 @@
-"""STSA-E: FedCOF's estimate of the Gram matrix in random features, from means of random subsets."""
+"""STSA-E: FedCOF's estimate of the Gram matrix of random features, from means of random subsets."""
 
 from __future__ import annotations
 
@@ -29,33 +29,33 @@ def _head(ridge: Scalar, system: Scatter, moments: Moments, within: Scatter) -> 
 def stsa_e(
     ridge: Scalar = 1600.0, num_features: int = 1250, num_subsets: int = 5, *, seed: int = 0
 ) -> Method[MappedHead]:
-    """Make STSA-E: clients send class means of random subsets, in random ReLU features; ridge regression.
+    """Make STSA-E: ridge regression on random ReLU features; clients send class means of random subsets.
 
     With s_r = n_r x_r the sum of a subset, P_c = N_c μ_c the class sums, and K_c subsets of class c,
 
         Ĝ = Σ_c [(N_c − 1)/(K_c − 1) Σ_r s_r s_rᵀ/n_r − (N_c − K_c)/((K_c − 1) N_c) P_c P_cᵀ],
 
-    and the head is (Ĝ + λI)⁻¹ P, columns as they are. Written out, Ĝ = Σ_c (N_c − 1) Σ̂_c + Σ_c N_c μ_c μ_cᵀ:
-    FedCOF's estimate of the scatter within classes, and the exact scatter of the class means about 0. So it
-    is `fedcof` with a ``feature_map``, a ridge head and ``scatter="both"``, but for the columns' norms and
-    the unit of λ. Bytes up: 4·M·D for D features and M subset means.
+    and the head is (Ĝ + λI)⁻¹ P; columns are not scaled. Written out, Ĝ = Σ_c (N_c − 1) Σ̂_c + Σ_c N_c μ_c
+    μ_cᵀ: FedCOF's estimate of the scatter within classes, plus the exact scatter of the class means about 0.
+    So it is `fedcof` with a ``feature_map``, a ridge head and ``scatter="both"``, except for the scaling of
+    columns and the unit of λ. Bytes up: 4·M·D for D features and M subset means.
 
-    K_c counts the subsets that hold class c. The authors' code counts all subsets of all clients, also of
-    clients without the class, so that its Σ̂_c is (K_c − 1)/(K − 1) times as large in expectation. A class of
-    one subset shows no spread, and adds N_c μ_c μ_cᵀ alone.
+    K_c counts the subsets that hold class c. The authors' code counts all subsets of all clients, even of
+    clients without the class, so that its Σ̂_c is (K_c − 1)/(K − 1) times as large in expectation. A class
+    with one subset shows no spread, and adds only N_c μ_c μ_cᵀ.
 
     Args:
         ridge: λ, at least 0. The authors' 10⁶ is for a map without the factor √(2/D) of `relu_features`: here
             it is 10⁶·2/D.
-        num_features: D, random features.
-        num_subsets: J, most random subsets of a client's class.
-        seed: of the random features.
+        num_features: D, the number of random features.
+        num_subsets: J, the most random subsets of a client's class.
+        seed: the seed of the random features.
 
     Raises:
         ValueError: if a number is out of its range.
 
-    Source: Guan, Zhu, Zhou, Liu, Wang, Luo and Gu (2025), arXiv 2506.01327, STSA-E. The paper's stages, which
-    bring new classes, are those of `covfree.collect` over several rounds.
+    Source: Guan, Zhu, Zhou, Liu, Wang, Luo and Gu (2025), arXiv 2506.01327, STSA-E. The paper's stages, in
+    which new classes arrive, can be run with `covfree.collect` over several rounds.
     """
     # `Any`, as the feature map turns the linear head into a `MappedHead`.
     method: Any = Method(

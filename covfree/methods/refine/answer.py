@@ -1,4 +1,4 @@
-"""What a client answers in a round of products: its own scatter times the directions that it was sent."""
+"""A client's answer in a round of products: its scatter times the directions that it was sent."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ class Answer(NamedTuple):
 
 
 def answer(numbers: Any, sent: tuple[jax.Array, jax.Array | None], rows: Rows, num_classes: int) -> Answer:
-    """Answer with products of the scatter of examples.
+    """Compute a client's answer: the product of its scatter with the directions.
 
-    Centred on the client's own class means, the products cover its within-class scatter, of Σ_c (n_kc − 1)
-    degrees of freedom; centred on the means of all clients, they cover all of its scatter.
+    If centred on the client's own class means, it is the client's within-class scatter, with Σ_c (n_kc − 1)
+    degrees of freedom. If centred on the class means of all clients, it is all of the client's scatter.
     """
     directions, mean = sent
     features, labels = jnp.asarray(rows.mean), jnp.where(jnp.asarray(rows.count) > 0, rows.label, -1)

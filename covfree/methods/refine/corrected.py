@@ -25,14 +25,14 @@ from covfree.methods.refine.correction import (
 from covfree.methods.refine.covariance import metric_of
 from covfree.methods.rounds import Round, bound, of_first
 
-# Pairs of differences that L-BFGS keeps, at most.
+# The most pairs of differences that L-BFGS keeps.
 _PAIRS = 12
 
 
 def _end_of_own(
     first: Any, state: tuple[Any, ...], total: Any, *, each: Round, plan: Plan
 ) -> tuple[Correction]:
-    """Do the server's part of the method's last round, and start from its head."""
+    """Do the server's part of the method's last round, and start the correction from its head."""
     state = (*state, total) if each.server is None else each.server(each.own(first), state, total)
     return begin(first, state, plan=plan)
 
@@ -42,7 +42,7 @@ def _last_terms(first: Any, sent: Any, rows: Rows, num_classes: int, *, each: Ro
 
 
 def _last(each: Round, plan: Plan) -> Round:
-    """Let the method's last round end in the start of the correction, which needs all of its numbers."""
+    """Make the method's last round also start the correction, which needs all of the method's numbers."""
     client = each.client if each.numbers is None else bound(_last_terms, each=each)
     server, numbers = bound(_end_of_own, each=each, plan=plan), bound(of_first, inner=None)
     return replace(each, client=client, server=server, numbers=numbers, head=True)
@@ -57,7 +57,7 @@ def _made(numbers: Numbers, features: Any, labels: Any, num_classes: int, *, mak
 
 
 def _report(numbers: Numbers, state: Any, *, first: Any) -> dict[str, Any]:
-    """Report the loss of the best point that is known, and the rank of the metric."""
+    """Report the loss of the best known point, and the rank of the metric."""
     if isinstance(state[0], Correction):
         return {"loss": state[0].descent.value, "rank": rank(state[0].metric)}
     return {} if first is None else first(numbers.first, state)
@@ -79,38 +79,39 @@ def corrected(method: Method[Head], rounds: int = 4, *, penalty: Scalar = 0.003)
 def corrected(method: Method[Any], rounds: int = 4, *, penalty: Scalar = 0.003) -> Method[Any]:
     """Correct the head of a method by softmax regression, in a few rounds of sums over clients' examples.
 
-    The head h₀ of the method is an offset, and a linear correction W, a is learned on top of it. It minimises
+    The head h₀ of the method is an offset, and a linear correction (W, a) is learned on top of it. It
+    minimises
 
         mean_i CE(β·h₀(x_i) + Wᵀ(x_i − μ_g) + a, y_i) + (λ/2)·tr(WᵀΣ̃W),
 
     by L-BFGS at the server in coordinates in which Σ̃, the method's shrunk covariance, is the identity. The
-    penalty pulls to the head h₀ and not to 0, which makes it safe where examples are few; Σ̃ makes it fast.
+    penalty pulls towards h₀ and not towards 0, which makes it safe with few examples; Σ̃ makes it fast.
 
-    In a first round each client uploads its losses for 17 values of β, the inverse temperature of h₀, and its
-    number of examples; the server takes the best. In each of the ``rounds`` after it, each client uploads its
-    losses and gradient, C·(d + 1) + 2 numbers, which add up over clients. The loss of a step comes with the
-    gradient of the round after it; a step that does not lower the loss is taken back and shortened, which
-    costs its round. The first two steps, which may overshoot, are in the head only once their loss is known;
-    later ones at once.
+    In a first round each client uploads its number of examples and its losses for 17 values of β, the inverse
+    temperature of h₀; the server chooses the best β. In each of the following ``rounds`` rounds, each client
+    uploads its loss and gradient, C·(d + 1) + 2 numbers, which add up over clients. The loss after a step is
+    known only in the next round, together with the gradient there. A step that does not lower the loss is
+    undone and shortened, which costs a round. The first two steps may overshoot, so they enter the head only
+    once their loss is known; later steps enter it at once.
 
     Args:
-        method: one whose clients send class means, or a matrix that adds up: `fedcof` and its kin with any
-            head, `refined` of them, `fedncm`, `fed3r`, `qda` from means, with a map of features or without.
+        method: a method whose clients send class means, or a matrix that adds up: `fedcof` and similar
+        methods with any head, `refined` versions of them, `fedncm`, `fed3r`, `qda` from means; with or
+        without a feature map.
         rounds: m, evaluations of the gradient, at least 2.
-        penalty: λ, above 0. Between 0.001 and 0.01 all sets that were tried are alike.
+        penalty: λ, above 0. Between 0.001 and 0.01 the results on all data sets that were tried are alike.
 
     Returns:
-        The method with m + 1 rounds after its own. If h₀ is linear, so is the head; else it is a
-        `CorrectedHead`. A softmax of its scores gives calibrated probabilities. Its numbers are
-        ``params.first``, those of the method, and ``params.penalty``.
+        The method with m + 1 more rounds. If h₀ is linear, so is the head; else it is a `CorrectedHead`. A
+        softmax of its scores gives calibrated probabilities. The numbers are ``params.first``, those of the
+        method, and ``params.penalty``.
 
     Raises:
         TypeError: if ``method`` is no method.
-        ValueError: if the server of the method knows no covariance of the features, or a number is out of
-            range.
+        ValueError: if the method's server knows no covariance of the features, or a number is out of range.
 
-    Source: covfree; docs/corrected.md. The parts are hybrid generative and discriminative training (Lasserre,
-    Bishop and Minka 2006) and L-BFGS (Nocedal 1980).
+    Source: covfree; docs/corrected.md. It combines hybrid generative and discriminative training (Lasserre,
+    Bishop and Minka 2006) with L-BFGS (Nocedal 1980).
 
     >>> import covfree, numpy as np
     >>> rng = np.random.default_rng(0)

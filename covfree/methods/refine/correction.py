@@ -1,4 +1,4 @@
-"""The rounds of a correction: what the server keeps, what it asks, and what clients answer."""
+"""The rounds of a correction: the server's state, what it sends, and what clients answer."""
 
 from __future__ import annotations
 
@@ -22,21 +22,21 @@ from covfree.methods.refine.descent import Descent, begin_descent, descend, last
 from covfree.methods.within import moments_in
 from covfree.statistics.softmax import ScaledLosses, SoftmaxSums, scaled_losses, softmax_sums
 
-# Inverse temperatures that are tried, as multiples of 1/(deviation of the scores over classes).
+# Candidates of β, in units of 1/(deviation of the scores over classes).
 _SCALES = np.logspace(-1, 3, 17)
-# Times the square of such a multiple, added to the mean loss: too little to matter where classes overlap. If
-# the head separates the examples, the loss falls for ever, and all probabilities would become 0 or 1.
+# This times the candidate's square is added to the mean loss, too little to matter if classes overlap. But if
+# the head separates the examples, the loss alone falls forever, and all probabilities would become 0 or 1.
 _CONFIDENCE = 1e-5
 
 
 class Correction(NamedTuple):
-    """The server's state from the first head on.
+    """The server's state once there is a first head.
 
     Attributes:
         moments: counts and sums of each class.
         start: h₀, the head of the method.
         scale: β, its inverse temperature.
-        unit: 1/(deviation of the scores of h₀ over classes), about which β is sought.
+        unit: 1/(deviation of the scores of h₀ over classes), the unit of the candidates of β.
         metric: Σ̃, factorised.
         descent: the minimisation over [W; a], with the linear term Wᵀ(x − μ_g) + a.
     """
@@ -50,12 +50,12 @@ class Correction(NamedTuple):
 
 
 class Asked(NamedTuple):
-    """A classifier that clients are sent: ``scale · head(x) + linear(x − centre)``.
+    """A classifier that is sent to clients: ``scale · head(x) + linear(x − centre)``.
 
     Attributes:
-        centre: μ_g, from which features are measured, as products with large numbers round.
+        centre: μ_g, which is subtracted from features, as products of large numbers lose digits.
         linear: the linear part; a bias of −∞ marks an absent class. None if there is none.
-        head: h₀; None if it is linear, and so a part of ``linear``.
+        head: h₀; None if h₀ is linear, and so included in ``linear``.
         scale: β; None without ``head``.
     """
 
@@ -65,7 +65,7 @@ class Asked(NamedTuple):
     scale: Float[Array, ""] | None = None
 
     def scores(self, features: jax.Array, centred: jax.Array) -> jax.Array:
-        """Compute the scores of x, given x − μ_g too."""
+        """Compute the scores of x; ``centred`` is x − centre."""
         if self.head is None or self.scale is None:
             assert self.linear is not None
             return self.linear(centred)
@@ -87,9 +87,9 @@ class Plan:
     Attributes:
         system: the method's ``system``.
         head: the method's ``head``.
-        covariance: ``(params, *state) -> Scatter``, the matrix in whose metric the correction is made.
-        own: how many totals the method's own rounds leave; those after them are for ``covariance``.
-        pairs: pairs of differences that are kept.
+        covariance: ``(params, *state) -> Scatter``, the matrix that defines the metric.
+        own: the number of totals from the method's own rounds; the totals after them are for ``covariance``.
+        pairs: the most pairs of differences that L-BFGS keeps.
     """
 
     system: Callable[..., Any] | None
@@ -100,14 +100,14 @@ class Plan:
 
 
 def _own_head(first: Any, state: tuple[Any, ...], plan: Plan) -> tuple[Any, Head]:
-    """Return the system and the head of the method's state."""
+    """Compute the system and the head from the method's state."""
     state = state[: plan.own]
     system = None if plan.system is None else plan.system(first, *state)
     return system, plan.head(first, system, *state)
 
 
 def begin(first: Any, state: tuple[Any, ...], *, plan: Plan) -> tuple[Correction]:
-    """Start from the head of the method's state."""
+    """Start from the head that the method's state gives."""
     system, start = _own_head(first, state, plan)
     moments = moments_in(state)
     assert moments is not None  # or `metric_of` would have raised
@@ -128,11 +128,11 @@ def begin(first: Any, state: tuple[Any, ...], *, plan: Plan) -> tuple[Correction
 
 
 def _usable(metric: Factorisation) -> Factorisation:
-    """Make a factorisation finite, so that a run goes on with it.
+    """Make a factorisation finite, so that a run can go on.
 
-    If Cholesky broke down, which ``deficient`` tells, its pivot may be NaN. `solve` then goes by eigenvalues:
-    no step leaves the span of those that are positive. A matrix that is not finite spans nothing, so that
-    only the biases are corrected.
+    If Cholesky broke down, which ``deficient`` marks, its pivot may be NaN. Then `solve` uses eigenvalues,
+    and no step leaves the span of the positive ones. If the matrix is not finite, its span is empty, and only
+    the biases are corrected.
     """
     metric = metric._replace(smallest_pivot=jnp.nan_to_num(metric.smallest_pivot, nan=0))
     sound = jnp.array([jnp.isfinite(leaf).all() for leaf in jax.tree.leaves(metric)]).all()
@@ -141,7 +141,7 @@ def _usable(metric: Factorisation) -> Factorisation:
 
 
 def rank(metric: Factorisation) -> jax.Array:
-    """Count the directions of the features that are corrected."""
+    """Count the directions in which features are corrected: the rank of the metric."""
     kept = (metric.diagonal > 0).sum()
     return jnp.where(metric.deficient, kept, metric.scatter.dim)
 
@@ -156,20 +156,20 @@ def _mean(values: jax.Array, weight: jax.Array) -> jax.Array:
 def _combined(
     start: Head, scale: jax.Array, moments: Moments, point: jax.Array
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Add a linear start to a point: weights and biases for centred features, and which classes are there."""
+    """Add a linear start to a point: weights and biases for centred features, and which classes are present."""
     weight, bias = point[:-1], point[-1]
     if not isinstance(start, LinearHead):
         return weight, bias, moments.present
-    # The product is rounded before it is scaled, so that all rounds have the same offsets.
+    # Round the product before scaling it, so that all rounds have the same offsets.
     own = start.bias + product(moments.grand_mean[None, :], start.weight)[0]
     present = moments.present if start.present is None else start.present > 0
     return weight + scale * start.weight, bias + scale * own, present
 
 
 def _asked(start: Head, scale: jax.Array, moments: Moments, point: jax.Array) -> Asked:
-    """Make the classifier of a point."""
+    """Make the classifier of a point, to be sent to clients."""
     weight, bias, present = _combined(start, scale, moments, point)
-    # What all classes share changes no probability, and may be so large that it rounds the rest away.
+    # Subtract the mean bias: it changes no probability, and may be so large that the rest is rounded away.
     level = jnp.where(present, bias, 0).sum() / jnp.maximum(present.sum(), 1).astype(bias.dtype)
     asked = Asked(moments.grand_mean, LinearHead(weight, jnp.where(present, bias - level, -jnp.inf)))
     return asked if isinstance(start, LinearHead) else asked._replace(head=start, scale=scale)
@@ -188,7 +188,7 @@ def ask_losses(numbers: Numbers, state: tuple[Correction]) -> tuple[Asked, jax.A
 
 
 def losses_of(numbers: Numbers, sent: tuple[Asked, jax.Array], rows: Rows, num_classes: int) -> ScaledLosses:
-    """Answer with the losses of the start at all candidates for β."""
+    """Compute a client's losses with the start, at all candidates of β."""
     asked, unit = sent
     scales = unit * jnp.asarray(_SCALES, unit.dtype)
     return scaled_losses(asked.scores, *_examples(rows), asked.centre, scales, num_classes)
@@ -199,7 +199,7 @@ def _examples(rows: Rows) -> tuple[jax.Array, jax.Array, jax.Array]:
 
 
 def take_losses(numbers: Numbers, state: tuple[Correction], total: ScaledLosses) -> tuple[Correction]:
-    """Choose β: the minimum of the parabola in log β through the least loss and its neighbours."""
+    """Choose β: the minimum of the parabola in log β through the smallest loss and its two neighbours."""
     (known,) = state
     scales = jnp.asarray(_SCALES, total.loss.dtype)
     came = total.number > 0
@@ -226,7 +226,7 @@ def ask(numbers: Numbers, state: tuple[Correction]) -> Asked:
 
 
 def answer(numbers: Numbers, asked: Asked, rows: Rows, num_classes: int) -> SoftmaxSums:
-    """Answer with the sums of the losses and of their gradients."""
+    """Compute a client's sums of losses and of their gradients."""
     return softmax_sums(asked.scores, *_examples(rows), asked.centre, num_classes)
 
 

@@ -1,4 +1,4 @@
-"""The covariance that a method's server knows, in whose metric its head is corrected."""
+"""The covariance that a method's server knows; it defines the metric in which the head is corrected."""
 
 from __future__ import annotations
 
@@ -22,17 +22,18 @@ from covfree.methods.refine.refined import RefinePlan
 from covfree.methods.refine.search import Search
 from covfree.methods.rounds import Round, bound, option, phases
 
-# Times the rounding of ‖μ_g‖². At means of 10³ to 10⁶ standard deviations up to 1.5 times it was missing.
+# In units of the rounding of ‖μ_g‖². At means of 10³ to 10⁶ standard deviations, up to 1.5 units were
+# missing.
 _ROUNDING = 4
 
 
 def metric_of(method: Method[Any]) -> tuple[tuple[Round, ...], Callable[..., Scatter]]:
-    """Find how the server of a method gets a shrunk covariance of the features.
+    """Find how a method's server can compute a shrunk covariance of the features.
 
     Returns:
-        Rounds over the rows that clients sent, which follow the method's own, and a function ``(params,
-        *state) -> Scatter`` of the state after them. FedCOF's rounds, if the rows are class means and the
-        method estimates no covariance; else none.
+        Rounds over the clients' rows that follow the method's own, and a function ``(params, *state) ->
+        Scatter`` of the state after them. The rounds are FedCOF's if the rows are class means and the method
+        estimates no covariance; otherwise there are none.
     """
     shared = shared_covariance(method)
     if shared is not None:
@@ -56,7 +57,7 @@ def metric_of(method: Method[Any]) -> tuple[tuple[Round, ...], Callable[..., Sca
 def _terms(
     numbers: Any, state: tuple[Any, ...], rows: Rows, num_classes: int, *, client: Any, own: int
 ) -> Any:
-    """Compute the terms of a round of FedCOF that follows other rounds."""
+    """Compute the terms of a FedCOF round that follows other rounds."""
     return client(as_shrinkage("auto"), state[own:], rows, num_classes)
 
 
@@ -67,12 +68,12 @@ def _estimated(numbers: Any, *state: Any, own: int, system: Callable[..., Scatte
 def _refined(
     numbers: Any, moments: Moments, search: Search, rows: Any, own: Any, covariance: Scatter | None
 ) -> Scatter:
-    """Take the covariance from which a refinement started."""
+    """Return the covariance from which a refinement started."""
     return search.inverse.scatter if covariance is None else covariance
 
 
 def _of_totals(numbers: Any, *state: Any, gram: bool) -> Scatter:
-    """Shrink the covariance of sums over examples."""
+    """Compute and shrink the covariance from sums over examples."""
     nodes = jax.tree.leaves(state, is_leaf=lambda node: isinstance(node, (Moments, Scatter)))
     moments = next(node for node in nodes if isinstance(node, Moments))
     scatter = next(node for node in nodes if isinstance(node, Scatter))
@@ -86,7 +87,7 @@ def _of_totals(numbers: Any, *state: Any, gram: bool) -> Scatter:
 
 
 def _about_mean(moments: Moments, gram: Scatter) -> Scatter:
-    """Make a covariance of a Gram matrix, whose examples' mean is taken off."""
+    """Make a covariance from a Gram matrix, by subtracting the mean of its examples."""
     count = moments.num_examples
     matrix = scatter_about(moments.grand_mean[None, :], count[None], gram.dense())
     return Scatter.from_matrix(matrix / jnp.maximum(count - 1, 1))

@@ -1,4 +1,4 @@
-"""L-BFGS whose loss and gradient come from elsewhere, one evaluation a round."""
+"""L-BFGS that is given the loss and gradient from outside, one evaluation in each round."""
 
 from __future__ import annotations
 
@@ -11,24 +11,24 @@ from jaxtyping import Array, Bool, Float
 
 from covfree.core.linalg import Factorisation, solve
 
-# A step must lower the loss by this share of what the slope promises (Armijo).
+# A step must lower the loss by this share of the decrease that the slope predicts (Armijo).
 _ENOUGH = 1e-4
-# A failed step is shortened to between these shares of its length.
+# A failed step is shortened to a length between these shares of its own.
 _LEAST, _MOST = 0.1, 0.5
-# Differences of the loss below this many eps are rounding: sums of float32 over all examples.
+# Differences of the loss below this many eps are rounding: the loss is a float32 sum over all examples.
 _ROUNDING = 8
 
 
 class Descent(NamedTuple):
-    """How far a minimisation has come; points are [dim + 1, classes], the bias in the last row.
+    """The progress of a minimisation; points are [dim + 1, classes], with the bias in the last row.
 
     Attributes:
         point: the best point whose loss is known.
-        value: its loss; log C, that of knowing nothing, before the first evaluation.
-        slope: its gradient.
-        begun: whether ``value`` and ``slope`` are known; they are not before the first evaluation.
+        value: the loss there; before the first evaluation log C, the loss of a uniform prediction.
+        slope: the gradient there.
+        begun: whether ``value`` and ``slope`` are known; False before the first evaluation.
         trial: where the loss is evaluated next.
-        steps: s_k, differences of points; the newest last, 0 for those that are not there yet.
+        steps: s_k, differences of points; the newest last, with zeros until there are enough.
         changes: y_k, differences of gradients.
     """
 
@@ -42,7 +42,7 @@ class Descent(NamedTuple):
 
 
 def begin_descent(point: Float[Array, "rows classes"], pairs: int) -> Descent:
-    """Start at a point, whose loss is to be evaluated."""
+    """Start at a point whose loss is not yet known."""
     none = jnp.zeros((pairs, *point.shape), point.dtype)
     value = jnp.full((), math.log(point.shape[1]), point.dtype)
     return Descent(point, value, jnp.zeros_like(point), jnp.zeros((), bool), point, none, none)
@@ -51,7 +51,7 @@ def begin_descent(point: Float[Array, "rows classes"], pairs: int) -> Descent:
 def descend(
     descent: Descent, value: Float[Array, ""], slope: Float[Array, "rows classes"], metric: Factorisation
 ) -> Descent:
-    """Take the loss and the gradient at the trial point, and choose the next one.
+    """Given the loss and the gradient at the trial point, choose the next trial.
 
     If the loss has fallen enough, the trial becomes the point, and the next trial lies one L-BFGS step ahead,
     −H·slope. H starts as a multiple of P = A⁻¹ ⊕ 1: 1 before the first pair, then sᵀy/(yᵀPy) of the newest
@@ -61,22 +61,22 @@ def descend(
 
     Args:
         descent: the minimisation so far.
-        value: the loss at ``descent.trial``; the step fails if it, the slope or what follows from them is not
-            finite.
-        slope: its gradient.
-        metric: A, factorised, for all rows of a point but the last.
+        value: the loss at ``descent.trial``. The step fails if the loss, the gradient or a result from them
+        is not finite.
+        slope: the gradient there.
+        metric: A, factorised; it applies to all rows of a point except the last.
 
     Source: Nocedal and Wright, Numerical Optimization, alg. 7.4 and section 3.5.
     """
     move, first, known = descent.trial - descent.point, ~descent.begun, descent.value
     along = jnp.sum(descent.slope * move)
-    # Numbers whose squares overflow are none that examples have.
+    # Examples cannot give numbers whose squares overflow.
     sound = jnp.isfinite(jnp.square(value)) & jnp.isfinite(slope).all()
     eps = jnp.finfo(value.dtype).eps
     rounding = _ROUNDING * eps * jnp.abs(known)
 
     change = slope - descent.slope
-    # Of a convex loss; what is not clearly above 0 is rounding.
+    # The loss is convex, so this is at least 0; what is not clearly above 0 is rounding.
     turned = jnp.sum(move * change)
     # Take weights and bias separately: then the products of norms do not depend on the features' unit.
     size = sum(
@@ -91,7 +91,7 @@ def descend(
     steps, changes = (push(descent.steps, move), push(descent.changes, change))
     steps, changes = (steps, changes) if descent.steps.shape[0] else (descent.steps, descent.changes)
     ahead = _quasi_newton(slope, steps, changes, metric)
-    # A step that overflows, or promises what does, would be followed by none that recovers.
+    # Reject a step that overflows, or whose predicted decrease does: no later step could recover.
     sound &= jnp.isfinite(ahead).all() & jnp.isfinite(jnp.sum(slope * ahead))
     steps, changes = jnp.where(sound, steps, descent.steps), jnp.where(sound, changes, descent.changes)
     better = sound & (first | (value <= known + _ENOUGH * along + rounding))
@@ -111,10 +111,10 @@ def descend(
 
 
 def last_point(descent: Descent) -> Float[Array, "rows classes"]:
-    """Give the point to use if the minimisation ends here: the trial, or as yet the best point that is known.
+    """Return the point to use if the minimisation ends here: the trial, or at first the best known point.
 
-    Nobody has evaluated the trial. Until two pairs are known, H is little more than a multiple of P, and the
-    step may be many times too long.
+    The loss at the trial is unknown. Until two pairs are known, H is little more than a multiple of P, and
+    the step may be many times too long.
     """
     pairs = jnp.any(descent.steps != 0, axis=(1, 2)).sum()
     return jnp.where(pairs < 2, descent.point, descent.trial)
@@ -136,7 +136,7 @@ def _quasi_newton(slope: jax.Array, steps: jax.Array, changes: jax.Array, metric
 
     # Loops compile their body once, however many pairs there are.
     slope, shares = jax.lax.scan(back, slope, (steps, changes, weights), reverse=True)
-    # One solve for both, as it takes long to compile.
+    # One solve for both columns, as each takes long to compile.
     newest = changes[-1] if len(changes) else jnp.zeros_like(slope)
     both = jnp.concatenate([slope, newest], axis=1)
     both = jnp.concatenate([solve(metric, both[:-1]), both[-1:]])

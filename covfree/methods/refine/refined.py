@@ -1,4 +1,4 @@
-"""A FedCOF head made exact over a few rounds: the system it solves, and what clients are asked for."""
+"""A FedCOF head made exact over a few rounds: the system to be solved, and what clients are asked for."""
 
 from __future__ import annotations
 
@@ -29,15 +29,15 @@ from covfree.methods.within import moments_of
 
 
 class Progress(NamedTuple):
-    """The server's state from the first head on.
+    """The server's state once there is a first head.
 
     Attributes:
         moments: counts and sums of each class.
         search: the search for the weights.
-        rows: clients' class means, which show the scatter between them; None if clients sent only sums.
-        own: what the method's totals hold for a head that is not linear.
-        covariance: the shrunk covariance, if the search is for a ridge head: far from zero the Gram matrix no
-            longer tells it.
+        rows: clients' class means, which give the scatter between them; None if clients sent only sums.
+        own: the parts of the method's totals that a nonlinear head needs.
+        covariance: the shrunk covariance, if the search is for a ridge head. (Far from zero it cannot be
+        recovered from the Gram matrix.)
     """
 
     moments: Moments
@@ -58,13 +58,13 @@ class Numbers:
 
 @dataclass(frozen=True)
 class RefinePlan:
-    """The static parts of a refinement: how the method's totals make the system, and how much is asked.
+    """The static parts of a refinement.
 
     Attributes:
         gram: the parts of a ridge head's Gram matrix; None for LDA.
         covariance: makes the method's shrunk covariance.
-        directions: q, most directions of a round; None for as many as the head has independent columns.
-        head: the method's ``head`` where it is not linear: of the covariance, as far as it is known.
+        directions: q, the most directions of a round; None for as many as the head has independent columns.
+        head: the method's ``head`` if it is nonlinear; it is given the covariance as far as it is known.
     """
 
     gram: ScatterChoice | None
@@ -73,7 +73,7 @@ class RefinePlan:
     head: Callable[..., Any] | None = None
 
     def most(self, shape: tuple[int, ...]) -> int:
-        """Most directions of a round; ``shape`` is that of the head's right side, [dim, classes]."""
+        """The most directions of a round; ``shape`` is that of the head's right side, [dim, classes]."""
         dim, num_classes = shape
         # Centred means of C classes span C − 1 dimensions.
         most = max(1, num_classes - (self.gram is None)) if self.directions is None else self.directions
@@ -93,16 +93,16 @@ def _begin(first: Any, state: tuple[Any, ...], total: Any, *, plan: RefinePlan) 
 
 
 def _ask(numbers: Numbers, progress: Progress) -> tuple[jax.Array, jax.Array | None]:
-    """Return the directions, and the class means to centre about; None for the client's own."""
+    """Send the directions, and the class means to centre about; None for the client's own means."""
     return progress.search.directions, progress.moments.mean if progress.rows is None else None
 
 
 def _take(numbers: Numbers, progress: Progress, answer: Answer, *, plan: RefinePlan) -> Progress:
-    """Take the sum of the clients' answers: the server's part of a round of products.
+    """Process the sum of the clients' answers: the server's part of a round of products.
 
-    If clients are missing, sums are scaled up by degrees of freedom: for each degree, the scatter of missing
-    clients is taken to be as large as that of the clients that answered. If nobody answered, the round
-    changes nothing.
+    If clients are missing, sums are scaled up by degrees of freedom: the scatter of missing clients is
+    assumed to be as large, for each degree of freedom, as that of the clients that answered. If nobody
+    answered, the round changes nothing.
     """
     moments, search, rows, *_ = progress
     known = None if rows is None else first_moments(rows, moments.count.shape[0])
@@ -141,7 +141,7 @@ def _images(
     gamma = loading(numbers.shrinkage, trace / degrees / dim, dim, degrees)
     if gram is None:
         return image / degrees + gamma * search.directions
-    # The system is Gram matrix + λI, whose parts other than W are known.
+    # The system is the Gram matrix plus λI; the Gram matrix's parts other than W are known.
     none = Scatter.from_factor(jnp.zeros_like(search.directions[:, :1].T))
     rest = total_gram(none, moments, scatter=gram)
     return image + rest.times(search.directions) + gamma * degrees * search.directions
@@ -158,7 +158,7 @@ def _finish(
     *,
     plan: RefinePlan,
 ) -> Any:
-    """Make the head from the present weights, or a Student head from the matrix that gives them."""
+    """Make the head from the present weights, or a Student head from the matrix that gives those weights."""
     if plan.head is not None:
         return plan.head(numbers.first, known_matrix(search), moments, None, *own)
     return (lda_head_of if plan.gram is None else ridge_head_of)(search.weight, moments)
@@ -170,7 +170,7 @@ def _keep(progress: Progress, rows: Rows) -> Progress:
 
 
 def _report(numbers: Numbers, progress: Progress) -> dict[str, Any]:
-    """Report the predicted error once there were products."""
+    """Report the predicted error once there has been a round of products."""
     return {"error": progress.search.error} if progress.search.span.shape[1] else {}
 
 
@@ -190,27 +190,27 @@ def refined(
     """Make the head of a method exact, or nearly so, over a few rounds of small messages.
 
     FedCOF estimates the covariance from class means. After its round the server sends q directions, and each
-    client answers with its own scatter times them: d·q numbers, which add up over clients. From these, with
-    the estimate as a preconditioner, the server comes nearer in each round to the head of the exact
-    covariance: that of `fedcof_oracle`, or of Fed3R, which take d² numbers from each client.
+    client answers with its own scatter times them: d·q numbers, which add up over clients. With the estimate
+    as a preconditioner, each round brings the server nearer to the head of the exact covariance: that of
+    `fedcof_oracle` or Fed3R, for which each client sends d² numbers.
 
     Derivatives treat the directions as constants; they are complete once all d directions are known.
 
     Args:
-        method: `fedcof`, with an LDA, ridge or Student head and one mean for each class of a client, or one
-            of its kin: `fedcof_residuals` starts nearer to the exact head. The parts of a Student head in
-            which classes differ stay those of the class means; the covariance that classes share is refined.
+        method: `fedcof` with an LDA, ridge or Student head and one mean for each class of a client, or a
+        similar method: `fedcof_residuals` starts nearer to the exact head. For a Student head the shared
+        covariance is refined; the parts in which classes differ stay those of the class means.
         rounds: m, rounds of products. Three came near to the exact head in all our trials; d/q are exact.
-        directions: q, most directions of a round; by default C − 1 for LDA and C for ridge heads, which span
-            all of the head's columns. With fewer, the leading ones are taken, and progress is slower and less
-            even.
-        shrinkage: of the exact covariance S: γ of S + γI, ``covfree.relative(…)`` or
-            `pseudo_observations`. By default the method's own if it is one of these, else
-            `pseudo_observations`: γ = t·min(1, d/ν) with t = tr(S)/d and ν = N − C degrees of freedom. Where
-            features have very unequal variances that may be too much; try ``covfree.relative(0.001)``.
+        directions: q, the most directions of a round; by default C − 1 for LDA and C for ridge heads, which
+        span all of the head's columns. With fewer, the leading ones are used, and progress is slower and less
+        even.
+        shrinkage: shrinkage of the exact covariance S: γ of S + γI, ``covfree.relative(…)`` or
+        `pseudo_observations`. By default the method's own if it is one of these, else `pseudo_observations`:
+        γ = t·min(1, d/ν) with t = tr(S)/d and ν = N − C degrees of freedom. For features with very unequal
+        variances that may be too much; try ``covfree.relative(0.001)``.
 
     Returns:
-        The method with rounds of products after its own; its numbers are ``params.first``, those of the
+        The method with rounds of products after its own; the numbers are ``params.first``, those of the
         method, and ``params.shrinkage``.
 
     Raises:
@@ -242,7 +242,8 @@ def refined(
         raise ValueError(
             f"method: expected one whose covariance is estimated, got {method.name!r}, which is exact"
         )
-    # Directions of a client's scatter have no class, so they are no part of what lies between its means.
+    # Directions of a client's scatter belong to no class, so they are not part of the scatter between its
+    # means.
     with_directions = option(method.summary.make, "num_directions") is not None
     if not with_directions and option(method.summary.make, "num_subsets") != 1:
         raise ValueError(
@@ -262,7 +263,7 @@ def refined(
     assert covariance is not None  # or `refinable_head` would have raised
     plan = RefinePlan(gram, covariance, directions, head)
     own = [replace(each, numbers=bound(of_first, inner=each.numbers)) for each in method.rounds]
-    # The start needs all of the method's numbers. The clients' parts of these last rounds use none.
+    # The start needs all of the method's numbers; the clients' parts of these last rounds need none.
     start, numbers = bound(_begin, plan=plan), bound(of_first, inner=None)
     own[-1] = replace(own[-1], server=start, numbers=numbers, head=True)
     products = Round(answer, bound(_take, plan=plan), _ask, examples=True, head=True)

@@ -18,7 +18,7 @@ from covfree.core.products import product
 
 
 class Search(NamedTuple):
-    """How far the solution of A W = M has come.
+    """The progress of solving A W = M.
 
     Attributes:
         inverse: P ≈ A⁻¹.
@@ -29,8 +29,8 @@ class Search(NamedTuple):
         step: Z = Π P residual, from which the directions were made.
         residual: R′, the residual for which the step was made.
         weight: the present W.
-        error: the predicted error of W before its last step: ‖W − A⁻¹M‖ over ‖A⁻¹M‖ in the norm of A.
-        length: α of the last step; 0 if it is not known.
+        error: the predicted error of the W before the last step: ‖W − A⁻¹M‖ over ‖A⁻¹M‖ in the norm of A.
+        length: α of the last step; 0 if it is unknown.
     """
 
     inverse: Factorisation
@@ -48,7 +48,7 @@ class Search(NamedTuple):
 def begin(inverse: Factorisation, right: Float[Array, "dim columns"], most: int) -> Search:
     """Start from W = P M."""
     nothing = right[:, :0]
-    # The pivot is NaN if Cholesky broke down, and a run would reject the state as not finite.
+    # If Cholesky broke down the pivot is NaN, and a run would reject the state as not finite.
     inverse = inverse._replace(smallest_pivot=jnp.zeros_like(inverse.smallest_pivot))
     weight = solve(inverse, right)
     asked = _next(nothing, weight, right, most)
@@ -57,18 +57,18 @@ def begin(inverse: Factorisation, right: Float[Array, "dim columns"], most: int)
 
 
 def advance(search: Search, images: Float[Array, "dim asked"], most: int) -> Search:
-    """Take the products with A that were asked for.
+    """Process the products with A that were asked for, and choose the next directions.
 
-    1. The best W in the span of all directions so far: W = V G⁻¹ VᵀM with G = VᵀAV. What it leaves, the
-       residual R = M − A W, is known.
-    2. A step H = Π P R beyond the span, Π = I − V G⁻¹ (AV)ᵀ, as long as was best for the step before:
-       α = tr(ZᵀR′) / tr(ZᵀAZ).
-    3. The leading directions of H are asked for next.
+    1. Compute the best W in the span of all directions so far: W = V G⁻¹ VᵀM with G = VᵀAV, and its residual
+       R = M − A W.
+    2. Take a step H = Π P R beyond the span, with Π = I − V G⁻¹ (AV)ᵀ. Its length is the one that would have
+       been best for the step before: α = tr(ZᵀR′) / tr(ZᵀAZ).
+    3. Ask for the leading directions of H next.
 
     Args:
         search: the search so far.
         images: A times ``search.directions``.
-        most: most directions of a round.
+        most: the most directions of a round.
     """
     inverse, right = search.inverse, search.right
     span = jnp.concatenate([search.span, search.directions], axis=1)
@@ -87,18 +87,18 @@ def advance(search: Search, images: Float[Array, "dim asked"], most: int) -> Sea
     eps = jnp.finfo(right.dtype).eps
     settled = jnp.sum(jnp.square(residual)) <= 1e4 * eps**2 * jnp.sum(jnp.square(right))
     weight = weight + jnp.where(error > jnp.sqrt(eps), length, 0) * ahead
-    # Without a step length the error is not known.
+    # Without a step length the error is unknown.
     error = jnp.where(settled, 0, jnp.where(length > 0, error, 1))
     asked = _next(span, ahead, residual, most)
     return Search(inverse, right, span, images, *asked, weight, error, length)
 
 
 def known_matrix(search: Search) -> Scatter:
-    """Complete what is known of A to a positive definite A′ with A′V = AV and, for the present W, A′W = M.
+    """Complete the known part of A to a positive definite A′ with A′V = AV and A′W = M for the present W.
 
-    With Ã = P⁻¹ it is (Ã − ÃV(VᵀÃV)⁻¹VᵀÃ)/α + (AV)G⁻¹(AV)ᵀ, the inverse of the matrix of the last step,
-    αΠPΠᵀ + VG⁻¹Vᵀ. Without a step length α is 1. If Ã is 0, as a relative shrinkage leaves it where no class
-    has two rows, tI takes its place, with t = tr(VᵀAV)/q of the q directions that are known.
+    With Ã = P⁻¹ it is (Ã − ÃV(VᵀÃV)⁻¹VᵀÃ)/α + (AV)G⁻¹(AV)ᵀ. This is the inverse of αΠPΠᵀ + VG⁻¹Vᵀ, the matrix
+    of the last step. Without a step length α is 1. If Ã is 0, as with a relative shrinkage if no class has
+    two rows, it is replaced by tI, with t = tr(VᵀAV)/q for the q known directions.
     """
     start, span, images = search.inverse.scatter, search.span, search.images
     if not span.shape[1]:
@@ -127,7 +127,7 @@ def _length(search: Search, span: jax.Array, images: jax.Array) -> jax.Array:
 def _next(
     span: jax.Array, step: jax.Array, residual: jax.Array, most: int
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Choose the directions of a round: the leading ones of a step, orthonormalised outside the span."""
+    """Choose the directions of a round: orthonormalise the leading columns of a step outside the span."""
     most = min(most, step.shape[1], step.shape[0] - span.shape[1])
     turn = jax.lax.stop_gradient(eigh(product(step.T, step))[1])[:, ::-1][:, :most]
     step, residual = product(step, turn), product(residual, turn)
@@ -135,9 +135,10 @@ def _next(
 
 
 def _outside(span: jax.Array, step: jax.Array, residual: jax.Array) -> jax.Array:
-    """Orthonormalise a step's columns outside the span; where none is left, take the residual's.
+    """Orthonormalise a step's columns outside the span; use the residual's columns where none is left.
 
-    Where the residual has none either, any others serve: once the span is everything, the solution is exact.
+    If the residual has none left either, any other columns will do. Once the span is everything, the solution
+    is exact.
     """
 
     def beyond(columns: jax.Array) -> jax.Array:
@@ -154,7 +155,8 @@ def _outside(span: jax.Array, step: jax.Array, residual: jax.Array) -> jax.Array
     for columns in (residual, step):
         found, size = unit(beyond(unit(columns)[0]))
         directions = jnp.where(size > rounding, found, directions)
-    # The first pass leaves rounding inside the span, the second none; the third serves near-equal columns.
+    # The first pass leaves rounding inside the span, and the second removes it; the third is for near-equal
+    # columns.
     for _ in range(3):
         directions = orthonormal(beyond(directions))
     return directions

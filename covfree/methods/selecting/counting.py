@@ -1,4 +1,4 @@
-"""Heads of several methods, and how well each of them does on clients' examples."""
+"""The heads of several methods, and how many errors each makes on clients' examples."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from covfree.methods.selecting.tracks import Running, aside
 from covfree.methods.within import moments_in
 
 By: TypeAlias = Literal["errors", "losses"]
-# No loss of an example counts more, so that one example does not decide, and sums stay finite.
+# The loss of an example is capped here, so that one example does not decide, and sums stay finite.
 MOST = 100.0
 
 
@@ -25,8 +25,8 @@ class Count(NamedTuple):
     """What a client uploads.
 
     Attributes:
-        scores: its errors with each head, or the sum of its losses.
-        number: how many examples it has kept aside.
+        scores: the client's number of errors with each head, or the sum of its losses.
+        number: how many examples it keeps aside.
     """
 
     scores: Float[Array, " candidates"]
@@ -34,12 +34,13 @@ class Count(NamedTuple):
 
 
 class Known(NamedTuple):
-    """The server's state once there are heads.
+    """The server's state once the heads are made.
 
     Attributes:
-        moments: the first `Moments` in the methods' states, whose scale is checked; None without.
-        heads: those of all methods, stacked if methods differ in their numbers alone; see `Maker.groups`.
-        sound: which heads are finite; the numbers of others are 0.
+        moments: the first `Moments` in the methods' states, used to check the features' scale; None if none.
+        heads: the heads of all methods; those of methods that differ only in numbers are stacked, see
+        `Maker.groups`.
+        sound: which heads are finite; a head that is not is set to 0.
         counted: the clients' sums; 0 before the round.
     """
 
@@ -56,9 +57,9 @@ class Maker:
     Attributes:
         systems: each method's ``system``.
         heads: each method's ``head``.
-        ends: the place of each method's track.
-        by: what clients sum up.
-        share: of the examples, which are kept aside.
+        ends: the index of each method's track.
+        by: what clients sum: errors or losses.
+        share: the share of the examples that is kept aside.
     """
 
     systems: tuple[Callable[..., Any] | None, ...]
@@ -68,7 +69,7 @@ class Maker:
     share: float
 
     def groups(self, params: tuple[Any, ...]) -> list[list[int]]:
-        """Find methods that differ in their numbers alone: one compiled function makes their heads."""
+        """Group methods that differ only in numbers; one compiled function makes the heads of a group."""
         found: dict[Any, list[int]] = {}
         for who, own in enumerate(params):
             leaves, structure = jax.tree.flatten(own)
@@ -107,7 +108,7 @@ def begin(params: tuple[Any, ...], running: Running, maker: Maker) -> tuple[Know
 
 
 def each_head(params: tuple[Any, ...], heads: tuple[Head, ...], maker: Maker) -> list[Head]:
-    """Take the heads apart, in the order of the methods."""
+    """Unstack the heads, in the order of the methods."""
     found: dict[int, Head] = {}
     for group, stacked in zip(maker.groups(params), heads, strict=True):
         for place, who in enumerate(group):
@@ -124,7 +125,7 @@ def ask(params: tuple[Any, ...], state: tuple[Known]) -> tuple[Head, ...]:
 def answer(
     params: tuple[Any, ...], heads: tuple[Head, ...], rows: Rows, num_classes: int, *, maker: Maker
 ) -> Count:
-    """Answer with the errors of all heads, or with their losses."""
+    """Compute a client's errors, or losses, with all heads."""
     rows = aside(rows, maker.share)
     groups = maker.groups(params)
     order = jnp.argsort(jnp.array([who for group in groups for who in group]))
@@ -154,7 +155,7 @@ def _of_examples(scores: jax.Array, label: jax.Array, by: By) -> jax.Array:
     """Compute the error or the loss of each example."""
     most = scores.max(1)
     if by == "errors":
-        # NaN and −∞ alone predict nothing.
+        # NaN, or −∞ for all classes, predicts nothing.
         return (scores.argmax(1) != label) | ~jnp.isfinite(most)
     own = jnp.take_along_axis(scores, label[:, None], axis=1)[:, 0]
     loss = jax.nn.logsumexp(scores, axis=1) - own
@@ -162,16 +163,16 @@ def _of_examples(scores: jax.Array, label: jax.Array, by: By) -> jax.Array:
 
 
 def take(params: tuple[Any, ...], state: tuple[Known], total: Count, *, by: By) -> tuple[Known]:
-    """Take the clients' sums; a head that is not finite does as badly as any can."""
+    """Process the clients' sums; a head that is not finite gets the worst possible result."""
     worst = total.number * (1.0 if by == "errors" else MOST)
     scores = jnp.where(state[0].sound, total.scores, worst.astype(total.scores.dtype))
     return (state[0]._replace(counted=Count(scores, total.number)),)
 
 
 def finish(params: tuple[Any, ...], system: None, known: Known, *, maker: Maker) -> Head:
-    """Give the head with the least errors or losses, the first of several; the first before the round."""
+    """Return the head with the fewest errors or least loss, the first of equals; before the round the first."""
     index = best(known)
-    # If no head is finite, neither is this one, which raises an error.
+    # If no head is finite, return NaN, which raises an error.
     lost = jnp.where(known.sound.any(), 0, jnp.nan)
     heads = [
         jax.tree.map(lambda x: x + lost.astype(x.dtype) if jnp.issubdtype(x.dtype, jnp.floating) else x, head)
@@ -186,13 +187,13 @@ def finish(params: tuple[Any, ...], system: None, known: Known, *, maker: Maker)
 
 
 def best(known: Known) -> jax.Array:
-    """Find the place of the best method."""
+    """Return the index of the best method."""
     worst = jnp.where(known.sound, 0, 1)
     return jnp.lexsort((worst, known.counted.scores))[0]
 
 
 def report(params: tuple[Any, ...], state: tuple[Any, ...], *, by: By) -> dict[str, Any]:
-    """Report the means over examples, NaN of none, and which head was taken."""
+    """Report means over examples (NaN if there are none), and which head was chosen."""
     known = state[0]
     if not isinstance(known, Known):
         return {}

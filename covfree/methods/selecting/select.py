@@ -1,4 +1,4 @@
-"""`select`: methods, and the numbers of methods, chosen by clients' own examples."""
+"""`select`: clients' own examples choose among methods, or among the numbers of a method."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def _served(
 
 
 def _rounds(tracks: Tracks, maker: Maker, share_of_rows: float) -> list[Round]:
-    """Make the rounds of all methods side by side; the last one ends in their heads."""
+    """Make the rounds of all methods side by side; the last round ends with their heads."""
     every = [(steps, False) for steps in tracks.over_rows] + [(steps, True) for steps in tracks.over_examples]
     found = []
     for number, (steps, examples) in enumerate(every):
@@ -61,7 +61,7 @@ def _message_of_rest(
 
 
 def _of_rest(summary: Summary, share: float) -> Summary:
-    """Make the summary of the examples that are not kept aside."""
+    """Make a summary that leaves out the examples kept aside."""
     alone = None if summary.alone is None else bound(_alone_of_rest, alone=summary.alone, share=share)
     make = bound(_made_of_rest, make=summary.make, share=share)
     return replace(summary, name=f"{summary.name} but for {share:g}", make=make, alone=alone)
@@ -76,7 +76,7 @@ def _merged(
     tracks: Tracks,
     maker: Maker,
 ) -> tuple[Running] | tuple[Known]:
-    """Merge messages into the state after the rounds over rows."""
+    """Compute the state after the rounds over rows, from messages."""
     steps = tracks.over_rows[-1]
     running = Running(tuple(merges[s.who](params[s.who], message, num_classes) for s in steps))
     return (running,) if tracks.over_examples else begin(params, running, maker)
@@ -89,35 +89,36 @@ def _flops(params: Any, num_examples: int, dim: int, num_classes: int, *, own: t
 
 
 def select(candidates: Sequence[Method[H]], *, by: By = "errors", keep: float = 0.1) -> Method[H]:
-    """Let the clients choose among methods, or among the numbers of a method, by examples that they keep.
+    """Let clients choose among methods, or among a method's numbers, by examples that they keep aside.
 
     Each client leaves a share of its examples out of what it sends. From the rest, the server makes the heads
-    of all candidates, and sends them. Each client counts the errors of each head on the examples that it
-    kept; the counts add up, and the server takes the head with the fewest, the first of several. So the
-    candidates cost one message and one round more, of a number for each candidate and one for the examples.
+    of all candidates, and sends them. Each client counts the errors of each head on the examples that it kept
+    aside. The counts add up, and the server takes the head with the fewest errors, the first of equals. So
+    all candidates together cost one message and one more round, in which a client sends a number for each
+    candidate and its number of examples.
 
-    Whether an example is kept is told by a hash of its features, so it needs no key and no memory. The counts
-    are honest for clients' own examples; they do not show how heads do on examples at other clients.
+    Which examples are kept aside is decided by a hash of their features, so it needs no key and no memory.
+    The counts are honest for clients' own examples; they do not show how heads do at new clients.
 
     Args:
-        candidates: methods whose clients send the same, two or more; the first is taken where nothing tells
-            them apart. E.g. `fedcof` with different heads or priors, ``qda`` from means; `fed3r` with several
-            λ; some of them `refined` or `corrected`. γ is better left to the automatic rule.
-        by: what clients add up: ``"errors"``, or ``"losses"``, −log softmax of the example's class, of at
-            most 100, which judges probabilities too.
-        keep: the share of examples that are kept, above 0 and below 1. The head is one of the rest: a class
-            whose only examples are kept is absent.
+        candidates: two or more methods whose clients send the same; the first is taken among equals.
+        Examples: `fedcof` with different heads or priors, ``qda`` from means; `fed3r` with several λ; some of
+        them `refined` or `corrected`. Leave γ to the automatic rule.
+        by: what clients add up: ``"errors"``, or ``"losses"`` (−log softmax of the example's class, at most
+        100), which judges probabilities too.
+        keep: the share of examples that are kept aside, between 0 and 1. The head is fitted to the rest: a
+        class all of whose examples are kept aside is absent.
 
     Returns:
-        The method, whose numbers are a tuple of the candidates' numbers. Its head is that of the candidate
-        which was taken; if their heads differ in kind, under ``jit`` a head that holds them all, of which
-        ``taken`` is the one. `covfree.rounds.run` tells which one in its history, and the mean errors of all:
-        ``taken``, ``errors`` or ``losses``, and ``counted``, the number of examples.
+        The method; its numbers are a tuple of the candidates' numbers. Its head is that of the chosen
+        candidate. Under ``jit``, if heads differ in kind, it is a head that holds them all; ``taken`` returns
+        the chosen one. `covfree.rounds.run` reports in its history which one was chosen and the mean results
+        of all: ``taken``, ``errors`` or ``losses``, and ``counted``, the number of examples.
 
     Raises:
         TypeError: if a candidate is no method.
-        ValueError: if there are fewer than two, their clients send different messages, apply a map or
-            transforms, or an argument is out of range.
+        ValueError: if there are fewer than two candidates; if their clients send different messages, or apply
+        a map or transforms; or if an argument is out of range.
 
     Source: covfree; docs/selecting.md.
 
@@ -200,7 +201,8 @@ def _check(candidates: tuple[Method[Any], ...], keep: float) -> None:
                 f"candidates: expected none whose message depends on its numbers, got {each.name!r}"
             )
         if each.feature_map is not None:
-            # Batches of other sizes may differ in a mapped feature's last bits, by which examples are kept.
+            # In batches of another size the last bits of a mapped feature may differ, and with them what is
+            # kept.
             raise ValueError(
                 f"candidates: expected methods without a map of features, got {each.name!r}; map the "
                 "features once, before all else"

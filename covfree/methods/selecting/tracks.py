@@ -1,4 +1,4 @@
-"""Rounds of several methods side by side; what they have in common is done once."""
+"""Rounds of several methods side by side; common work is done once."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from covfree.statistics.kept import kept_aside
 
 
 class Running(NamedTuple):
-    """The server's state before there are heads.
+    """The server's state before the heads are made.
 
     Attributes:
-        tracks: states of methods; methods whose rounds were the same so far share one.
+        tracks: states of methods; methods whose rounds were identical so far share a track.
     """
 
     tracks: tuple[tuple[Any, ...], ...]
@@ -30,8 +30,8 @@ class Step:
     """What a round does to a track.
 
     Attributes:
-        parent: the place of the track's state before the round.
-        who: the place of the first method on the track, whose numbers are used.
+        parent: the index of the track's state before the round.
+        who: the index of the first method on the track; its numbers are used.
         each: the method's round; None if the method has no more rounds of this kind.
         received: the method's ``received``.
     """
@@ -48,7 +48,7 @@ class Tracks(NamedTuple):
     Attributes:
         over_rows: the steps of each round over rows.
         over_examples: the steps of each round over examples.
-        ends: the place of each method's track after all of them.
+        ends: the index of each method's track after all rounds.
     """
 
     over_rows: tuple[tuple[Step, ...], ...]
@@ -80,7 +80,7 @@ def side_by_side(methods: Sequence[Method[Any]]) -> Tracks:
 
 
 def _likeness(each: Round | None, method: Method[Any], who: int) -> Any:
-    """A key that is equal for rounds of two methods if they make the same of the same state."""
+    """Return a key that is equal for rounds of two methods if these do the same to the same state."""
     if each is None:
         return None
     structure = jax.tree.structure(each.own(method.params))
@@ -109,12 +109,12 @@ def terms(
 
 
 def aside(rows: Rows, share: float) -> Rows:
-    """Take the examples that are kept aside."""
+    """Return the examples that are kept aside."""
     return _labelled(rows, kept_aside(rows.mean, share))
 
 
 def _labelled(rows: Rows, used: jax.Array) -> Rows:
-    """Make padding of all rows but those that are used."""
+    """Make all rows padding except those that are used."""
     return replace(rows, label=jnp.where(used, rows.label, -1))
 
 
@@ -130,7 +130,7 @@ def ask(params: tuple[Any, ...], state: tuple[Any, ...], *, steps: tuple[Step, .
 
 
 def tracks_of(state: tuple[Any, ...]) -> tuple[tuple[Any, ...], ...]:
-    """The states of all tracks; one that is empty before the first round."""
+    """Return the states of all tracks; before the first round one empty state."""
     return state[0].tracks if state else ((),)
 
 
@@ -151,6 +151,6 @@ def serve(
 
 
 def receive(state: tuple[Running], rows: Rows, *, steps: tuple[Step, ...]) -> tuple[Running]:
-    """Keep what methods need of the rows that clients have sent; ``steps`` of the last round over rows."""
+    """Keep what methods need of the rows that clients sent; ``steps`` belong to the last round over rows."""
     tracks = zip(state[0].tracks, steps, strict=True)
     return (Running(tuple(s if step.received is None else step.received(s, rows) for s, step in tracks)),)

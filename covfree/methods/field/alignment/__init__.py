@@ -1,7 +1,7 @@
-"""Alignment before any method: each client's features are moved to a Gaussian that all share (SLOT-Align).
+"""Alignment before any method: each client's features are moved to one shared Gaussian (SLOT-Align).
 
-A client's part is `client_gaussian`, then, with what the server broadcasts, `affine_map`. The server's part
-is `barycentre`. `align` does all of it in a simulation.
+A client calls `client_gaussian`, and later `affine_map` with what the server broadcasts. The server calls
+`barycentre`. In a simulation, `align` does all of it.
 """
 
 from covfree.methods.field.alignment.gaussians import Gaussian as Gaussian

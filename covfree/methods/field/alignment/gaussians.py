@@ -19,7 +19,7 @@ from covfree.core.types import AnyArray, Rows, is_traced
 from covfree.estimators import estimate_covariance, first_moments, ledoit_wolf
 from covfree.estimators.scatter import centred_rows
 
-# Most steps to the barycentre. It took 13 to 41 to reach 4e-11, for eigenvalues from 1 to 100 or 10,000.
+# The most steps to the barycentre. For eigenvalues from 1 to 100 or 10,000, 13 to 41 steps reached 4e-11.
 _STEPS = 100
 # How far QᵀQ of a basis in half precision may be from I.
 _ORTHONORMAL = 0.02
@@ -28,7 +28,7 @@ _ORTHONORMAL = 0.02
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Gaussian:
-    """Mean and covariance of a client's features in the subspace; or of several, with an axis for clients.
+    """Mean and covariance of a client's features in the subspace; for several clients with a leading axis.
 
     Attributes:
         mean: m.
@@ -42,7 +42,7 @@ class Gaussian:
 
 
 def principal_basis(rows: Rows, num_components: int) -> Float[Array, "dim rank"]:
-    """Give the leading principal directions of rows that the server has, as the subspace to align in.
+    """Compute the leading principal directions of rows that the server has, as the subspace to align in.
 
     Args:
         rows: class means that clients sent, or public examples (`Rows.from_examples`); classes do not matter.
@@ -79,12 +79,12 @@ def client_gaussian(
     """Compute what a client sends: mean and Ledoit-Wolf covariance of its features in the subspace.
 
     Args:
-        features: of the client's examples; labels are not needed.
+        features: features of the client's examples; labels are not needed.
         basis: Q, with orthonormal columns, the same for all clients.
 
     Returns:
-        Mean and covariance of Qᵀx, r + r² numbers, and their count. The covariance of one example is 0, and
-        all is 0 of none.
+        Mean and covariance of Qᵀx (r + r² numbers), and the number of examples. The covariance of one example
+        is 0; without examples everything is 0.
 
     Raises:
         ValueError: if shapes do not fit.
@@ -101,15 +101,16 @@ def client_gaussian(
 def barycentre(gaussians: Gaussian) -> Gaussian:
     """Compute the Bures-Wasserstein barycentre of the clients' Gaussians, weighted by their counts.
 
-    Its mean is the mean of all examples. Its covariance S minimises Σ_k w_k B(S, Σ_k)², B the Bures distance,
-    and solves S = Σ_k w_k (S^½ Σ_k S^½)^½. The iteration S ← S^−½ (Σ_k w_k (S^½ Σ_k S^½)^½)² S^−½ starts at
-    Σ_k w_k Σ_k. If the Σ_k commute, S = (Σ_k w_k Σ_k^½)².
+    Its mean is the mean of all examples. Its covariance S minimises Σ_k w_k B(S, Σ_k)², where B is the Bures
+    distance, and solves S = Σ_k w_k (S^½ Σ_k S^½)^½. The iteration S ← S^−½ (Σ_k w_k (S^½ Σ_k S^½)^½)² S^−½
+    starts at Σ_k w_k Σ_k. If the Σ_k commute, S = (Σ_k w_k Σ_k^½)².
 
     Args:
-        gaussians: of all clients, each leaf with an axis for clients. For equal weights replace ``count``.
+        gaussians: the Gaussians of all clients, each leaf with a client axis. For equal weights replace
+        ``count``.
 
     Raises:
-        ValueError: if there is no axis for clients.
+        ValueError: if there is no client axis.
 
     Source: Agueh and Carlier (2011); the iteration is that of Álvarez-Esteban, del Barrio, Cuesta-Albertos
     and Matrán (2016).
@@ -156,7 +157,7 @@ def _barycentre(gaussians: Gaussian) -> Gaussian:
 
 
 def check_basis(features: AnyArray, basis: AnyArray) -> None:
-    """Raise unless the basis fits the features and, if it has values, its columns are orthonormal."""
+    """Raise unless the basis fits the features and, unless traced, its columns are orthonormal."""
     if jnp.ndim(basis) != 2 or jnp.shape(basis)[0] != jnp.shape(features)[1]:
         raise ValueError(
             f"basis: expected shape [{jnp.shape(features)[1]}, rank], as the features, got "
@@ -173,7 +174,7 @@ def check_basis(features: AnyArray, basis: AnyArray) -> None:
 
 
 def roots(matrix: Float[Array, "rank rank"]) -> tuple[Float[Array, "rank rank"], Float[Array, "rank rank"]]:
-    """Compute A^½ and A^−½ of a positive semi-definite matrix; 0 in directions that are rounding."""
+    """Compute A^½ and A^−½ of a positive semi-definite matrix; 0 in directions within rounding."""
     values, vectors = eigh(matrix)
     kept = values > rank_cut(values)
     root = jnp.sqrt(jnp.where(kept, values, 1))
@@ -183,18 +184,18 @@ def roots(matrix: Float[Array, "rank rank"]) -> tuple[Float[Array, "rank rank"],
 
 
 def scaled(covariance: Float[Array, "*clients rank rank"]) -> tuple[Float[Array, ""], jax.Array]:
-    """Return a power of two u, and Σ/u² with a largest entry near 1, so that products do not overflow."""
+    """Return a power of two u, and Σ/u², whose largest entry is near 1, so that products do not overflow."""
     unit = power_of_two(jnp.sqrt(jnp.abs(covariance)))
     return unit, covariance / unit / unit
 
 
 def power_of_two(values: jax.Array) -> Float[Array, ""]:
-    """Return the power of two nearest to the largest magnitude: dividing by it rounds nothing."""
+    """Return the power of two nearest to the largest magnitude; dividing by it is exact."""
     largest = magnitude(values)
     return jnp.ldexp(jnp.ones((), largest.dtype), jnp.round(jnp.log2(largest)).astype(jnp.int32))
 
 
 def between(outer: jax.Array, inner: jax.Array) -> jax.Array:
-    """Compute B A B and remove its asymmetry from rounding, as LAPACK reads only one half."""
+    """Compute B A B, and make it symmetric to the bit, as LAPACK reads only one half."""
     whole = product(product(outer, inner), outer)
     return (whole + whole.T) / 2

@@ -1,4 +1,4 @@
-"""Maps of clients' features to the barycentre, one client at a time and all of a simulation."""
+"""Maps of clients' features to the barycentre, for one client or all clients of a simulation."""
 
 from __future__ import annotations
 
@@ -39,10 +39,10 @@ class AffineMap:
 
     Attributes:
         basis: Q, with orthonormal columns.
-        mean: the client's mean; in an `Alignment`, with an axis for clients.
-        matrix: symmetric; in an `Alignment`, with an axis for clients.
+        mean: the client's mean; in an `Alignment`, with a client axis.
+        matrix: symmetric; in an `Alignment`, with a client axis.
         target: mean of the barycentre.
-        strength: 1 for all of the way to the barycentre, 0 for none.
+        strength: how far to move features: 1 all the way to the barycentre, 0 not at all.
     """
 
     basis: Float[Array, "dim rank"]
@@ -64,11 +64,11 @@ class AffineMap:
 
 @dataclass(frozen=True)
 class Alignment:
-    """The maps of all clients, as `align` makes them; call it on features and the client of each.
+    """The maps of all clients, made by `align`; call it with features and the client of each.
 
     Attributes:
         client: the clients' numbers, in order.
-        maps: their maps; ``mean`` and ``matrix`` have an axis for clients, the others are the same for all.
+        maps: their maps; ``mean`` and ``matrix`` have a client axis, the other fields are shared.
         target: the barycentre.
     """
 
@@ -133,8 +133,8 @@ def affine_map(
     """Make a client's map to the barycentre: the optimal transport between the two Gaussians.
 
     T(z) = m + A (z − m_k) with A = Σ_k^−½ (Σ_k^½ S Σ_k^½)^½ Σ_k^−½, so that A Σ_k A = S. Directions in which
-    the client shows no variance are mapped to m; features of a client without examples stay. A strength t
-    below 1 goes a part t of the way, along the geodesic between the Gaussians.
+    the client has no variance are mapped to m; a client without examples is left as it is. A strength t below
+    1 goes the share t of the way, along the geodesic between the Gaussians.
 
     Args:
         own: the client's `client_gaussian`.
@@ -164,19 +164,19 @@ def align(
     basis: Float[AnyArray, "dim rank"],
     strength: Scalar = 1.0,
 ) -> Alignment:
-    """Make the maps of all clients of a simulation, from their training features.
+    """Compute the maps of all clients of a simulation from their training features.
 
     Then ``alignment(features, clients)`` moves training and test features of these clients, before any
     method. In addition to the method's bytes, each client sends a mean and a covariance (r + r² numbers); it
     receives as many, and the subspace (d·r).
 
-    Clients are aligned as a whole, without labels. That helps if clients' features differ because of
-    where they are from, and harms if they differ because the clients' classes do: then it removes what tells
-    classes apart. Costs n·r² for n examples, and r³ for each client.
+    Clients are aligned as a whole, without labels. That helps if clients' features differ because of their
+    origin. It harms if they differ because the clients hold other classes: then alignment removes what
+    separates classes. Costs n·r² for n examples, and r³ for each client.
 
     Args:
-        features: of all clients' training examples.
-        clients: the client of each; below 0 is padding.
+        features: features of all clients' training examples.
+        clients: the client of each example; below 0 is padding.
         basis: Q, orthonormal columns, e.g. from `principal_basis`. ``jnp.eye(d)`` aligns in all directions.
         strength: see `affine_map`.
 
@@ -186,7 +186,8 @@ def align(
             orthonormal, a strength is outside [0, 1], or there is no client.
 
     Source: Berardini, Pastore and Murino (2026), "Distribution Alignment for One-Shot Federated Learning via
-    Optimal Transport" (SLOT-Align). The subspace is the caller's choice, and features outside it stay.
+    Optimal Transport" (SLOT-Align). Here the caller chooses the subspace, and features outside it do not
+    change.
 
     >>> import covfree, numpy as np
     >>> rng = np.random.default_rng(0)
