@@ -1,1 +1,1 @@
-"""The ground floor: types, linear algebra, sums, checks, random keys, files. It knows no method."""
+"""The lowest layer: types, linear algebra, sums, checks, random keys, files. It uses no method."""

@@ -1,6 +1,6 @@
-"""Arrays by name in an ``.npz`` or a ``.safetensors`` file, and the one array of a ``.npy`` file.
+"""Named arrays in ``.npz`` and ``.safetensors`` files, and the single array of a ``.npy`` file.
 
-In a ``.safetensors`` file numbers are its tensors, texts its metadata, in JSON.
+In a ``.safetensors`` file, numeric arrays are tensors, and texts are metadata in JSON.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ import numpy as np
 
 from covfree.core.optional import optional
 
-# Bytes that are read at a time.
+# How many bytes are read at a time.
 _BLOCK = 2**22
 
 
 def write_safetensors(arrays: Mapping[str, np.ndarray]) -> bytes:
-    """The content of a file of these arrays. Needs the ``safetensors`` extra, as `read_safetensors` does."""
+    """Return the content of a ``.safetensors`` file with these arrays. Needs the ``safetensors`` extra."""
     texts = {name: json.dumps(array.tolist()) for name, array in arrays.items() if array.dtype.kind == "U"}
     tensors = {name: array.copy(order="C") for name, array in arrays.items() if name not in texts}
     return optional("safetensors.numpy", "safetensors").save(tensors, metadata=texts)
 
 
 def read_safetensors(path: Path) -> dict[str, np.ndarray]:
-    """The arrays of a file."""
+    """Read the arrays of a ``.safetensors`` file."""
     safetensors = optional("safetensors", "safetensors")
     if not path.is_file():
         raise FileNotFoundError(f"{path}: no such file")
@@ -41,19 +41,19 @@ def read_safetensors(path: Path) -> dict[str, np.ndarray]:
     except safetensors.SafetensorError as error:
         raise ValueError(f"{path}: expected a safetensors file of arrays ({error})") from error
     for name, text in texts.items():
-        # Other programs' metadata need be neither JSON nor arrays: PyTorch's are {"format": "pt"}.
+        # Other programs' metadata may be neither JSON nor arrays; PyTorch writes {"format": "pt"}.
         with suppress(ValueError):
             arrays[name] = np.asarray(json.loads(text))
     return arrays
 
 
 def names_in(array: np.ndarray) -> tuple[str, ...]:
-    """Names of a file, which may be bytes or numbers, as text."""
+    """Convert names in a file, which may be bytes or numbers, to text."""
     return tuple((np.char.decode(array, "utf-8") if array.dtype.kind == "S" else array.astype(str)).tolist())
 
 
 def read_npy(path: Path) -> np.ndarray:
-    """The array of a ``.npy`` file, which stays on disk."""
+    """Open the array of a ``.npy`` file as a memory map."""
     _check_start(path, b"\x93NUMPY", "a .npy file of plain numbers or texts")
     try:
         return np.load(path, mmap_mode="r", allow_pickle=False)
@@ -62,7 +62,7 @@ def read_npy(path: Path) -> np.ndarray:
 
 
 def _check_start(path: Path, magic: bytes, expected: str) -> None:
-    """Raise unless a file begins so: NumPy's own error would speak of pickled objects."""
+    """Raise unless a file begins with ``magic``; NumPy's own error would speak of pickled objects."""
     if not path.is_file():
         raise FileNotFoundError(f"{path}: no such file")
     with path.open("rb") as stream:
@@ -71,24 +71,24 @@ def _check_start(path: Path, magic: bytes, expected: str) -> None:
 
 
 def read_npz(path: Path) -> dict[str, np.ndarray]:
-    """The arrays of an ``.npz`` file, whose checksums agree.
+    """Read the arrays of an ``.npz`` file, and compare their checksums.
 
-    ``features`` that are not compressed are memory-mapped, read-only: they may be larger than memory.
+    If ``features`` are not compressed, they are memory-mapped, read-only: they may be larger than memory.
     """
     _check_start(path, b"PK", "an .npz file of plain arrays")
     try:
         with path.open("rb") as stream, np.load(stream, allow_pickle=False) as file:
             mapped = _map(stream, file.zip, "features")
             entries = {name: mapped[name] if name in mapped else file[name] for name in file.files}
-            # Entries other than arrays, which come as bytes, are left out.
+            # Entries that are not arrays come as bytes; leave them out.
             return {name: entry for name, entry in entries.items() if isinstance(entry, np.ndarray)}
-    # Damage may raise any error in the decoders, and a lone .npy array is no context manager.
+    # Decoders may raise any error on a damaged file, and a single .npy array is no context manager.
     except Exception as error:
         raise ValueError(f"{path}: expected an .npz file of plain arrays ({error})") from error
 
 
 def _map(stream: BinaryIO, archive: ZipFile, name: str) -> dict[str, np.ndarray]:
-    """Memory-map one array of an ``.npz`` file, by its name; empty if it cannot be mapped."""
+    """Memory-map one array of an ``.npz`` file by its name; return nothing if it cannot be mapped."""
     info = archive.NameToInfo.get(f"{name}.npy")
     if info is None or info.compress_type != ZIP_STORED:
         return {}
@@ -97,13 +97,13 @@ def _map(stream: BinaryIO, archive: ZipFile, name: str) -> dict[str, np.ndarray]
             return {}
         shape, fortran_order, dtype = np.lib.format.read_array_header_1_0(member)
         header = member.tell()
-        # Read to the end: there the archive compares the checksum.
+        # Read to the end, where the archive compares the checksum.
         while member.read(_BLOCK):
             pass
     size = math.prod(shape) * dtype.itemsize
     if dtype.hasobject or size == 0 or header + size != info.file_size:
         return {}
-    # An entry's header has 30 bytes, its name and extra fields; the 30 bytes hold the lengths of both.
+    # A header has 30 bytes, then the name and extra fields; the 30 bytes contain the lengths of both.
     stream.seek(info.header_offset + 26)
     start = info.header_offset + 30 + sum(struct.unpack("<HH", stream.read(4)))
     order = "F" if fortran_order else "C"

@@ -1,4 +1,4 @@
-"""Files that are there as a whole or not at all."""
+"""Writing files atomically: a file exists as a whole or not at all."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from typing import BinaryIO
 
 try:
     import fcntl
-except ImportError:  # Windows, where a file that somebody writes to cannot be removed
+except ImportError:  # Windows, where a file that is being written cannot be removed
     fcntl = None
 
 _PREFIX, _SUFFIX = ".covfree-", ".tmp"
-# A temporary file that did not change for so many seconds was abandoned.
+# A temporary file counts as abandoned if it did not change for so many seconds.
 _AGE = 3600.0
 
 
 @contextmanager
 def replacing(path: Path) -> Iterator[BinaryIO]:
-    """Open a binary file that replaces ``path`` once all of it is on the disk.
+    """Open a binary file that replaces ``path`` once all of it is on disk.
 
     Until then it has a name of its own in the same folder (see `is_temporary`), so that two writers of one
-    path do not mix: the last to end wins. Its mode follows the umask, as that of any new file.
+    path do not mix: the last one to finish wins. Its mode follows the umask, as for any new file.
     """
     temporary = path.with_name(f"{_PREFIX}{uuid.uuid4().hex}{_SUFFIX}")
     try:
@@ -45,7 +45,7 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
 
 
 def is_temporary(name: str) -> bool:
-    """Whether this is the name of a temporary file of `replacing`."""
+    """Whether this is the name of a temporary file from `replacing`."""
     return name.startswith(_PREFIX) and name.endswith(_SUFFIX)
 
 
@@ -53,9 +53,9 @@ def remove_abandoned(folder: Path) -> None:
     """Remove the temporary files that killed writers left in a folder.
 
     A file is abandoned if it has not changed for an hour and nobody holds its lock. A writer holds the lock
-    until it ends, however it ends, so no living writer of this machine loses its file. The hour protects
-    writers on other machines, whose locks a shared folder may not show. Numbers of processes would protect
-    neither these nor writers in containers. What this process may not remove stays.
+    until its process ends, so no living writer on this machine loses its file. The hour protects writers on
+    other machines, whose locks may be invisible in a shared folder. (Process ids would protect neither these
+    nor writers in containers.) Files that this process may not remove stay.
     """
     with suppress(OSError), os.scandir(folder) as entries:
         for path in [Path(entry.path) for entry in entries if is_temporary(entry.name)]:
@@ -73,9 +73,9 @@ def _is_abandoned(path: Path) -> bool:
 
 
 def lock(file: BinaryIO, *, wait: bool = False) -> bool:
-    """Lock a file until it is closed. False if another process holds the lock, unless ``wait``.
+    """Lock a file until it is closed. Return False if another process holds the lock, unless ``wait``.
 
-    Where there are no locks, on Windows and some file systems, nothing keeps two processes apart.
+    Without locks (on Windows and some file systems), nothing keeps two processes apart.
     """
     if fcntl is None:
         return True
@@ -84,6 +84,6 @@ def lock(file: BinaryIO, *, wait: bool = False) -> bool:
     except BlockingIOError:
         return False
     except OSError:
-        # A file system without locks.
+        # The file system has no locks.
         return True
     return True

@@ -1,4 +1,4 @@
-"""The door: values are checked where data enters, with errors that name the client and the row."""
+"""Checks of values where data enters the library; errors name the client and the row."""
 
 from __future__ import annotations
 
@@ -14,32 +14,33 @@ from covfree.core.padding import as_arrays
 from covfree.core.types import Rows, accumulation_dtype, is_traced
 
 _INT32_MAX = np.iinfo(np.int32).max
-# jax.numpy's floating holds bfloat16 too, which NumPy's does not.
+# jax.numpy.floating includes bfloat16, which NumPy's does not.
 _KINDS = {
     "floats": (jnp.floating,),
     "integers": (jnp.integer,),
     "numbers": (jnp.floating, jnp.integer),
     "booleans": (jnp.bool_,),
 }
-# Labels are identifiers if there are as many classes and, of each that occurs, so many that do not.
+# Labels look like identifiers if they count more classes than the first number, and more than the second
+# times the present ones.
 _MANY_CLASSES, _GAPS = 2**15, 16
-# Rows whose largest number tells whether all others have to be looked at.
+# The largest number among so many rows usually tells whether the scale is sound, without all others.
 _FEW = 64
 
 
 def check(features: Any, labels: Any, clients: Any = None, *, num_classes: int | None = None) -> None:
-    """Raise an error unless these arrays are a sound federation: examples, their classes and their clients.
+    """Raise an error unless these arrays are a valid federation: examples, their classes and their clients.
 
-    Structure and values are checked: NaN and infinite features, features so small that arithmetic takes all
-    for 0, labels that are too large, arrays of unequal length. Values are checked in the data type that jax
-    computes with: without x64, 1e300 is infinite. Of traced arrays, which have no values, only the structure
-    is checked. Arrays on a device stay there unless something is wrong.
+    Structure and values are checked: NaN and infinite features, features so small that they underflow to 0,
+    labels that are too large, arrays of unequal length. Values are checked in the data type in which jax
+    computes: without x64, 1e300 is infinite. Traced arrays have no values, so only their structure is
+    checked. Arrays on a device stay there unless something is wrong.
 
     Args:
         features: [examples, dim], floating point.
         labels: [examples], integers below ``num_classes`` and 2³¹; below 0 is padding (then the features may
             hold anything).
-        clients: [examples], integers of any size; below 0 is padding. None if there are no clients.
+        clients: [examples], integers of any size; below 0 is padding. None for no clients.
         num_classes: C, or None for any number.
 
     Raises:
@@ -90,7 +91,7 @@ def check(features: Any, labels: Any, clients: Any = None, *, num_classes: int |
 
 
 def num_classes_of(labels: Any) -> int:
-    """Return the largest label plus 1, or 0; raise if most classes below do not occur."""
+    """Return the largest label plus 1 (0 without labels); raise if most classes below it are absent."""
     number = int(labels.max()) + 1 if np.size(labels) else 0
     if number > _MANY_CLASSES:
         known = np.unique(np.asarray(labels))
@@ -104,7 +105,7 @@ def num_classes_of(labels: Any) -> int:
 
 
 def check_example_structure(features: Any, labels: Any = None, clients: Any = None) -> None:
-    """Raise unless examples have the shapes and data types of examples; values may be traced."""
+    """Raise unless the arrays have the shapes and data types of examples; values may be traced."""
     shape, dtype = np.shape(features), _dtype(features)
     if not _holds(dtype, "floats"):
         raise TypeError(f"features: expected floats, got {dtype}")
@@ -131,19 +132,19 @@ def check_example_structure(features: Any, labels: Any = None, clients: Any = No
 
 
 def _on_host(features: Any, labels: Any, clients: Any, most: int) -> bool:
-    """Whether the values are sound."""
+    """Whether the values are valid, computed on the host."""
     labels = np.asarray(labels)
     used = labels >= 0 if clients is None else (labels >= 0) & (np.asarray(clients) >= 0)
     if (labels > most).any() or first_non_finite(features, used) is not None:
         return False
-    # A few rows tell the features' scale.
+    # A few rows show the features' scale.
     return bool(np.abs(np.asarray(features[:_FEW])).max(initial=0) >= _least(features))
 
 
 def _on_device(features: jax.Array, labels: Any, clients: Any, most: int) -> bool:
-    """Whether the values are sound. Only this one bit leaves the device."""
+    """Whether the values are valid, computed on the device. Only this one bit leaves it."""
     integers = [array for array in (labels, clients) if array is not None]
-    # A caller's ``jit`` would trace what is computed of arrays that have values.
+    # Under a caller's ``jit``, computations on concrete arrays would otherwise be traced.
     with jax.ensure_compile_time_eval():
         # jax would truncate large integers of host arrays.
         kept = [array >= 0 if isinstance(array, jax.Array) else np.asarray(array) >= 0 for array in integers]
@@ -153,7 +154,7 @@ def _on_device(features: jax.Array, labels: Any, clients: Any, most: int) -> boo
 
 @jax.jit
 def _sound(features: jax.Array, kept: list[jax.Array]) -> jax.Array:
-    """Whether all numbers in use are finite, and one is no subnormal number."""
+    """Whether all numbers in use are finite, and at least one is not subnormal."""
     largest = jnp.abs(features).max(1)
     wrong = ~jnp.isfinite(largest)
     for own in kept:
@@ -162,12 +163,12 @@ def _sound(features: jax.Array, kept: list[jax.Array]) -> jax.Array:
 
 
 def _least(features: Any) -> float:
-    """The smallest number that is not taken for 0, in the type that is computed with, float32 at least."""
+    """The smallest number that does not count as 0, in the data type of the computation."""
     return float(jnp.finfo(accumulation_dtype(_dtype(features))).tiny)
 
 
 def check_row_structure(rows: Rows, *, dim: int | None = None) -> None:
-    """Raise unless these are rows, with the shapes and data types of rows; values may be traced."""
+    """Raise unless the rows have the shapes and data types of rows; values may be traced."""
     if not isinstance(rows, Rows):
         raise TypeError(
             f"rows: expected covfree.Rows, got {type(rows).__name__}; Rows.from_means(means, counts) makes "
@@ -183,7 +184,7 @@ def check_row_structure(rows: Rows, *, dim: int | None = None) -> None:
     ):
         if array is None and name in ("client", "covariance", "sketch"):
             continue
-        if not hasattr(array, "dtype"):  # The numbers of a list would become leaves of the rows.
+        if not hasattr(array, "dtype"):  # the numbers of a list would become leaves of the rows
             kind = None if array is None else type(array).__name__
             raise TypeError(f"{name}: expected an array of {expected}, got {kind}")
         if not _holds(_dtype(array), expected):
@@ -217,7 +218,8 @@ def check_integer(name: str, value: Any, minimum: int) -> int:
 def check_means(means: Any, counts: Any, *_: Any, **__: Any) -> None:
     """Raise unless the first two arguments are the means and counts of one class.
 
-    Under ``jit`` counts have no values: there, one below 0 or NaN is padding, and an infinite one gives NaN.
+    Under ``jit`` counts have no values: there, a count below 0 or NaN is padding, and an infinite one gives
+    NaN.
     """
     if not _holds(_dtype(means), "floats"):
         raise TypeError(f"means: expected floats, got {_dtype(means)}")
@@ -256,21 +258,21 @@ def check_integers(name: str, values: Any, minimum: int) -> np.ndarray:
 
 
 def check_type(name: str, value: Any, expected: type) -> None:
-    """Raise unless a value is of this type."""
+    """Raise unless a value is of the expected type."""
     if not isinstance(value, expected):
         raise TypeError(f"{name}: expected a {expected.__name__}, got {type(value).__name__}")
 
 
 def check_choice(name: str, value: Any, choices: tuple[Any, ...]) -> None:
-    """Raise unless a static option is one of these."""
+    """Raise unless a static option is among ``choices``."""
     if value not in choices:
         raise ValueError(f"{name}: expected one of {choices}, got {value!r}")
 
 
 def check_strength(name: str, value: Any) -> Any:
-    """Return a number that scales a regulariser, or raise unless it is one, finite and at least 0.
+    """Return the strength of a regulariser; raise unless it is a finite number, at least 0.
 
-    A traced number is taken as it is: it may be swept.
+    A traced number is not checked, as it may be swept.
     """
     _check_number(name, value)
     if not is_traced(value) and not (math.isfinite(value) and value >= 0):
@@ -294,7 +296,7 @@ def _check_single(name: str, value: Any, expected: str) -> None:
 
 
 def check_above_zero(name: str, value: Any) -> Any:
-    """Return a number, or raise unless it is one, finite and above 0; a traced one is taken as it is."""
+    """Return a number; raise unless it is finite and above 0. A traced number is not checked."""
     _check_number(name, value)
     if not is_traced(value) and not (math.isfinite(value) and value > 0):
         raise ValueError(f"{name}: expected a finite number above 0, got {value!r}")
@@ -302,7 +304,7 @@ def check_above_zero(name: str, value: Any) -> Any:
 
 
 def check_share(name: str, value: Any) -> Any:
-    """Return a number, or raise unless it is one in [0, 1]; a traced one is taken as it is."""
+    """Return a number; raise unless it is in [0, 1]. A traced number is not checked."""
     check_strength(name, value)
     if not is_traced(value) and value > 1:
         raise ValueError(f"{name}: expected a number in [0, 1], got {value!r}")
@@ -310,9 +312,9 @@ def check_share(name: str, value: Any) -> Any:
 
 
 def check_seed(name: str, value: Any) -> Any:
-    """Return a seed, or raise unless it is an integer of 32 bits; a traced one may be swept.
+    """Return a seed; raise unless it is an integer of 32 bits. A traced seed is not checked.
 
-    `jax.random.key` takes floats too, and cuts off what is behind the point: 0.5 would be the seed 0.
+    `jax.random.key` also accepts floats, and truncates them: 0.5 would be the seed 0.
     """
     number = not isinstance(value, bool) and (hasattr(value, "dtype") or hasattr(value, "__index__"))
     _check_single(name, value, "an integer")
@@ -328,7 +330,7 @@ def _dtype(array: Any) -> np.dtype:
 
 
 def _holds(dtype: np.dtype, expected: str) -> bool:
-    """Whether arrays of this type hold what was expected, a key of `_KINDS`."""
+    """Whether a data type is of the expected kind, a key of `_KINDS`."""
     return any(jnp.issubdtype(dtype, kind) for kind in _KINDS[expected])
 
 
@@ -337,7 +339,7 @@ def _place(row: int, clients: np.ndarray | None) -> str:
 
 
 def finite_numbers(value: Any, dtype: np.dtype) -> str:
-    """What was expected in the place of a value that is not finite in the type that is computed with."""
+    """Say what was expected instead of ``value``, which is not finite in the data type of the computation."""
     return (
         f"numbers that are finite in {jax.dtypes.canonicalize_dtype(dtype)}"
         if np.isfinite(value)
@@ -346,7 +348,7 @@ def finite_numbers(value: Any, dtype: np.dtype) -> str:
 
 
 def first_non_finite(values: Any, used: np.ndarray) -> tuple[int, int] | None:
-    """Row and column of the first number in use that is not finite in the type that is computed with."""
+    """Find row and column of the first number in use that is not finite in jax's version of its data type."""
     values = values if isinstance(values, Gathered) else np.asarray(values)
     if values.shape[1] == 0:
         return None
@@ -359,7 +361,7 @@ def first_non_finite(values: Any, used: np.ndarray) -> tuple[int, int] | None:
 def _first_non_finite(values: np.ndarray, used: np.ndarray) -> tuple[int, int] | None:
     dtype = jax.dtypes.canonicalize_dtype(values.dtype)
     with np.errstate(invalid="ignore", over="ignore"):
-        # One sum a row needs less memory than a mask of all features; such sums cannot overflow float64.
+        # Summing each row needs less memory than a mask of all features; these sums cannot overflow float64.
         if values.dtype.itemsize <= 4:
             finite = np.isfinite(values.sum(1, dtype=np.float64))
         else:

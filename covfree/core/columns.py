@@ -1,4 +1,4 @@
-"""Features, labels and clients of a file by names of columns: NumPy, PyTorch, Arrow, Parquet, CSV."""
+"""Features, labels and clients from the columns of a file: NumPy, PyTorch, Arrow, Parquet or CSV."""
 
 from __future__ import annotations
 
@@ -16,23 +16,23 @@ from covfree.core.array_file import read_npy, read_npz, read_safetensors
 from covfree.core.optional import optional
 from covfree.core.torch_file import read_torch
 
-# What a file holds of each example, with the other name that it may have.
+# The parts of a file, with the other name that each may have.
 COLUMNS: dict[str, str | None] = {"features": None, "labels": "label", "clients": "client", "is_test": None}
 _ARROW = "tables"
-# What pandas calls its index in Parquet; and columns of numbers that are features only if they are named.
+# pandas' names for its index in Parquet; and names of number columns that count as features only if named.
 _INDEX, _DOUBTFUL = re.compile(r"__index_level_\d+__"), re.compile(r"|Unnamed: \d+|labels?|clients?|is_test")
-# What a column that numbers the examples is called.
+# Names of columns that number the examples.
 _ID = re.compile(r"(?i).*(id|ids|idx|index|row|nr|no|number)")
 
 
 class Table(Mapping[str, np.ndarray]):
-    """The columns of a file by their names, each read when it is asked for."""
+    """The columns of a file by name; each column is read when it is accessed."""
 
     def __init__(
         self, path: Path, names: Sequence[str], read: Callable[[str], np.ndarray], schema: Any = None
     ) -> None:
         self.path, self._names, self._read = path, list(names), read
-        # Arrow's schema: then a column may hold one number of each example's features.
+        # Set for Arrow tables: in these, each column may hold one of the features.
         self.schema = schema
 
     def __getitem__(self, name: str) -> np.ndarray:
@@ -51,32 +51,32 @@ class Table(Mapping[str, np.ndarray]):
 
     @property
     def wide(self) -> bool:
-        """Whether a column may hold one number of each example's features."""
+        """Whether each column may hold one of the features."""
         return self.schema is not None
 
     def is_number(self, name: str) -> bool:
-        """Whether a column of a wide table holds a number or a boolean of each example."""
+        """Whether a column of a wide table holds numbers or booleans."""
         types, own = optional("pyarrow", _ARROW).types, self.schema.field(name).type
         return types.is_integer(own) or types.is_floating(own) or types.is_boolean(own)
 
     @property
     def index(self) -> set[str]:
-        """The columns of a wide table that are the index of a data frame of pandas."""
+        """The columns of a wide table that are the index of a pandas data frame."""
         named = self._about(b"pandas").get("index_columns", [])
         return {name for name in self if name in named or _INDEX.fullmatch(name)}
 
     def class_names(self, labels: str) -> Any:
-        """The names of the classes that a column of labels numbers; None if the file does not say."""
+        """Return the class names for a column of labels; None if the file does not have them."""
         if not self.wide:
             return self.get("class_names")
-        # What the package `datasets` writes: its type `ClassLabel` has the names.
+        # The package `datasets` writes class names in its type `ClassLabel`.
         try:
             return np.array(self._about(b"huggingface")["info"]["features"][labels]["names"], str)
         except (KeyError, TypeError):
             return None
 
     def _about(self, package: bytes) -> dict[str, Any]:
-        """What a package has written about the columns."""
+        """Return the metadata that a package wrote about the columns."""
         try:
             about = json.loads((self.schema.metadata or {})[package])
         except (KeyError, ValueError):
@@ -85,12 +85,12 @@ class Table(Mapping[str, np.ndarray]):
 
     @property
     def listed(self) -> str:
-        """The first names, as text."""
+        """The first few column names, as text."""
         return ", ".join(self._names[:20]) + (" …" if len(self) > 20 else "")
 
 
 def open_table(path: Path) -> Table:
-    """Open a file of one of `READABLE`, or a folder that ``save_to_disk`` of ``datasets`` wrote.
+    """Open a file of one of the `READABLE` kinds, or a folder written by ``save_to_disk`` of ``datasets``.
 
     Raises:
         ValueError: if the file is of another kind or damaged.
@@ -106,24 +106,25 @@ def open_table(path: Path) -> Table:
 
 
 def read_columns(path: Path, columns: Mapping[str, str]) -> dict[str, np.ndarray]:
-    """Read features, labels and, if they are there, clients, ``is_test`` and ``class_names`` from a file.
+    """Read features and labels and, if present, clients, ``is_test`` and ``class_names`` from a file.
 
     Args:
-        path: see `open_table`. Tables without a column ``features`` have a number of it in each column of
-            numbers or booleans; their names are returned as ``feature_names``. The index of a data frame of
-            pandas is none of them.
-        columns: the file's own names of `COLUMNS`. Of features also several, such as ``"age+weight"``, or a
-            pattern, such as ``"f*"``. Of ``.npy``, a file for each other part.
+        path: see `open_table`. If a table has no column ``features``, each column of numbers or booleans is
+            one feature; their names are returned as ``feature_names``. The index of a pandas data frame is
+            left out.
+        columns: the names in the file for the parts in `COLUMNS`. For features there may be several names,
+            such as ``"age+weight"``, or a pattern, such as ``"f*"``. For a ``.npy`` file, the paths of files
+            with the other parts.
 
     Returns:
-        The arrays by these names; also ``key``, by which `covfree extract` says what made the features.
+        The arrays by part; also ``key``, with which `covfree extract` records what made the features.
 
     Raises:
-        ValueError: as `open_table`, or if there is no such column; the message lists those that there are.
-            Also if features are not named and a column is neither a number nor one of the other parts, or is
-            called ``id``, ``index`` or so and numbers the examples.
+        ValueError: if `open_table` raises one, or if there is no such column (the message lists those that
+            exist). Also, if features are not named, for a column that is neither a number nor another part,
+            or whose name looks like ``id`` or ``index`` and that numbers the examples.
         FileNotFoundError: if there is no such file.
-        ImportError: as `open_table`.
+        ImportError: if `open_table` raises one.
     """
     if wrong := sorted(set(columns) - set(COLUMNS)):
         raise ValueError(f"columns: expected names of {', '.join(COLUMNS)}, got {wrong[0]!r}")
@@ -160,7 +161,7 @@ def read_columns(path: Path, columns: Mapping[str, str]) -> dict[str, np.ndarray
 
 
 def _names(table: Table, pattern: str | None, used: set[str]) -> list[str]:
-    """The columns that hold a number of the features each: those of a pattern, or all columns of numbers."""
+    """Return the columns that hold one feature each: those of a pattern, or all columns of numbers."""
     expected = "columns of numbers" if table.wide else "an array features"
     wrong = f"{table.path}: features: expected {expected}, or the name of one of {table.listed}, got"
     left = [name for name in table if name not in used]
@@ -189,7 +190,7 @@ def _names(table: Table, pattern: str | None, used: set[str]) -> list[str]:
 
 
 def _is_doubtful(table: Table, name: str) -> bool:
-    """Whether a column is no feature, as far as its kind, its name and, of an id, its values tell."""
+    """Whether a column looks like no feature, by its kind, its name or (for an id) its values."""
     if not table.is_number(name) or _DOUBTFUL.fullmatch(name):
         return True
     if not _ID.fullmatch(name):
@@ -199,12 +200,12 @@ def _is_doubtful(table: Table, name: str) -> bool:
 
 
 def _held(path: Path, arrays: Mapping[str, np.ndarray]) -> Table:
-    """The arrays of a file that has been read."""
+    """Make a table of the arrays of a file that has been read."""
     return Table(path, list(arrays), arrays.__getitem__)
 
 
 def _torch(path: Path) -> Table:
-    # Bfloat16 is no type of NumPy.
+    # NumPy has no bfloat16.
     arrays = read_torch(path)
     return _held(path, {k: v if v.dtype.kind in "biuf" else v.astype(np.float32) for k, v in arrays.items()})
 
@@ -234,10 +235,10 @@ def _arrow(path: Path) -> Table:
 
 
 def splits_in(path: Path) -> tuple[Path, Path] | None:
-    """The folders of train and test in one that ``save_to_disk`` wrote of a ``DatasetDict``; None in others.
+    """Return the train and test folders of a saved ``DatasetDict``; None for any other folder.
 
     Raises:
-        ValueError: if it has other splits.
+        ValueError: if the data set has other splits.
     """
     if not (path / "dataset_dict.json").is_file():
         return None
@@ -248,7 +249,7 @@ def splits_in(path: Path) -> tuple[Path, Path] | None:
 
 
 def _folder(path: Path) -> Table:
-    """A split of a data set of Hugging Face as ``save_to_disk`` leaves it."""
+    """Open one split of a Hugging Face data set, as written by ``save_to_disk``."""
     if not (path / "state.json").is_file():
         raise ValueError(
             f"{path}: expected the folder of one split that save_to_disk of datasets wrote, with state.json"
@@ -263,7 +264,7 @@ def _folder(path: Path) -> Table:
 
 
 def _stream(path: Path) -> Any:
-    """A table in Arrow's format of streams or files."""
+    """Open a table in Arrow's stream or file format."""
     arrow = optional("pyarrow", _ARROW)
     try:
         with arrow.memory_map(str(path)) as source:
@@ -275,7 +276,7 @@ def _stream(path: Path) -> Any:
 
 
 def _table(path: Path, schema: Any, column: Callable[[str], Any]) -> Table:
-    """A table of Arrow, whose columns are read when they are asked for."""
+    """Make a table of Arrow columns, which are read when they are accessed."""
     name, count = (Counter(schema.names).most_common(1) or [("", 0)])[0]
     if count > 1:
         raise ValueError(f"{path}: expected a name of its own for each column, got {name!r} {count} times")
@@ -283,7 +284,7 @@ def _table(path: Path, schema: Any, column: Callable[[str], Any]) -> Table:
 
 
 def _array(column: Any, where: str) -> np.ndarray:
-    """A column of Arrow as an array; lists of one length as the rows of a matrix."""
+    """Convert an Arrow column to an array; lists of equal length become the rows of a matrix."""
     arrow = optional("pyarrow", _ARROW)
     flat = column.combine_chunks()
     flat = arrow.concat_arrays(flat.chunks) if isinstance(flat, arrow.ChunkedArray) else flat

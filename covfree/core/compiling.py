@@ -1,4 +1,4 @@
-"""``jax.jit`` that compiles quickly on CPUs."""
+"""``jax.jit`` with faster compilation on CPUs."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from covfree.core.types import is_traced
 
 _R = TypeVar("_R")
 
-# XLA's older emitters of fused loops halve compile time on CPUs, for code as fast; and LLVM gets one module
-# instead of many small ones.
+# On CPUs, XLA's older emitters of fused loops halve compile time, and the code is as fast. The second flag
+# gives LLVM one module instead of many small ones.
 _QUICK = {"xla_cpu_use_fusion_emitters": False, "xla_cpu_parallel_codegen_split_count": 1}
 
 
 def quick_options() -> dict[str, bool | int]:
-    """Flags of XLA that shorten compilation on CPUs, without those that ``XLA_FLAGS`` sets already.
+    """XLA flags that shorten compilation on CPUs, except those that ``XLA_FLAGS`` sets already.
 
-    XLA stops at a flag that it does not know: none for releases of jax that are not known to have them.
+    XLA stops at an unknown flag, so releases of jax that may not know the flags get none.
     """
     major, minor = map(int, version("jaxlib").split(".")[:2])
     given = os.environ.get("XLA_FLAGS", "")
@@ -31,25 +31,25 @@ def quick_options() -> dict[str, bool | int]:
     return {flag: value for flag, value in _QUICK.items() if known and flag not in given}
 
 
-# What jax's ``jax_disable_most_optimizations`` sets.
+# The flags that jax's ``jax_disable_most_optimizations`` sets.
 _PLAIN = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
 
 
 @cache
 def _options(plain: bool) -> dict[str, bool | int]:
-    """`quick_options`, which the first computation reads; none where jax computes on accelerators."""
+    """Return `quick_options`, fixed at the first computation; none if jax computes on an accelerator."""
     if jax.default_backend() != "cpu":
         return {}
     return quick_options() | (_PLAIN if plain else {})
 
 
 def jit(function: Callable[..., _R], *, plain: bool = False, **how: Any) -> Callable[..., _R]:
-    """``jax.jit`` with the flags of `quick_options`, but inside another compiled function with its flags.
+    """``jax.jit`` with the flags of `quick_options`; inside another compiled function its flags apply.
 
     Args:
-        function: to be compiled.
-        plain: whether LLVM need not optimise, which takes two thirds of compilation: for long functions whose
-            work is products and factorisations, which libraries do.
+        function: the function to be compiled.
+        plain: whether LLVM can skip its optimisations, which take two thirds of compilation. Use it for long
+            functions that spend their time in products and factorisations, which libraries compute.
         how: further arguments of ``jax.jit``.
     """
     inside = jax.jit(function, **how)
@@ -60,19 +60,19 @@ def jit(function: Callable[..., _R], *, plain: bool = False, **how: Any) -> Call
 
     @wraps(function)
     def call(*args: Any, **kwargs: Any) -> _R:
-        # Under ``jit`` new arrays are traced too, also where no argument is.
+        # Under ``jit`` new arrays are traced too, even if no argument is.
         leaves = jax.tree.leaves((args, kwargs))
         if not _options(plain) or is_traced(*leaves, jax.device_put(np.float32(0))):
             return inside(*args, **kwargs)
         return outermost()(*args, **kwargs)
 
-    # The other methods of a jitted function, as in `solve_rows.lower(...)`.
+    # Provide the other methods of a jitted function, as in `solve_rows.lower(...)`.
     for name in ("lower", "trace", "eval_shape", "clear_cache"):
         setattr(call, name, getattr(inside, name))
 
     def compiled() -> Any:
         return outermost() if _options(plain) else inside
 
-    # Tests count what was compiled.
+    # Tests count how much was compiled.
     vars(call)["_cache_size"] = lambda: compiled()._cache_size()
     return call

@@ -1,7 +1,7 @@
-"""Checks where arrays enter jax, which truncates large integers silently, and where heads leave.
+"""Checks of arrays that enter jax, which silently truncates large integers, and of heads that leave it.
 
-Labels and clients are int32 inside. What comes may be of any integer type: a small one might not hold what it
-is compared with, a large one holds numbers that int32 does not.
+Labels and clients are int32 inside the library. Inputs may have any integer type: a narrow type might
+overflow in comparisons, and a wide one may hold numbers beyond int32.
 """
 
 from __future__ import annotations
@@ -34,18 +34,17 @@ def compiled(
     check: Callable[..., None] | None = None,
     padded: Mapping[str, Any] | None = None,
 ) -> Callable[[Callable[_P, _R]], Callable[_P, _R]]:
-    """``jax.jit`` of a public function, which looks at its arguments first: inside, values cannot raise.
+    """``jax.jit`` for a public function, whose arguments are checked first; inside, values cannot raise.
 
-    ``jit`` cuts the 64 bits of NumPy's integers to 32 (where x64 is not enabled) and takes 2³² for 0. Here
-    counts that are above int32 become floats. Of labels and clients, what is above int32 is a ``ValueError``
-    that names the argument, and what is below is padding as any number below 0.
+    ``jit`` truncates NumPy's 64-bit integers to 32 bits (unless x64 is enabled), so that 2³² becomes 0. Here
+    counts above int32 are converted to floats. A label or client above int32 is a ``ValueError`` that names
+    the argument; one below int32 is padding, as any number below 0.
 
     Args:
-        static_argnames: as of ``jax.jit``.
-        check: called with the function's arguments before it is compiled; raises where they are not what
-            the function expects.
-        padded: arguments that share a number of rows, and what they may be padded with without a change of
-            the result; so the function is compiled for few numbers of rows (`pad_rows`).
+        static_argnames: see ``jax.jit``.
+        check: called with the function's arguments before compilation; it raises if they are not as expected.
+        padded: arguments that share a number of rows, and a value for each with which padding does not change
+            the result. The function is then compiled for few numbers of rows (`pad_rows`).
     """
 
     def decorate(function: Callable[_P, _R]) -> Callable[_P, _R]:
@@ -59,7 +58,7 @@ def compiled(
                 try:
                     check(*args, **kwargs)
                 except TypeError:
-                    # If arguments are missing, the error names the function, not its check.
+                    # If arguments are missing, the error should name the function, not its check.
                     signature.bind(*args, **kwargs)
                     raise
             cut = any(map(_is_cut, jax.tree.leaves((args, kwargs))))
@@ -70,7 +69,7 @@ def compiled(
                 arguments = jax.tree_util.tree_map_with_path(_uncut, arguments)
             return run(**(pad_rows(arguments, padded) if padded else arguments))
 
-        # The other methods of a jitted function, as in `solve_rows.lower(...)`.
+        # Provide the other methods of a jitted function, as in `solve_rows.lower(...)`.
         for name in ("lower", "trace", "eval_shape", "clear_cache"):
             setattr(door, name, getattr(run, name))
         return door
@@ -98,10 +97,10 @@ def _uncut(path: tuple[Any, ...], leaf: Any) -> Any:
 
 
 def as_int32(name: str, integers: Any) -> Integer[Array, "..."]:
-    """Integers of any type, in an array or a list, as int32, in which labels and clients are compared.
+    """Convert integers of any type, in an array or a list, to int32, the type of labels and clients inside.
 
-    Under ``jit``, where values cannot raise, what is beyond becomes the nearest number of int32: a label past
-    the end stays past the end, and padding stays below 0.
+    Under ``jit``, where values cannot raise, numbers beyond int32 become the nearest int32: a label past the
+    end stays past the end, and padding stays below 0.
     """
     array = whole(integers) if isinstance(integers, jax.Array) else np.asarray(integers)
     limits = np.iinfo(array.dtype)
@@ -112,17 +111,17 @@ def as_int32(name: str, integers: Any) -> Integer[Array, "..."]:
 
 
 def as_counts(counts: Any) -> Any:
-    """Counts as jax takes them: host integers that exceed int32 become floats."""
+    """Convert counts for jax: host integers that exceed int32 become floats."""
     return counts.astype(jnp.result_type(float)) if _is_cut(counts) else whole(jnp.asarray(counts))
 
 
 def as_array(values: Any) -> jax.Array:
-    """An array or a list as a jax array; ``jnp.asarray`` of NumPy's compiles a copy anew for each shape."""
+    """Convert an array or a list to a jax array; ``jnp.asarray`` would compile anew for each NumPy shape."""
     return whole(values) if isinstance(values, jax.Array) else jax.device_put(np.asarray(values))
 
 
 def check_int32(name: str, integers: Any) -> None:
-    """Raise if one of the integers is above those of int32. What is below is padding."""
+    """Raise if an integer is above int32. Numbers below int32 are padding."""
     if _beyond_int32(integers):
         place = np.unravel_index(int(np.argmax(integers)), np.shape(integers))
         raise ValueError(
@@ -136,12 +135,12 @@ def _beyond_int32(leaf: Any) -> bool:
         return False
     if not jnp.issubdtype(leaf.dtype, jnp.integer) or np.iinfo(leaf.dtype).max <= _INT32.max:
         return False
-    # By NumPy: in a function that is being traced, jax's own maximum of constants would be traced too.
+    # Use NumPy: in a function that is being traced, jax's maximum of constants would be traced too.
     return bool(np.asarray(leaf).max() > _INT32.max)
 
 
 def fits_int32(clients: np.ndarray) -> bool:
-    """Whether jax can hold the clients' numbers, whatever their data type."""
+    """Whether int32 can hold the clients' numbers, whatever their data type."""
     return bool(clients.size == 0 or (clients.max() <= _INT32.max and clients.min() >= _INT32.min))
 
 
@@ -152,7 +151,7 @@ def consecutive(clients: np.ndarray, first: int = 0) -> np.ndarray:
 
 
 def finite(head: AnyHead) -> AnyHead:
-    """Give the head back, or raise unless its numbers are finite; a traced head has no values to look at."""
+    """Return the head; raise unless its numbers are finite. A traced head is not checked."""
     if is_traced(*jax.tree.leaves(head)) or _all_finite(jax.tree.leaves(head)):
         return head
     for path, leaf in jax.tree_util.tree_leaves_with_path(head):
@@ -172,7 +171,7 @@ def finite(head: AnyHead) -> AnyHead:
 
 
 def _all_finite(leaves: list[Any]) -> Any:
-    """Whether all numbers are finite: on CPUs by NumPy, which compiles nothing, elsewhere on the device."""
+    """Whether all numbers are finite. On CPUs NumPy computes it, without compilation; else the device."""
     arrays = [leaf for leaf in leaves if isinstance(leaf, jax.Array)]
     near = all(x.is_fully_addressable and next(iter(x.devices())).platform == "cpu" for x in arrays)
     return all(np.isfinite(leaf).all() for leaf in leaves) if near else _finite_on_device(leaves)

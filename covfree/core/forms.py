@@ -1,4 +1,4 @@
-"""Shapes and data types of what a function returns, without computing it."""
+"""Shapes and data types of a function's result, without computing it."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Form(NamedTuple):
         return self.filled(jnp.zeros(leaf.shape, leaf.dtype) for leaf in self.leaves)
 
     def filled(self, leaves: Iterable[jax.Array]) -> Any:
-        """Make the pytree from the next arrays of an iterator; later ones are not consumed."""
+        """Make the pytree from an iterator's next arrays; it consumes only as many as it needs."""
         return jax.tree.unflatten(self.structure, list(islice(leaves, len(self.leaves))))
 
 

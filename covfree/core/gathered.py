@@ -1,4 +1,4 @@
-"""Features too large to be copied: rows of an array that stay where they are until they are asked for."""
+"""Views of rows of a large array: rows are read only when they are accessed."""
 
 from __future__ import annotations
 
@@ -7,22 +7,22 @@ from typing import Any, TypeAlias, TypeGuard
 
 import numpy as np
 
-# Bytes of features from which on they are not copied as a whole, but gone through part by part.
+# Features of this many bytes or more are not copied as a whole, but processed part by part.
 LARGE = 2**30
-# Bytes that are gone through at a time.
+# Bytes that are processed at a time.
 _PART = 2**26
 
 
 class Gathered:
-    """Some rows of an array, which is not copied: of a memory map they stay in the file.
+    """Some rows of an array, without a copy: rows of a memory map stay in the file.
 
-    It is indexed as an array is, along its rows; what that gives is an array in memory.
-    ``np.asarray(gathered)`` reads all of it.
+    It is indexed along its rows like an array, and indexing returns arrays in memory.
+    ``np.asarray(gathered)`` reads all rows.
 
     Attributes:
         shape: [rows, …].
-        dtype: the array's.
-        nbytes: what all of it would take in memory.
+        dtype: the array's data type.
+        nbytes: the bytes that all rows would take in memory.
 
     >>> import numpy as np
     >>> gathered = Gathered(np.eye(3), np.array([2, 0]))
@@ -31,7 +31,7 @@ class Gathered:
     """
 
     def __init__(self, array: np.ndarray, rows: np.ndarray) -> None:
-        """Name the rows."""
+        """Choose the rows; nothing is read."""
         self._array, self._rows = array, rows
         self.shape = (len(rows), *array.shape[1:])
         self.dtype, self.ndim = array.dtype, array.ndim
@@ -42,12 +42,12 @@ class Gathered:
         return len(self._rows)
 
     def __getitem__(self, key: Any) -> np.ndarray:
-        """Rows by an index, a slice, or an array of indices or booleans; a pair also takes columns."""
+        """Read rows by an index, a slice, or an array of indices or booleans; a pair also selects columns."""
         rows, *columns = key if isinstance(key, tuple) else (key,)
         return self._array[self._rows[rows]][(..., *columns) if columns else ...]
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
-        """All rows, in memory."""
+        """Read all rows into memory."""
         return self._array[self._rows].astype(dtype or self.dtype, copy=False)
 
 
@@ -55,19 +55,19 @@ Features: TypeAlias = np.ndarray | Gathered
 
 
 def part_of(array: np.ndarray, kept: np.ndarray) -> Any:
-    """The rows that a mask keeps: a copy, or a `Gathered` view if they are large."""
+    """Select the rows that a mask keeps: as a copy, or as a `Gathered` view if they are large."""
     if array.nbytes < LARGE:
         return array[kept]
     return array if kept.all() else Gathered(array, np.flatnonzero(kept))
 
 
 def is_large(features: Any) -> TypeGuard[Features]:
-    """Whether features lie on the host and are to be gone through part by part."""
+    """Whether features are on the host and so large that they are processed part by part."""
     return isinstance(features, Gathered) or (isinstance(features, np.ndarray) and features.nbytes >= LARGE)
 
 
 def blocks(features: Any) -> Iterator[slice]:
-    """Stretches of the rows, each of some 64 MiB."""
+    """Slices of the rows, of about 64 MiB each."""
     length = len(features)
     size = max(1, _PART // max(1, features.nbytes // max(length, 1)))
     return (slice(start, min(start + size, length)) for start in range(0, length, size))

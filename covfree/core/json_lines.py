@@ -1,4 +1,4 @@
-"""Files of JSON lines, to which records are added as they are made."""
+"""Files of JSON lines, to which records are appended."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ _BLOCK = 1 << 16
 
 
 class JsonLines(Generic[Record]):
-    """Records in a file, one line of JSON each.
+    """Records in a file, each a line of JSON.
 
-    A line is added in one piece and forced to the disk, so that whatever ends the process, the records
-    before it stay. A last line that was cut short is left out, and taken away when the file is next added
-    to. Several processes may add to one file: each holds its lock meanwhile, and sees of the others what was
-    there when it opened the file.
+    A line is written at once and flushed to disk, so earlier records survive any end of the process. If the
+    last line was cut short, it is ignored, and removed when a record is added. Several processes may add to
+    one file: each holds a lock while it writes. A process sees the others' records only up to when it opened
+    the file.
 
     Args:
-        path: the file; made, with its folder, when the first record is added.
-        read: makes a record of what a line holds; it may raise ``ValueError``, ``KeyError`` or ``TypeError``.
-        expected: what a line should hold, in an error's words.
+        path: the file; it and its folder are made when the first record is added.
+        read: converts a line's content to a record; may raise ``ValueError``, ``KeyError`` or ``TypeError``.
+        expected: what a line should contain, for error messages.
 
     Raises:
-        ValueError: if a line that is not the last cannot be read; names the file and the line.
+        ValueError: if a line other than the last cannot be read; the message names the file and the line.
     """
 
     def __init__(self, path: Path, read: Callable[[Any], Record], expected: str) -> None:
@@ -43,7 +43,7 @@ class JsonLines(Generic[Record]):
                 raise ValueError(f"{path}: line {number}: expected {expected} ({error!r})") from error
 
     def add(self, record: Record, content: Any) -> None:
-        """Append a record, whose line is ``content`` in JSON."""
+        """Append a record as a line; ``content`` is its JSON content."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
         line = json.dumps(content).encode() + b"\n"
         with self.path.open("a+b") as file:

@@ -1,9 +1,8 @@
-"""The one rule for random keys: a key is either drawn with or derived from, never both, and drawn with once.
+"""The rule for random keys: a key is used once, either to draw or to derive other keys, never for both.
 
-A function that draws does so with `derive(key, stream)` of the key that it was given, and each draw has a
-stream of its own. So one key may serve everything that a client does. Without the rule two draws can be of
-the same bits: ``fold_in(key, i)`` is ``split(key, n)[i]`` in JAX, and what is drawn with ``key`` is made of
-the same numbers.
+A function draws with `derive(key, stream)` from the key that it was given, and each draw has a stream of its
+own. So one key may serve everything that a client does. Without this rule, two draws may use the same bits:
+in JAX ``fold_in(key, i)`` equals ``split(key, n)[i]``, and drawing with ``key`` uses the same numbers too.
 """
 
 from __future__ import annotations
@@ -18,10 +17,10 @@ from covfree.core.types import PRNGKey
 
 
 def derive(key: PRNGKey, stream: str) -> jax.Array:
-    """Give the key of a named stream: ``fold_in`` of a number that stands for the name.
+    """Derive the key of a named stream, by ``fold_in`` with a number computed from the name.
 
-    It is independent of streams of other names, and of what a caller makes of the key by ``split`` or by
-    ``fold_in`` of small numbers.
+    It is independent of streams with other names, and of keys that a caller makes by ``split`` or by
+    ``fold_in`` with small numbers.
 
     >>> import jax
     >>> key = jax.random.key(0)
@@ -41,5 +40,5 @@ def check_key(key: Any) -> None:
 
 
 def participation_seed(key: PRNGKey) -> int:
-    """Give the seed of `covfree.rounds.schedule` with which `covfree.rounds.run` draws its clients."""
+    """Compute the seed for `covfree.rounds.schedule` with which `covfree.rounds.run` draws its clients."""
     return int(jax.random.bits(derive(key, "participation"), dtype=jnp.uint32))

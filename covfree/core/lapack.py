@@ -1,14 +1,14 @@
-"""LAPACK's routines on one matrix, which ``vmap`` applies to many: at once, or one after the other on CPUs.
+"""LAPACK's routines for one matrix; ``vmap`` applies them to many, on CPUs one after another.
 
-No other module calls them in another way, and the reason is a deadlock. On CPUs jaxlib deals the matrices of
-a *batched* call to XLA's threads, and waits for them on one of these threads (``ParallelBatchMap`` in its
-``lapack_kernels.cc``). As many batched calls at once as there are threads leave no thread to do the work, and
-all of them wait forever. ``vmap`` of a condition is enough, as it runs both branches: with Cholesky in one
-and ``eigh`` in the other, two cores stood still. (On many cores batched calls also let OpenBLAS start more
-threads than it has room for, which corrupts memory: https://github.com/jax-ml/jax/issues/39292.) A call on
-one matrix is carried out by the thread that makes it, and waits for nobody.
+All other modules call LAPACK through this one, to avoid a deadlock. On CPUs jaxlib distributes the matrices
+of a *batched* call over XLA's threads, and waits for them on one of these threads (``ParallelBatchMap`` in
+its ``lapack_kernels.cc``). If as many batched calls run at once as there are threads, no thread is left to do
+the work, and all wait forever. ``vmap`` of a condition is enough, as it runs both branches: with Cholesky in
+one branch and ``eigh`` in the other, two cores stood still. (On many cores, batched calls also let OpenBLAS
+start more threads than it has room for, which corrupts memory: https://github.com/jax-ml/jax/issues/39292.) A
+call on one matrix runs on the thread that makes it, and waits for nobody.
 
-Derivatives are implicit, in terms of the same routines.
+Derivatives are implicit: they use the same routines.
 """
 
 from __future__ import annotations
@@ -24,17 +24,18 @@ from jaxtyping import Array, Bool, Float
 
 from covfree.core.products import product
 
-# The oldest supported jax lowers the branches of all platforms.
+# The oldest supported jax releases lower the branches of all platforms.
 _EVERY_BRANCH = jax.__version_info__ < (0, 6, 1)
 
 
 def lanes(one: Callable[..., Any], many: Callable[..., Any] | None = None) -> Callable[..., Any]:
-    """A function that ``vmap`` applies to one lane after another on CPUs, and elsewhere to all at once.
+    """Make a function that ``vmap`` applies on CPUs to one lane after another, and elsewhere to all at once.
 
     Args:
         one: the function for one lane.
-        many: ``(in_axes, *arrays)`` to what ``one`` gives, with the lanes in front: the function for all of
-            them; by default ``vmap`` of ``one``. ``in_axes`` has 0 for an array with lanes and else None.
+        many: the function for all lanes, by default ``vmap`` of ``one``: ``(in_axes, *arrays)`` to the
+            results of ``one`` with a leading axis of lanes. ``in_axes`` has 0 for an array with lanes, else
+            None.
     """
     each = custom_vmap(one)
 
@@ -47,7 +48,7 @@ def lanes(one: Callable[..., Any], many: Callable[..., Any] | None = None) -> Ca
 
 
 def _many_lanes(one: Callable[..., Any], many: Any, axes: tuple[int | None, ...]) -> Callable[..., Any]:
-    """The function of all lanes, which lie along the first axis of the arrays that ``axes`` has a 0 for."""
+    """Make the function of all lanes; ``axes`` has 0 for each array whose first axis is that of the lanes."""
 
     def loop(*arrays: Any) -> Any:
         def lane(own: list[Any]) -> Any:
@@ -98,10 +99,10 @@ def cond_of_lanes(
     ``vmap`` of ``lax.cond`` itself runs both branches for each lane.
 
     Args:
-        rare: whether the unusual branch is to be taken.
+        rare: whether to take the unusual branch.
         unusual: a function of the arrays.
-        usual: another.
-        arrays: all that the branches use and that may have lanes.
+        usual: another function of the arrays.
+        arrays: all arrays that the branches use and that may have lanes.
     """
 
     def many(axes: tuple[int | None, ...], rare: jax.Array, *arrays: Any) -> Any:
@@ -154,7 +155,7 @@ def _lower_transposed(root: jax.Array, right: jax.Array) -> jax.Array:
 def triangular_solve(
     root: Float[Array, "size size"], right: Float[Array, "size columns"], *, transposed: bool = False
 ) -> Float[Array, "size columns"]:
-    """Solve L X = B, or LᵀX = B; only the lower triangle of L is read."""
+    """Solve L X = B, or LᵀX = B if ``transposed``; only the lower triangle of L is read."""
     solves = (_lower, _lower_transposed)
     solve, back = reversed(solves) if transposed else solves
 
@@ -169,7 +170,7 @@ def triangular_solve(
 
 @jax.custom_jvp
 def cholesky(matrix: Float[Array, "size size"]) -> Float[Array, "size size"]:
-    """The lower triangular L with L Lᵀ = A; NaN where A is not positive definite to working precision."""
+    """Compute the lower triangular L with L Lᵀ = A; NaN if A is not numerically positive definite."""
     return _cholesky(matrix)
 
 
@@ -180,7 +181,7 @@ def _cholesky_jvp(primals: tuple[jax.Array], tangents: tuple[jax.Array]) -> tupl
 
 
 def _root_change(root: jax.Array, change: jax.Array) -> jax.Array:
-    """L̇ = L Φ(L⁻¹ Ȧ L⁻ᵀ), from L̇Lᵀ + LL̇ᵀ = Ȧ; Φ keeps the lower triangle and half of the diagonal."""
+    """Compute L̇ = L Φ(L⁻¹ Ȧ L⁻ᵀ), from L̇Lᵀ + LL̇ᵀ = Ȧ; Φ keeps the lower triangle and half the diagonal."""
     change = (change + change.T) / 2
     inner = triangular_solve(root, triangular_solve(root, change).T)
     return product(root, jnp.tril(inner) - jnp.diag(jnp.diagonal(inner)) / 2)
@@ -188,10 +189,10 @@ def _root_change(root: jax.Array, change: jax.Array) -> jax.Array:
 
 @jax.custom_jvp
 def stacked_root(stack: Float[Array, "rows size"]) -> Float[Array, "size size"]:
-    """The lower triangular L with L Lᵀ = SᵀS and no negative diagonal, by QR: without squaring S.
+    """Compute the lower triangular L with L Lᵀ = SᵀS and a diagonal ≥ 0, by QR of S, which is not squared.
 
     Args:
-        stack: S, with at least as many rows as columns. For derivatives of full rank.
+        stack: S, with at least as many rows as columns; for derivatives it must have full rank.
     """
     upper = _triangle(stack)
     return jnp.where(jnp.diagonal(upper) < 0, -1, 1).astype(upper.dtype)[None, :] * upper.T
@@ -204,19 +205,19 @@ def _stacked_root_jvp(primals: tuple[jax.Array], tangents: tuple[jax.Array]) -> 
 
 
 def orthonormal(stack: Float[Array, "rows size"]) -> Float[Array, "rows size"]:
-    """Orthonormal columns that span those of S, by QR; where these depend on one another, and others.
+    """Compute orthonormal columns whose span contains that of S, by QR.
 
-    Derivatives take the columns as given.
+    Derivatives treat the columns as constants.
     """
     return _orthonormal(jax.lax.stop_gradient(stack))
 
 
 @jax.custom_jvp
 def eigh(matrix: Float[Array, "size size"]) -> tuple[Float[Array, " size"], Float[Array, "size size"]]:
-    """Eigenvalues of a symmetric matrix, the smallest first, and eigenvectors as columns.
+    """Compute eigenvalues of a symmetric matrix, in ascending order, and eigenvectors as columns.
 
-    In the derivative of eigenvectors, directions of eigenvalues that are equal but for rounding do not turn
-    into one another.
+    The derivative of the eigenvectors leaves out rotations between directions whose eigenvalues are equal up
+    to rounding.
     """
     return _eigh(matrix)
 

@@ -1,12 +1,12 @@
-"""Solves with symmetric positive semi-definite matrices: factorise once, solve many, say how it went.
+"""Solves with symmetric positive semi-definite matrices: factorise once, solve often, with diagnostics.
 
-A scatter matrix is held in full or, where it has few rows, by its factor (`Scatter`). `factorise`
-chooses the cheapest stable route (never an inverse or ``pinv``), `solve` applies it to right-hand sides:
+A scatter matrix is stored in full or, if it has few rows, as its factor (`Scatter`). `factorise` chooses the
+cheapest stable route (never an inverse or ``pinv``), and `solve` applies it to right-hand sides:
 
-- Cholesky on a diagonally scaled matrix, in the primal (size dim) or, for a factor with
-  rows + 1 < dim, in the dual (size rows, by the Woodbury identity);
-- where Cholesky breaks down (the matrix is singular to working precision), ``eigh`` with the rank cut
-  at eps·size·λ_max, which gives the solution of minimum norm.
+- Cholesky of the diagonally scaled matrix: in the primal (size dim) or, for a factor with rows + 1 < dim, in
+  the dual (size rows, by the Woodbury identity);
+- if Cholesky breaks down (the matrix is numerically singular), ``eigh`` with the rank cut at eps·size·λ_max,
+  which gives the solution of minimum norm.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from covfree.core.scatter import Scatter as Scatter
 from covfree.core.scatter import as_scatter as as_scatter
 from covfree.core.types import AnyArray
 
-# A squared pivot of the scaled matrix (whose diagonal is about 1) below this many eps is rounding noise:
-# where features depend on one another exactly, what Cholesky leaves of the pivot was seen to reach 2 eps
-# (sizes 64 to 2048) or to be negative; a float32 system of condition 1e6 shows pivots above 15 eps, even
-# with half of its eigenvalues at the lower end.
+# A squared pivot below this many eps is rounding noise; the scaled matrix has a diagonal of about 1. If
+# features depend on one another exactly, Cholesky was seen to leave pivots of up to 2 eps (sizes 64 to 2048)
+# or below 0. In a float32 system of condition 1e6 pivots stay above 15 eps, even if half of its eigenvalues
+# are at the lower end.
 _PIVOT_NOISE = 4.0
 
 
@@ -45,10 +45,10 @@ class Diagnostics(NamedTuple):
 
     Attributes:
         route: a `Route`.
-        rank: rank of the matrix to working precision (dim, unless ``eigh`` had to cut).
+        rank: numerical rank of the matrix (dim, unless ``eigh`` had to cut).
         condition: λ_max / λ_min over the eigenvalues kept (1 if none was); near 1/eps a lower bound.
-        smallest_pivot: smallest squared pivot of Cholesky on the matrix scaled to a diagonal between
-            ½ and 2; NaN where it broke down.
+        smallest_pivot: the smallest squared pivot of Cholesky, on the matrix scaled to a diagonal between ½
+            and 2; NaN if Cholesky broke down.
     """
 
     route: Integer[Array, ""]
@@ -64,7 +64,7 @@ class Factorisation(NamedTuple):
         scatter: the matrix that was factorised.
         basis: the Cholesky factor of the scaled core, or the core's eigenvectors.
         diagonal: the scaling, or the inverse eigenvalues (0 where cut).
-        deficient: whether ``basis`` holds eigenvectors, as Cholesky failed.
+        deficient: whether Cholesky failed, so that ``basis`` holds eigenvectors.
         smallest_pivot: see `Diagnostics`.
     """
 
@@ -79,19 +79,19 @@ class Factorisation(NamedTuple):
 def factorise(matrix: Float[AnyArray, "dim dim"] | Scatter) -> Factorisation:
     """Factorise a positive semi-definite matrix for `solve`.
 
-    Cholesky works on D A D, with D powers of two (scaling rounds nothing) that bring the diagonal
-    between ½ and 2: features of very different scale then lose no accuracy.
+    Cholesky works on D A D, where D has powers of two (so scaling is exact) that bring the diagonal between ½
+    and 2. So features of very different scale do not lose accuracy.
 
     Args:
-        matrix: symmetric positive semi-definite; only as a `Scatter` can it be kept as a factor.
+        matrix: symmetric positive semi-definite; a `Scatter` may hold it as a factor.
 
     Returns:
-        The factorisation. Gradients flow through `solve` by implicit differentiation, not through this.
+        The factorisation. Gradients pass through `solve` by implicit differentiation, not through this.
     """
     scatter = as_scatter(matrix)
     core, shift = jax.lax.stop_gradient((scatter.core(), scatter.shift))
-    # The Woodbury identity divides by the shift. A shift of 0 asks for the solution of minimum norm, which
-    # needs eigenvalues, as it squares the condition number.
+    # The Woodbury identity divides by the shift. With a shift of 0, the solution of minimum norm is wanted;
+    # as the dual squares the condition number, that needs eigenvalues.
     allowed = shift > 0 if scatter.factored else jnp.array(True)
     return Factorisation(scatter, *_factors(core, shift, allowed))
 
@@ -100,21 +100,21 @@ def factorise(matrix: Float[AnyArray, "dim dim"] | Scatter) -> Factorisation:
 def _factors(
     core: Float[Array, "size size"], shift: Float[Array, ""], allowed: Bool[Array, ""]
 ) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
-    """All but the first field of the factorisation of ``core + shift·I``; by Cholesky where allowed."""
+    """Compute the factorisation of ``core + shift·I``, except the first field; by Cholesky if allowed."""
     core = core + shift * jnp.eye(core.shape[0], dtype=core.dtype)
     diagonal = jnp.diagonal(core)
     exponent = -jnp.round(0.5 * jnp.log2(jnp.where(diagonal > 0, diagonal, 1))).astype(jnp.int32)
     scale = jnp.ldexp(jnp.ones_like(diagonal), exponent)
     root = cholesky(core * scale[:, None] * scale[None, :])
     smallest = jnp.square(jnp.diagonal(root)).min(initial=jnp.inf)
-    # NaN pivots compare False, so they count as a breakdown too.
+    # NaN pivots compare False, so they count as a breakdown.
     sound = allowed & (smallest > _PIVOT_NOISE * jnp.finfo(core.dtype).eps)
 
     def eigen(core: jax.Array, root: jax.Array, scale: jax.Array) -> tuple[jax.Array, jax.Array]:
         values, vectors = eigh(core)
         kept = values > rank_cut(values)
         inverse = jnp.where(kept, 1 / jnp.where(kept, values, 1), 0)
-        # Sums that overflowed have no solution: rank 0, and so a solution of 0, would look like one.
+        # If sums overflowed, return NaN: rank 0, with a solution of 0, would look like a valid result.
         return vectors, jnp.where(jnp.isfinite(core).all(), inverse, jnp.nan)
 
     basis, diagonal = cond_of_lanes(~sound, eigen, lambda core, *found: found, core, root, scale)
@@ -123,7 +123,7 @@ def _factors(
 
 @jax.jit
 def solve(factorisation: Factorisation, right: Float[Array, "dim columns"]) -> Float[Array, "dim columns"]:
-    """Solve A X = B, with minimum norm where A is singular to working precision.
+    """Solve A X = B; if A is numerically singular, return the solution of minimum norm.
 
     Differentiable in A and B (implicitly: dX = A⁻¹(dB − dA X)).
 
@@ -160,7 +160,7 @@ def solve(factorisation: Factorisation, right: Float[Array, "dim columns"]) -> F
 def diagnostics(factorisation: Factorisation) -> Diagnostics:
     """Report which route a factorisation took, and how near to singular the matrix is.
 
-    Costs an ``eigvalsh`` of the core, several times the factorisation: call it to look, not in a loop.
+    Costs an ``eigvalsh`` of the core, several times the factorisation: do not call it in a loop.
     """
     scatter = factorisation.scatter
     core = scatter.core()
@@ -169,7 +169,7 @@ def diagnostics(factorisation: Factorisation) -> Diagnostics:
     hidden = scatter.dim - core.shape[0]  # eigenvalues of A that its dual lacks: all equal to the shift
     kept = jnp.where(factorisation.deficient, values > cut, True)
     hidden_kept = jnp.logical_and(~factorisation.deficient, hidden > 0)
-    # An eigenvalue below eps·λ_max is known to be no larger, not more; eigvalsh may even give it a minus.
+    # An eigenvalue below eps·λ_max is only known to be that small; eigvalsh may even return a negative one.
     values = jnp.maximum(values, jnp.finfo(values.dtype).eps * values.max(initial=0))
     smallest = jnp.where(kept, values, jnp.inf).min(initial=jnp.inf)
     smallest = jnp.where(hidden_kept, jnp.minimum(smallest, scatter.shift), smallest)
@@ -183,7 +183,7 @@ def diagnostics(factorisation: Factorisation) -> Diagnostics:
 
 
 def rank_cut(values: Float[Array, " size"]) -> Float[Array, ""]:
-    """Eigenvalues up to this are rounding: eps·size·λ_max."""
+    """Return the bound eps·size·λ_max, up to which eigenvalues are rounding."""
     return jnp.finfo(values.dtype).eps * values.shape[0] * jnp.abs(values).max(initial=0)
 
 
@@ -220,9 +220,9 @@ def _apply_dual(
 ) -> Float[Array, "dim columns"]:
     """Solve (YᵀY + s I) X = B by the system YYᵀ + s I of size rows.
 
-    Woodbury: X = (B − Yᵀ (YYᵀ + s I)⁻¹ Y B) / s. The difference cancels where s is small, which one
-    step of iterative refinement repairs. If s = 0, or YYᵀ + s I is singular to working precision, s counts
-    for nothing and the minimum-norm solution is Yᵀ (YYᵀ)⁺ (YYᵀ)⁺ Y B.
+    Woodbury: X = (B − Yᵀ (YYᵀ + s I)⁻¹ Y B) / s. The difference cancels if s is small, which one step of
+    iterative refinement repairs. If s = 0, or if YYᵀ + s I is numerically singular, s is ignored, and the
+    minimum-norm solution is Yᵀ (YYᵀ)⁺ (YYᵀ)⁺ Y B.
     """
     return cond_of_lanes(deficient, _minimum_norm, _woodbury, basis, diagonal, right, factor, shift)
 

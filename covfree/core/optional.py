@@ -1,4 +1,4 @@
-"""Importing what only some users need."""
+"""Importing optional dependencies."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from typing import Any
 
 
 def how_to_get(extra: str) -> str:
-    """The command that installs an extra, from a clone: covfree is on no registry."""
+    """Return the command that installs an extra from a clone, as covfree is on no registry."""
     return f"pip install '.[{extra}]' in covfree's clone"
 
 
 def optional(module: str, extra: str) -> Any:
-    """Import a module of an optional dependency, or say which extra brings it."""
+    """Import a module of an optional dependency; the error says which extra installs it."""
     try:
         return importlib.import_module(module)
     except ImportError as error:

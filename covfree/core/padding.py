@@ -1,4 +1,4 @@
-"""Arrays of any number of rows, padded to few sizes: what is compiled for a size then serves many."""
+"""Padding arrays to few sizes, so that a function compiled for a size is used often."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ import numpy as np
 from covfree.core.gathered import Gathered
 from covfree.core.types import is_traced
 
-# Sizes: powers of two up to the second number, then eight an octave up to the third. Larger arrays are not
-# padded: beside their work compilation costs little, and a copy much.
+# Sizes are powers of two up to the second number, then eight per octave up to the third. Larger arrays are
+# not padded: compared with their work, compilation costs little and a copy much.
 _FEWEST, _LONG, _MOST = 32, 4096, 2**16
 
 
@@ -31,10 +31,10 @@ def few_sizes(rows: int) -> int:
 
 
 def blocks_of_groups(group: np.ndarray, most: int) -> tuple[np.ndarray, np.ndarray]:
-    """Cut items into blocks of one group each, so that work by group takes no time for other groups.
+    """Cut items into blocks of one group each, so that work on a group takes no time for other groups.
 
     Returns:
-        Places [blocks, size] of items, −1 for padding; and the group of each block.
+        Indices [blocks, size] of items, −1 for padding; and the group of each block.
 
     >>> places, of = blocks_of_groups(np.array([1, 0, 1, -1, 1]), 2)
     >>> places.tolist(), of.tolist()
@@ -52,19 +52,19 @@ def blocks_of_groups(group: np.ndarray, most: int) -> tuple[np.ndarray, np.ndarr
     return places, np.repeat(np.arange(len(counts)), blocks)
 
 
-# Tables longer than this are padded by less than an eighth.
+# Longer tables are padded by less than an eighth.
 _LONG_TABLE = 3584
 
 
 def padded_size(rows: int) -> int:
     """Round a number of rows up, so that federations of similar size share compiled functions.
 
-    For tables of a whole federation, whose padding costs work; `few_sizes`, for the examples of one client,
-    has half as many sizes and pads more.
+    This is for tables of a whole federation, whose padding costs work. `few_sizes`, for the examples of one
+    client, has half as many sizes and pads more.
 
-    Another seed changes the number of client-class pairs by up to a tenth. So there are two sizes an octave
-    (224, 320, 448, …) up to 3584, eight above. No size is a round number, as counts just below and just above
-    a round number should share a size.
+    Another seed changes the number of client-class pairs by up to a tenth. So there are two sizes per octave
+    (224, 320, 448, …) up to 3584, and eight above. No size is a round number, as counts just below and just
+    above a round number should share a size.
     """
     if rows > _LONG_TABLE:
         step = 1 << (rows - 1).bit_length() >> 4
@@ -76,10 +76,10 @@ def padded_size(rows: int) -> int:
 
 
 def as_arrays(arguments: Mapping[str, Any], names: Iterable[str]) -> dict[str, Any]:
-    """Arguments of a function; those of these names become arrays, where they are something else.
+    """Return the arguments of a function, with those in ``names`` converted to arrays.
 
-    Lists, PyTorch tensors, pandas and Arrow columns and what NumPy or DLPack reads become arrays. A column
-    of Arrow or pandas that holds a list for each example becomes a matrix.
+    Lists, PyTorch tensors, pandas and Arrow columns, and whatever NumPy or DLPack reads become arrays. An
+    Arrow or pandas column with a list for each example becomes a matrix.
     """
     found = {name: _as_array(name, arguments[name]) for name in names if name in arguments}
     return dict(arguments) | found
@@ -88,7 +88,7 @@ def as_arrays(arguments: Mapping[str, Any], names: Iterable[str]) -> dict[str, A
 def _as_array(name: str, values: Any) -> Any:
     if values is None or isinstance(values, jax.Array | np.ndarray | np.generic | Gathered):
         return values
-    # PyTorch gives no array of a tensor that it differentiates.
+    # PyTorch refuses to convert a tensor that requires gradients.
     values = values.detach() if hasattr(values, "detach") else values
     try:
         array = np.asarray(values)
@@ -98,23 +98,23 @@ def _as_array(name: str, values: Any) -> Any:
         kind = type(values).__name__ if record else "a list of parts of unequal lengths"
         raise ValueError(f"{name}: expected an array, got {kind}") from None
     except (TypeError, RuntimeError):
-        # NumPy has no bfloat16 and no device; DLPack has both.
+        # NumPy knows neither bfloat16 nor devices; DLPack knows both.
         if not hasattr(values, "__dlpack__"):
             raise
         return jnp.from_dlpack(values)
 
 
 def pad_rows(arguments: dict[str, Any], fills: Mapping[str, Any]) -> dict[str, Any]:
-    """Arguments of a function with some of them padded at the end of their first axis.
+    """Return the arguments of a function, with some of them padded at the end of their first axis.
 
     Args:
-        arguments: of a function, by name.
-        fills: what to pad with, by the names of the arrays that share a number of rows.
+        arguments: the arguments, by name.
+        fills: the padding value of each array to be padded, by name; these arrays share a number of rows.
 
     Returns:
-        The arguments. Traced arrays and those that lie on several devices stay as they are.
+        The arguments. Traced arrays and arrays on several devices stay as they are.
     """
-    # Arguments that may be None may be left out.
+    # Arguments that are None or missing are skipped.
     arrays = {name: arguments[name] for name in fills if arguments.get(name) is not None}
     if is_traced(*arrays.values()) or any(map(_on_several_devices, arrays.values())):
         return arguments
@@ -131,16 +131,16 @@ def _padded(array: Any, size: int, fill: Any) -> Any:
     if length == size:
         return array
     if fill < 0 and array.dtype.kind == "u":
-        # Numbers that exceed int32 stay above all others.
+        # Clip, so that numbers beyond int32 stay above all others.
         array = array.clip(0, np.iinfo(np.int32).max).astype(np.int32)
     if isinstance(array, jax.Array):
         if next(iter(array.devices())).platform != "cpu":
             return jnp.pad(array, [(0, size - length)] + [(0, 0)] * (array.ndim - 1), constant_values=fill)
-        # NumPy pads without a compilation.
+        # NumPy pads without compiling.
         padded = _padded(np.asarray(array), size, fill)
         return jax.device_put(padded, array.sharding) if array.committed else padded
     padded = np.empty((size, *array.shape[1:]), jax.dtypes.canonicalize_dtype(array.dtype))
-    # What a narrower type cannot hold becomes infinite, as in jax.
+    # Values that overflow a narrower type become infinite, as in jax.
     with np.errstate(over="ignore"):
         padded[:length] = array
     padded[length:] = fill

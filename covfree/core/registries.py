@@ -1,4 +1,4 @@
-"""What is known by name: the type of the registries of methods and of algorithms."""
+"""The type of the registries of methods and algorithms: read-only mappings from names."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from inspect import signature
 from typing import Generic, TypeVar
 
-# Annotations of arguments that take a number, or true or false.
+# Annotations of arguments that are numbers or booleans.
 _NUMBER = re.compile(r"\b(bool|int|Scalar)\b")
 
 Made = TypeVar("Made")
@@ -20,8 +20,8 @@ class Entry(Generic[Made]):
     """A named method.
 
     Attributes:
-        title: how tables name it; defaults that options may change stand in parentheses.
-        make: makes the method; every argument has a default.
+        title: its name in tables; defaults that options may change are in parentheses.
+        make: the function that makes the method; every argument has a default.
         family: what its clients send, in words; methods of a family share a colour in pictures.
         linear: whether its head is linear, perhaps in mapped features, so that it can be trained in rounds.
     """
@@ -33,7 +33,7 @@ class Entry(Generic[Made]):
 
     @property
     def accepts(self) -> frozenset[str]:
-        """Names of the maker's arguments that are numbers or words, as the command line passes them on."""
+        """Names of the arguments of ``make`` that are numbers or words, as the command line passes them."""
         arguments = signature(self.make).parameters.values()
         return frozenset(
             argument.name
@@ -43,7 +43,7 @@ class Entry(Generic[Made]):
 
 
 class Registry(Mapping[str, Named]):
-    """A read-only mapping from names. An unknown name is a `KeyError` that lists those that are known.
+    """A read-only mapping from names. For an unknown name, the `KeyError` lists the known names.
 
     >>> Registry({"a": 1, "b": 2})["c"]
     Traceback (most recent call last):

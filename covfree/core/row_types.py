@@ -1,4 +1,4 @@
-"""Data types in which rows are added up without wrapping and without overflow."""
+"""Data types in which rows can be added up without wrapping or overflow."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _INT32 = np.iinfo(np.int32).max
 
 @dataclass(frozen=True)
 class RowTypes:
-    """Data types of rows that jax holds, and that their sums do not leave.
+    """Data types for rows that jax supports, and that hold the sums of the rows.
 
     Attributes:
         mean: float32 at least; float64 only where x64 is enabled.
@@ -33,25 +33,25 @@ class RowTypes:
 
     @classmethod
     def of(cls, rows: Rows, total: float) -> RowTypes:
-        """Those of rows; ``total`` is the sum of the counts of all rows to be added to."""
+        """Choose types for some rows; ``total`` is the sum of all counts that will be added up."""
         covariance = None if rows.covariance is None else accumulation_dtype(rows.covariance)
         return cls(accumulation_dtype(rows.mean), _summed(np.asarray(rows.count).dtype, total), covariance)
 
     @classmethod
     def common(cls, types: Sequence[RowTypes]) -> RowTypes:
-        """The types that hold all of these tables; either all or none have covariances."""
+        """Choose types that hold several tables; either all or none have covariances."""
         covariances = [own.covariance for own in types if own.covariance is not None]
         return cls(
             np.result_type(*(own.mean for own in types)),
-            # NumPy would promote an integer type and a float type to a wider float.
+            # NumPy would promote an integer and a float type to a wider float.
             np.dtype(jnp.result_type(*(own.count for own in types))),
             np.result_type(*covariances) if covariances else None,
         )
 
     def cast(self, rows: Rows) -> Rows:
-        """The rows in these types, as NumPy arrays; labels as int32, −1 for padding, −2 for directions."""
+        """Convert rows to NumPy arrays of these types; labels to int32, −1 for padding, −2 for directions."""
         label = np.asarray(rows.label)
-        # What a narrower type cannot hold becomes infinite.
+        # Values that overflow a narrower type become infinite.
         with np.errstate(over="ignore"):
             return replace(
                 rows,
@@ -71,14 +71,14 @@ def _summed(dtype: np.dtype, total: float) -> np.dtype:
 
 
 def summable(count: Any, total: float) -> np.ndarray:
-    """Counts as int32 if their ``total`` fits, as float32 (float64 where x64 is enabled) if not."""
+    """Convert counts to int32 if ``total`` fits, else to float32 (float64 if x64 is enabled)."""
     return np.asarray(count).astype(_summed(np.asarray(count).dtype, total), copy=False)
 
 
 def exact_counts(counts: Sequence[Any]) -> np.ndarray:
-    """Counts of several tables below each other, none of them rounded: float64 if their sum leaves int32.
+    """Concatenate the counts of several tables without rounding: as float64 if their sum exceeds int32.
 
-    jax makes float32 of these, but does not wrap them as it would int64. `summable_again` undoes it.
+    jax converts float64 to float32, but would wrap int64. `summable_again` undoes this conversion.
     """
     found = np.concatenate(counts)
     wide = found.dtype.kind in "iu" and count_sum(found) > _INT32
@@ -86,22 +86,22 @@ def exact_counts(counts: Sequence[Any]) -> np.ndarray:
 
 
 def summable_again(count: Any) -> np.ndarray:
-    """Whole counts that `exact_counts` kept in float64, as int32 once their sum fits."""
+    """Convert counts that `exact_counts` made float64 back to int32, once their sum fits."""
     count = np.asarray(count)
     whole = count.dtype == np.float64 and count_sum(count) <= _INT32 and (count == np.floor(count)).all()
     return count.astype(np.int32) if whole else count
 
 
 def count_sum(count: Any) -> float:
-    """The sum of the counts above 0, exact below 2⁵³, whatever their data type."""
+    """Return the sum of the counts above 0, exact below 2⁵³, whatever their data type."""
     count = np.asarray(count)
-    # NumPy cannot add bfloat16 up in another type.
+    # NumPy cannot sum bfloat16 in another type.
     count = count if count.dtype.kind in "iuf" else count.astype(np.float64)
     return float(np.sum(count, dtype=np.float64, where=count > 0))
 
 
 def double() -> AbstractContextManager[Any]:
-    """Enable float64 within a ``with`` block, under the name that the installed jax has for it."""
+    """Enable float64 in a ``with`` block; the name of this setting depends on the version of jax."""
     if hasattr(jax, "enable_x64"):
         return jax.enable_x64(True)
     return importlib.import_module("jax.experimental").enable_x64()

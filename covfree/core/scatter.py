@@ -1,4 +1,4 @@
-"""Scatter matrices, held in full or by a factor of few rows."""
+"""Scatter matrices, stored in full or as a factor of few rows."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ class Scatter:
 
     @classmethod
     def from_factor(cls, factor: Float[Array, "rows dim"]) -> Scatter:
-        """Represent ``factorᵀ factor``: by the factor if rows + 1 < dim, else by the product."""
+        """Represent ``factorᵀ factor``: as the factor if rows + 1 < dim, else as the product."""
         zero = jnp.zeros((), factor.dtype)
-        # A symbolic number of rows, of `jax.export`, may be any.
+        # With `jax.export`, the number of rows may be symbolic, and so anything.
         if isinstance(factor.shape[0], int) and factor.shape[0] + 1 < factor.shape[1]:
             return cls(factor, zero, factored=True)
         return cls(symmetric_product(factor), zero)
@@ -48,13 +48,13 @@ class Scatter:
         return self.value.shape[1]
 
     def scaled(self, scale: Scalar) -> Scatter:
-        """``scale`` times the matrix; scale at least 0."""
+        """Multiply the matrix by ``scale``, at least 0."""
         scale = jnp.asarray(scale, self.value.dtype)
         of_value = jnp.sqrt(scale) if self.factored else scale
         return Scatter(self.value * of_value, self.shift * scale, self.factored)
 
     def shifted(self, shift: Scalar) -> Scatter:
-        """The matrix plus ``shift·I``."""
+        """Add ``shift·I`` to the matrix."""
         return Scatter(self.value, self.shift + jnp.asarray(shift, self.value.dtype), self.factored)
 
     @property
@@ -63,13 +63,13 @@ class Scatter:
         return Scatter(self.value, jnp.zeros_like(self.shift), self.factored)
 
     def with_factor(self, factor: Float[Array, "more dim"]) -> Scatter:
-        """The matrix plus ``factorᵀ factor``."""
+        """Add ``factorᵀ factor`` to the matrix."""
         if not self.factored:
             return Scatter(self.value + symmetric_product(factor), self.shift)
         return Scatter.from_factor(jnp.concatenate([self.value, factor])).shifted(self.shift)
 
     def with_diagonal(self, diagonal: Float[Array, " dim"]) -> Scatter:
-        """The matrix plus a diagonal one, in full."""
+        """Add a diagonal to the matrix, which becomes a full one."""
         return Scatter.from_matrix(self.dense() + jnp.diag(diagonal))
 
     def dense(self) -> Float[Array, "dim dim"]:
@@ -78,14 +78,14 @@ class Scatter:
         return matrix + self.shift * jnp.eye(self.dim, dtype=matrix.dtype)
 
     def core(self) -> Float[Array, "size size"]:
-        """The smaller of A and its dual: the matrix itself, or ``value valueᵀ``, without the shift.
+        """The matrix itself, or its dual ``value valueᵀ`` if that is smaller; without the shift.
 
-        Both have the same non-zero eigenvalues, so the same trace and Frobenius norm.
+        Both have the same nonzero eigenvalues, and so the same trace and Frobenius norm.
         """
         return symmetric_product(self.value.T) if self.factored else self.value
 
     def times(self, vectors: Float[Array, "dim columns"]) -> Float[Array, "dim columns"]:
-        """The matrix times some columns."""
+        """Multiply the matrix by some columns."""
         image = product(self.value, vectors)
         if self.factored:
             image = product(self.value.T, image)
@@ -93,5 +93,5 @@ class Scatter:
 
 
 def as_scatter(matrix: Float[AnyArray, "dim dim"] | Scatter) -> Scatter:
-    """Take a full matrix or a `Scatter`."""
+    """Convert a full matrix to a `Scatter`; return a `Scatter` as it is."""
     return matrix if isinstance(matrix, Scatter) else Scatter.from_matrix(matrix)

@@ -1,4 +1,4 @@
-"""Sums over tables: in parts, by group, and accurate in float32 however many terms there are."""
+"""Sums over tables: in parts, by group, and accurate in float32 for any number of terms."""
 
 from __future__ import annotations
 
@@ -13,57 +13,57 @@ from jaxtyping import Array, Bool, Float, Integer, Num
 
 from covfree.core.types import AnyArray, accumulation_dtype
 
-# Summing m equal numbers in order can lose m/10 eps. Groups up to the first length need no further pass;
+# Adding m equal numbers one by one can lose m/10 eps. Groups up to the first length need no second pass;
 # groups up to the second need one.
 _LONG = (256, 2**16)
-# Items in a part. Results for a part stay in the processor's cache, and products of so many rows run at full
-# speed; results for a whole table would be written to memory and read again.
+# Items in a part: results for a part stay in the processor's cache, and products of this many rows run at
+# full speed. Results for a whole table would be written to memory and read again.
 PART = 2048
-# A mean of equal numbers is off by less than this many eps. `weighted_means` is exact. A mean from a total is
-# rounded three times by half an eps: multiplied by the count, summed over parts, divided again.
+# A mean of equal numbers is off by less than this many eps. `weighted_means` is exact. A mean computed from a
+# total is rounded three times by half an eps: multiplied by the count, summed over parts, divided.
 _ROUNDING = 2
-# A sum of m terms that cancel is rounded by up to (m − 1)/2 eps of the sum of their sizes, so at most 16 for
-# m = 33. For more, the roundings of its partial sums, each at most half the sum of sizes, have a standard
-# deviation of √m/12 eps of it in the worst order, all positive terms first. Six of them are √m/2.
+# The rounding of a cancelling sum of m terms is at most (m − 1)/2 eps of the sum of their absolute values: 16
+# for m = 33. For more terms it is estimated: each partial sum is rounded, and in the worst order (all
+# positive terms first) the total rounding has a standard deviation of √m/12 eps. Six of them are √m/2.
 _CANCELLED, _GROWTH = 16.0, 0.5
 
 
 def deviations(
     values: Float[Array, "*items dim"], mean: Float[Array, "*items dim"]
 ) -> Float[Array, "*items dim"]:
-    """Values less their mean (of `weighted_means` or `Moments`); exactly 0 within the mean's rounding.
+    """Subtract the mean (of `weighted_means` or `Moments`) from values; exactly 0 within its rounding.
 
-    Equal values have no spread, and no rule without a scale must take their rounding for one.
+    So equal values have no spread, and scale-free rules do not mistake their rounding for spread.
     """
     centred = values - mean
     noise = _ROUNDING * jnp.finfo(centred.dtype).eps * jnp.abs(mean)
-    # A NaN compares False, and stays.
+    # NaN compares False, and stays.
     return jnp.where(jnp.abs(centred) <= noise, 0, centred)
 
 
 def row_size(values: Float[AnyArray, "items dim"]) -> Float[Array, " items"]:
-    """Largest absolute entry of each row; 0 of a row without entries. It has no derivative."""
+    """Return the largest absolute entry of each row; 0 for an empty row. It has no derivative."""
     values = jax.lax.stop_gradient(jnp.asarray(values))
-    # XLA fuses a maximum of absolute values with the sums that follow, ten times slower.
+    # XLA would fuse a maximum of absolute values with later sums, which is ten times slower.
     return jnp.maximum(values.max(1, initial=0), -values.min(1, initial=0))
 
 
 def settled(
     values: Float[Array, "groups dim"], terms: Num[Array, " groups"], size: Float[Array, " groups"]
 ) -> Float[Array, "groups dim"]:
-    """Sums or means by group, exactly 0 where the largest entry is within the rounding of terms that cancel.
+    """Replace sums or means of groups by exactly 0 if they are no larger than the rounding of their terms.
 
-    What is left of such terms depends on their order, and must not be scaled up to a direction.
+    What remains after cancellation depends on the terms' order, and must not be scaled up to a direction.
 
     Args:
         values: the sums, or the means.
-        terms: how many terms a sum has.
-        size: sum of the terms' largest absolute entries, or their mean.
+        terms: the number of terms of each sum.
+        size: the sum (or mean) of the terms' largest absolute entries.
     """
     limit = _CANCELLED + _GROWTH * jnp.sqrt(terms.astype(values.dtype))
     noise = limit * jnp.finfo(values.dtype).eps * size
     still = jax.lax.stop_gradient(values)
-    # NaN compares False, and stays, as does a sum whose size overflows. The derivative is that of the sum.
+    # NaN stays, as it compares False, and so does a sum whose size overflows. The derivative is the sum's.
     within = ((jnp.abs(still).max(1, initial=0) <= noise) & jnp.isfinite(noise))[:, None]
     return values - jnp.where(within, still, 0)
 
@@ -72,20 +72,20 @@ Carry = TypeVar("Carry")
 
 
 def fold_parts(step: Callable[[Carry, Any], Carry], carry: Carry, items: Any) -> Carry:
-    """Go over a table part by part: ``carry = step(carry, part)``, in memory for one part.
+    """Process a table part by part: ``carry = step(carry, part)``, with memory for one part.
 
     Args:
-        step: what to do with a part; it must give the carry back in the same shapes.
-        carry: to start with.
-        items: a pytree of arrays that share their first axis, of which each part holds about `PART`: less
-            than twice as many.
+        step: processes a part; it must return the carry in the same shapes.
+        carry: the initial carry.
+        items: a pytree of arrays that share their first axis. A part has about `PART` of them, at most twice
+            as many.
     """
     length = jax.tree.leaves(items)[0].shape[0]
     if not isinstance(length, int):
-        # A symbolic length of `jax.export`: the number of parts is unknown.
+        # With a symbolic length from `jax.export`, the number of parts is unknown.
         return step(carry, items)
     size = max(1, -(-length // max(1, length // PART)))
-    # The remainder comes first, so that the loop's carry depends on the items: under shard_map its type must.
+    # Process the remainder first: under shard_map, the type of the loop's carry must depend on the items.
     more = max(0, length - 1) // size
     first = length - more * size
     carry = step(carry, jax.tree.map(lambda x: x[:first], items))
@@ -103,14 +103,14 @@ def fold_parts(step: Callable[[Carry, Any], Carry], carry: Carry, items: Any) ->
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Table:
-    """A part of what is added up that adds up as a table does: one client's items below the other's.
+    """A part of an upload that adds up like a table: the items of all clients are concatenated.
 
-    Any other array is a sum: arrays of one shape are added. What has sums alone can run behind secure
+    Any other array is a sum: arrays of one shape are added. An upload of sums alone can be sent behind secure
     aggregation.
 
     Attributes:
         items: a pytree of arrays that share their first axis, such as `covfree.Rows`.
-        kept: which of the items there are; the others are padding, which nobody sends.
+        kept: which of the items exist; the others are padding, which is not sent.
     """
 
     items: Any
@@ -118,18 +118,18 @@ class Table:
 
 
 class Compensated(NamedTuple):
-    """A running sum of pytrees with what its rounding lost; integers are summed as they are.
+    """A running sum of pytrees, and what its rounding lost; integers are summed as they are.
 
     Attributes:
-        total: the sum as rounded.
-        lost: what is to be added to it.
+        total: the rounded sum.
+        lost: the correction to be added to it.
     """
 
     total: Any
     lost: Any
 
     def plus(self, terms: Any) -> Compensated:
-        """Add a term, and keep what rounding takes off (Knuth's two-sum)."""
+        """Add a term, and keep what rounding loses (Knuth's two-sum)."""
         total = jax.tree.map(jnp.add, self.total, terms)
 
         def rounding(before: jax.Array, term: jax.Array, after: jax.Array) -> jax.Array:
@@ -148,10 +148,10 @@ class Compensated(NamedTuple):
 def sum_integers(
     values: Integer[Array, " items"], group: Integer[Array, " items"], num_groups: int
 ) -> Float[Array, " groups"]:
-    """Sum integers by group as floats, rounded about once, also if the sum is beyond int32.
+    """Sum integers by group as floats, rounded about once, even if a sum exceeds int32.
 
-    A running sum of integers is exact but for a multiple of 2³². A running sum of floats, which may be off by
-    more than one, tells which multiple.
+    A running sum of integers is exact modulo 2³². A running sum of floats, even if it is off by more than
+    one, tells which multiple of 2³² to add.
     """
     floats = values.astype(jnp.result_type(float))
     near = jax.ops.segment_sum(floats, group, num_groups)
@@ -167,24 +167,24 @@ def weighted_means(
     total_weight: Float[Array, " groups"],
     terms: Integer[Array, " groups"],
 ) -> tuple[Float[Array, "groups dim"], Float[Array, " groups"]]:
-    """Weighted means of values by group, and weighted sums of the items' largest absolute entries.
+    """Compute weighted means by group, and weighted sums of the items' largest absolute entries.
 
-    A running sum in float32 is off by up to (terms/10)·eps relative to its size: 10⁻³ for 10⁵ terms, and for
-    100 terms more than a spread that is small against the mean. So differences from a centre are summed,
-    mean = centre + Σ w (v − centre)/Σ w. The first centre is the group's first value: the mean of equal
-    values is exactly that value. Where a group is long, the mean so found is the next centre, which leaves an
-    error of about an eps.
+    A running sum in float32 has a relative error of up to (terms/10)·eps: 10⁻³ for 10⁵ terms. Even for 100
+    terms, that exceeds a spread that is small compared to the mean. So differences from a centre are summed:
+    mean = centre + Σ w (v − centre)/Σ w. The first centre is the group's first value, so the mean of equal
+    values is exact. In a long group, this mean becomes the next centre, which leaves an error of about an
+    eps.
 
     Args:
-        values: finite numbers, or anything at all where there is no group.
-        weight: of each item, at least 0; 0 for padding.
-        group: the item's group, from 0; the number of groups is no group.
+        values: finite numbers; for padding they may be anything.
+        weight: the weight of each item, at least 0; 0 for padding.
+        group: each item's group, from 0; padding has the number of groups.
         total_weight: Σ w of each group.
-        terms: how many items each group has.
+        terms: the number of items in each group.
 
     Returns:
-        Means, 0 of an empty group and of one whose values cancel (`settled`), of the data type of ``values``
-        but float32 at least; and Σ_i w_i max_j |v_ij|.
+        Means in the data type of ``values``, but at least float32; 0 for an empty group and for one whose
+        values cancel (`settled`). And Σ_i w_i max_j |v_ij|.
     """
     values = jnp.asarray(values)
     dtype, length, num_groups = accumulation_dtype(values), values.shape[0], total_weight.shape[0]
@@ -198,14 +198,14 @@ def weighted_means(
 
     def mean_about(centre: jax.Array, items: tuple[jax.Array, ...], whole: jax.Array) -> jax.Array:
         sums = fold_parts(partial(add, centre), jnp.zeros_like(centre), items)
-        # Divide before adding: otherwise XLA starts the sum at ``centre`` and rounds away each small
+        # Divide before adding: otherwise XLA starts the sum at ``centre``, and rounds away each small
         # difference.
         return centre + sums / whole
 
     items = values, weight, group
     if length == 0:
         return jnp.zeros((num_groups, values.shape[1]), dtype), jnp.zeros(num_groups, dtype)
-    # For a group without items, the index is past the last item.
+    # For an empty group, the index is past the last item.
     first = jax.ops.segment_min(jnp.arange(length, dtype=jnp.int32), group, num_groups)
     # The mean does not depend on the centre, so the centre needs no derivative.
     still = jax.lax.stop_gradient((items, whole))
@@ -215,7 +215,7 @@ def weighted_means(
         more = sum((longest > long).astype(jnp.int32) for long in _LONG)
         # A loop of 0 to 2 steps compiles the pass once; two conditions would compile it twice.
         centre = jax.lax.fori_loop(0, more, lambda _, centre: mean_about(centre, *still), centre)
-    # Padding may hold NaN, with which a derivative by its weight is NaN.
+    # Padding may hold NaN; then its derivative by the weight would be NaN.
     sizes = jnp.where(group < num_groups, row_size(values).astype(dtype), 0)
     magnitude = jax.ops.segment_sum(weight.astype(dtype) * sizes, group, num_groups)
     size = magnitude / whole[:, 0] + jnp.abs(centre).max(1, initial=0)
@@ -228,7 +228,7 @@ def mean_groups(
     """Average features and count examples by group; a group below 0 is padding.
 
     Returns:
-        Means in `accumulation_dtype`, 0 of an empty group, and counts.
+        Means in `accumulation_dtype`, 0 for an empty group; and counts.
     """
     kept = (group >= 0) & (group < num_groups)
     group = jnp.where(kept, group, num_groups)

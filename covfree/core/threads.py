@@ -1,4 +1,4 @@
-"""How many threads LAPACK may use on CPUs."""
+"""The number of threads that LAPACK uses on CPUs."""
 
 from __future__ import annotations
 
@@ -8,31 +8,32 @@ from covfree.core.checks import check_positive
 
 
 def limit_lapack_threads(threads: int = 1) -> None:
-    """Set how many threads LAPACK's routines use on CPUs: in this process, from now on.
+    """Set how many threads LAPACK's routines use on CPUs, in this process from now on.
 
-    On CPUs jax factorises with the LAPACK of SciPy's OpenBLAS, whose threads wait for one another in a busy
-    loop. If another process takes one of their cores, or a container may use less than its cores, each wait
-    lasts until the operating system lets the missing thread run. On 2 cores beside one busy process, Cholesky
-    of size 1280 took 1.6 s with two threads and 0.02 s with one, ``eigh`` 11.8 s and 0.26 s; on an idle
-    machine 0.010 and 0.014 s, 0.10 and 0.15 s. So one thread is right wherever the machine may be shared.
-    More may be, for matrices of several thousand rows on cores that nobody else uses. Products of matrices
-    are XLA's own, and keep all cores.
+    On CPUs jax factorises with the LAPACK in SciPy's OpenBLAS, whose threads wait for each other in a busy
+    loop. If another process uses one of their cores, or a container has fewer cores than it sees, each wait
+    lasts until the operating system runs the missing thread. On 2 cores next to one busy process, Cholesky of
+    size 1280 took 1.6 s with two threads and 0.02 s with one, ``eigh`` 11.8 s and 0.26 s. On an idle machine
+    it was 0.010 and 0.014 s, and 0.10 and 0.15 s. So use one thread wherever the machine may be shared. More
+    threads may be better for matrices of several thousand rows on cores that nobody else uses. Matrix
+    products are XLA's own, and use all cores anyway.
 
     The command line calls this. In your own program call it once, before or after the first factorisation.
-    It also limits NumPy's own copy of OpenBLAS, with which `collect` checks matrices, and so NumPy's
-    products. It has no effect if NumPy and SciPy use another library than OpenBLAS, MKL or BLIS.
+    It also limits NumPy's own copy of OpenBLAS, with which `collect` checks matrices, and so slows NumPy's
+    products. It has no effect if NumPy and SciPy use a library other than OpenBLAS, MKL or BLIS.
 
     Args:
-        threads: at least 1.
+        threads: the number of threads, at least 1.
 
     Raises:
-        TypeError: if the number is no integer.
+        TypeError: if ``threads`` is no integer.
         ValueError: if it is below 1.
 
     >>> import covfree
     >>> covfree.limit_lapack_threads()
     """
     check_positive("threads", threads)
-    # Imported late: `import covfree` needs neither. The first is what jax calls, which loads the library.
+    # Imported here, as `import covfree` needs neither. jax calls the first one; importing it loads the
+    # library.
     importlib.import_module("scipy.linalg.cython_lapack")
     importlib.import_module("threadpoolctl").threadpool_limits(threads, user_api="blas")

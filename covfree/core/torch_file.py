@@ -1,7 +1,7 @@
-"""Read tensors from files of ``torch.save``, without PyTorch and without running code in the files.
+"""Read tensors from files of ``torch.save``, without PyTorch and without running code from the files.
 
-Such a file holds a pickle: a program that may name any function to call. The reader here knows the few names
-that tensors need, and replaces them by inert objects of its own; any other name is refused.
+Such a file contains a pickle: a program that may call any function by name. The reader here knows the few
+names that tensors need, and replaces them by inert objects; any other name is refused.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _STORAGES = {
 
 
 class _WrongFile(ValueError):
-    """The error for a file that holds no readable weights; the message says why."""
+    """The error for a file without readable weights; the message says why."""
 
 
 class _Storage(NamedTuple):

@@ -1,6 +1,6 @@
-"""The vocabulary of the library: class rows, their moments, and the linear head.
+"""The basic types of the library: class rows, their moments, and the linear head.
 
-Axes, everywhere: ``examples`` (n), ``dim`` (d), ``classes`` (C), ``clients`` (K), ``rows`` (M).
+Axes in all modules: ``examples`` (n), ``dim`` (d), ``classes`` (C), ``clients`` (K), ``rows`` (M).
 """
 
 from __future__ import annotations
@@ -16,44 +16,44 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Integer, Key, Num, Real, UInt32
 
-# What a caller may pass where an array is wanted; what comes back is always a jax.Array.
+# What a caller may pass as an array; results are always jax.Array.
 AnyArray: TypeAlias = jax.Array | np.ndarray
 # A PRNG key of either kind.
 PRNGKey: TypeAlias = Key[Array, ""] | UInt32[Array, "2"]
-# A number that may be a Python float or a traced scalar: what a user may sweep with vmap or differentiate.
+# A Python float or a traced scalar: a number that a user may sweep with vmap or differentiate.
 Scalar: TypeAlias = float | int | Real[Array, ""]
-# A row's covariance: in full, its diagonal, or one variance for all directions.
+# The covariance of a row: a full matrix, its diagonal, or one variance for all directions.
 RowCovariance: TypeAlias = (
     Float[AnyArray, "rows dim dim"] | Float[AnyArray, "rows dim"] | Float[AnyArray, " rows"]
 )
 
 
-# Label of rows that are residual directions.
+# The label of rows that are residual directions.
 DIRECTION = -2
 
 
 @runtime_checkable
 class Head(Protocol):
-    """A classifier: a callable pytree, features ``[*batch, dim]`` to a score for each class."""
+    """A classifier: a callable pytree that maps features ``[*batch, dim]`` to a score for each class."""
 
     def __call__(self, features: Any, /) -> jax.Array:
-        """Scores of each class; −∞ for an absent one."""
+        """Compute the scores of each class; −∞ for an absent class."""
         ...
 
 
-# The kind of head that a method gives.
+# The type of head that a method returns.
 H = TypeVar("H", bound=Head, covariant=True)
 Call = TypeVar("Call", bound=Callable[..., jax.Array])
 
 
 def accumulation_dtype(values: Any) -> np.dtype:
-    """Data type in which floats are summed: float32 for the half precisions, else their own."""
+    """Return the data type in which floats are summed: float32 for half precisions, else their own."""
     dtype = jax.dtypes.canonicalize_dtype(values.dtype if hasattr(values, "dtype") else values)
     return np.dtype(np.float32) if dtype.itemsize < 4 else dtype
 
 
 def is_traced(*values: Any) -> bool:
-    """Whether any of the values is an abstract one, under ``jit``, ``vmap`` or ``grad``."""
+    """Whether any of the values is traced, under ``jit``, ``vmap`` or ``grad``."""
     return any(isinstance(value, jax.core.Tracer) for value in values)
 
 
@@ -62,8 +62,8 @@ def is_traced(*values: Any) -> bool:
 class Rows:
     """A table of class rows: ``count[r]`` features of class ``label[r]`` have mean ``mean[r]``.
 
-    A raw example is a row with count 1; a client's class mean is a row with count n_kc. A row with
-    count 0 or with a label below 0 is padding: it changes nothing, whatever its mean holds.
+    A raw example is a row with count 1; a client's class mean is a row with count n_kc. A row with count 0,
+    or with a label below 0, is padding: it changes nothing, whatever its mean.
 
     Attributes:
         mean: mean feature of each row.
@@ -71,11 +71,11 @@ class Rows:
         label: class of each row, in [0, num_classes), or below 0 for padding.
         client: number of the client that sent each row, from 0; −1 if it is unknown. A client has the same
             number in every part of a table. Most estimators do not need it.
-        covariance: covariance of the examples behind each row, if clients send it: in full, its diagonal, or
-            one variance for all directions. 0 if the count is below 2. Of a residual direction: what the
-            client's directions leave out.
-        sketch: True for rows that are no means but residual directions. Their label, −2 (`DIRECTION`), is
-            padding to functions that do not know them.
+        covariance: covariance of the examples behind each row, if clients send it: a full matrix, its
+            diagonal, or one variance for all directions. 0 if the count is below 2. For a residual direction,
+            the size of what the client's directions leave out.
+        sketch: True for rows that are residual directions instead of means. Their label, −2 (`DIRECTION`),
+            makes them padding for functions that do not know them.
 
     >>> import dataclasses, jax.numpy as jnp
     >>> rows = Rows(jnp.eye(2), jnp.array([3, 1]), jnp.array([0, 1]))
@@ -99,13 +99,13 @@ class Rows:
         Args:
             means: ``[classes, dim]`` of one client, or ``[clients, classes, dim]`` of several, as ``vmap``
                 gives them. For means of subsets, see `from_subset_means`.
-            counts: their counts; 0 where a client lacks the class (such a row is padding).
+            counts: their counts; 0 if a client lacks the class (such a row is padding).
 
         Returns:
             Rows, one for each entry of ``counts``.
 
         Raises:
-            ValueError: if there are other axes than these.
+            ValueError: if the axes are others.
 
         >>> import jax.numpy as jnp
         >>> Rows.from_means(jnp.ones((5, 3, 2)), jnp.ones((5, 3))).mean.shape
@@ -120,21 +120,21 @@ class Rows:
         means: Float[AnyArray, "*batch classes subsets dim"],
         counts: Num[AnyArray, "*batch classes subsets"],
     ) -> Rows:
-        """Flatten means of subsets, ``[classes, subsets, dim]`` or with an axis of clients before, to rows.
+        """Flatten means of subsets to rows: ``[classes, subsets, dim]``, or with a leading axis of clients.
 
         Args:
-            means: from `subset_class_means`, of one client or under ``vmap`` of several.
-            counts: their counts; 0 where a subset is not used.
+            means: from `subset_class_means`, for one client, or under ``vmap`` for several.
+            counts: their counts; 0 for an unused subset.
 
         Returns:
             Rows, one for each entry of ``counts``; with the client's index if there is an axis of clients.
 
         Raises:
-            ValueError: if there are other axes than these.
+            ValueError: if the axes are others.
         """
         shape = jnp.shape(counts)
         if len(shape) not in (2, 3) or jnp.shape(means)[:-1] != shape:
-            # Most users call `from_means`, so the error speaks of its arguments.
+            # Most users call `from_means`, so the error names its arguments.
             raise ValueError(
                 "means: expected [classes, dim] or [clients, classes, dim] (and subsets before dim in "
                 f"from_subset_means) with counts to match, got {list(jnp.shape(means))} and {list(shape)}"
@@ -155,7 +155,7 @@ class Rows:
     ) -> Rows:
         """View raw examples as rows of count 1.
 
-        Estimators called on these rows give the exact within-class scatter, FedCOF's oracle.
+        From these rows, estimators compute the exact within-class scatter, FedCOF's oracle.
         """
         return cls(features, jnp.ones(labels.shape, jnp.int32), labels, clients)
 
@@ -166,12 +166,12 @@ class Moments:
     """Sums for each class over all rows; enough for class means and priors.
 
     Attributes:
-        count: N_c, examples of each class; as floats, which hold any number of them.
+        count: N_c, examples of each class; floats, which do not overflow.
         num_rows: K_c, rows of each class with a count above 0. If each client sends one mean for each class,
             this is the number of clients that hold the class.
         total: sum of the class's features, Σ_r n_r x_r.
-        magnitude: Σ_r n_r max_j |x_rj|, which tells a total from its terms' rounding (`resolved_sums` in
-            ``heads/columns.py``); None if unknown.
+        magnitude: Σ_r n_r max_j |x_rj|, with which a total can be told from its terms' rounding
+            (`resolved_sums` in ``heads/columns.py``); None if unknown.
     """
 
     count: Num[Array, " classes"]
@@ -187,7 +187,7 @@ class Moments:
 
     @property
     def num_examples(self) -> Float[Array, ""]:
-        """N = Σ_c N_c, as a float: integers of all classes together could leave int32."""
+        """N = Σ_c N_c, as a float: the sum over all classes may exceed int32."""
         return self.count.astype(self.total.dtype).sum()
 
     @property
@@ -208,7 +208,7 @@ class Moments:
 
     @property
     def hidden_degrees(self) -> Float[Array, ""]:
-        """Σ_c (N_c − K_c): degrees of freedom inside the rows, of which their means show nothing."""
+        """Σ_c (N_c − K_c): degrees of freedom inside the rows, which the rows' means do not show."""
         return (self.count - self.num_rows.astype(self.count.dtype)).sum()
 
     @property
@@ -220,11 +220,10 @@ class Moments:
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Message:
-    """What one client sends, or what several send together.
+    """What one client sends, or what several clients send together.
 
     Attributes:
-        rows: class means and counts of the classes that the client holds, or the other rows that its method
-            sends.
+        rows: class means and counts of the client's classes, or the other rows that its method sends.
         matrix: Fed3R's F Fᵀ or AFL's F Fᵀ + γI; adds up over clients. Fed3R's class sums are the means times
             the counts.
         solved: whether the means in ``rows`` are columns of the client's own ridge solution, as in AFL's
@@ -245,28 +244,28 @@ class Message:
 def masked(
     scores: Float[Array, "*batch classes"], present: Float[Array, " classes"] | None
 ) -> Float[Array, "*batch classes"]:
-    """Scores in which absent classes (``present`` of 0) have −∞."""
+    """Set the scores of absent classes (``present`` of 0) to −∞."""
     if present is None:
         return scores
     return jnp.where(jnp.broadcast_to(present > 0, scores.shape), scores, -jnp.inf)
 
 
 def as_features(features: Any, dim: int) -> Any:
-    """The features; an error unless their last axis has the size that a head takes."""
+    """Return the features; raise unless their last axis has the size that a head takes."""
     if features.shape[-1:] != (dim,):
         raise ValueError(f"features: expected [..., {dim}], got {list(features.shape)}")
     return features
 
 
 def at_once(call: Call) -> Call:
-    """Compile the call of a head or of a map as a whole: by itself each operation takes as long."""
+    """Compile the call of a head or a map as a whole; each single operation would take as long to compile."""
     run = partial(jax.jit, inline=True)(call)
 
     @wraps(call)
     def door(self: Any, features: Any) -> jax.Array:
         if not isinstance(features, jax.Array | np.ndarray):
             features = jnp.asarray(features)
-        # A subclass may be no pytree.
+        # A subclass may not be a pytree.
         return (call if jax.tree_util.all_leaves([self]) else run)(self, features)
 
     return cast(Call, door)
@@ -280,18 +279,19 @@ class LinearHead:
 
     A class without rows has a weight column of 0, a bias of 0 and ``present`` 0. Its score is −∞: it is never
     predicted and has probability 0 under a softmax. All leaves are finite floats, so that heads can be
-    subtracted, averaged and differentiated leaf by leaf. ``present`` cancels in the difference of two heads;
-    in the mean of several, a class is present if it is present in any.
+    subtracted, averaged and differentiated leaf by leaf. ``present`` cancels in the difference of two heads.
+    In the mean of several heads, a class is present if it is present in any.
 
-    ``present`` is a leaf of floats, as `jax.grad` refuses leaves of booleans, and a bias of −∞ in its place
-    becomes NaN under weight decay. Its gradient is 0, so an optimiser changes it by weight decay alone: in
-    equal steps where it is above 0, and not at all where it is 0. Should decay take all of it to 0 or below,
-    an absent class is still told by its column and bias of 0, which no step changes: see `marks`. Noise on
-    all leaves does, and some code refuses scores of −∞: take `with_finite_scores` there, without ``present``.
+    ``present`` holds floats, as `jax.grad` refuses boolean leaves; a bias of −∞ instead would become NaN
+    under weight decay. Its gradient is 0, so an optimiser changes it only by weight decay: equally wherever
+    it is above 0, and not at all where it is 0. If decay takes all of it to 0 or below, absent classes are
+    still recognised by their column and bias of 0, which no step changes (see `marks`). Noise on all leaves
+    would change them, and some code refuses scores of −∞: use `with_finite_scores` there, which has no
+    ``present``.
 
     Attributes:
-        weight: one column a class.
-        bias: one number a class.
+        weight: [dim, classes], a column for each class.
+        bias: [classes], a number for each class.
         present: above 0 for a class that is present (1 in the heads that covfree makes), 0 for an absent
             class. None if all classes are present.
 
@@ -307,13 +307,13 @@ class LinearHead:
 
     @at_once
     def __call__(self, features: Float[AnyArray, "*batch dim"]) -> Float[Array, "*batch classes"]:
-        """Scores (logits) of each class; −∞ for an absent one.
+        """Compute the scores (logits) of each class; −∞ for an absent class.
 
         Raises:
             ValueError: if the sizes of features, weight and bias do not fit.
         """
         features = as_features(features, self.weight.shape[0])
-        # Not at construction: jax makes heads of placeholders, and of arrays of any shape.
+        # Not checked at construction: jax makes heads of placeholders, and of arrays of any shape.
         if jnp.shape(self.bias)[-1:] not in ((), (1,), self.weight.shape[1:]):
             raise ValueError(
                 f"bias: expected [{self.weight.shape[1]}], one number for each column of weight, got "
@@ -324,10 +324,10 @@ class LinearHead:
 
     @property
     def marks(self) -> Float[Array, "*batch classes"] | None:
-        """1 for each class that is present, 0 for an absent one; None if ``present`` is None.
+        """1 for each present class, 0 for an absent one; None if ``present`` is None.
 
-        That is where ``present`` is above 0. If it is above 0 nowhere, a class is present unless its column
-        of ``weight`` and its bias are 0.
+        A class is present where ``present`` is above 0. If it is above 0 for no class, a class is present
+        unless its column of ``weight`` and its bias are 0.
         """
         if self.present is None:
             return None

@@ -50,9 +50,9 @@ class SecureSums:
             private sums alone, which are integers.
         neighbours: the number of other sites with which each site shares masks, an even number; None for all.
         threshold: how many of a site's neighbours must stay to the end; None for the smallest number above
-        half.
+            half.
         holders: for a method, how many sites must at least hold a class for it to be summed; see
-        `covfree.secure.common_classes`. None sums every class.
+            `covfree.secure.common_classes`. None sums every class.
 
     Raises:
         ValueError: if a number is of another type.

@@ -66,7 +66,7 @@ class Aggregate(Generic[H]):
         rows: merged rows, one for each client and class, in that order; None without any.
         waiting: rows that are not merged yet.
         pooled: [dim, dim] float64, the scatter of examples about the means in ``rows``; None if it is 0 or
-        not kept.
+            not kept.
     """
 
     method: Method[H]
@@ -144,11 +144,11 @@ def add(
     Args:
         total: from `zero`, `add` or `merge`.
         features: features of some examples. They may be of many clients, and of a part of a client's
-        examples.
+            examples.
         labels: their classes; below 0 is padding.
         clients: their clients: numbers, below 0 for padding, or names, as texts. A client has the same number
-        or name in all shards. A name is hashed to 63 bits; that any two of a million names share a hash has
-        probability 5e-8. None if the method does not tell clients apart, as with Gram matrices.
+            or name in all shards. A name is hashed to 63 bits; that any two of a million names share a hash
+            has probability 5e-8. None if the method does not tell clients apart, as with Gram matrices.
 
     Returns:
         The larger total.
@@ -189,7 +189,7 @@ def merge(first: Aggregate[H], second: Aggregate[H]) -> Aggregate[H]:
     Args:
         first: a total.
         second: a total with the same number of classes and dimension, of a method whose clients send the
-        same. `finish` uses the method of ``first``, and its shrinkage.
+            same. `finish` uses the method of ``first``, and its shrinkage.
 
     Raises:
         TypeError: if an argument is no total.

@@ -57,7 +57,7 @@ def solve_totals(method: Method[H], *totals: Any) -> H:
 
     Raises:
         ValueError: if the head is not finite, or if it needs sums of squares and these underflow (not checked
-        if the totals are traced).
+            if the totals are traced).
     """
     check_method(method)
     _check_scale(totals)
@@ -98,7 +98,7 @@ def accumulate(
     Args:
         method: the method. If it keeps rows, ``source`` cannot be `Generated` or `Stream`.
         source: all rows: in memory (`Rows`), made part by part (`Generated`), or in files (`Stream`). Under
-        ``shard_map``, the device's own rows.
+            ``shard_map``, the device's own rows.
         num_classes: C, static.
         mesh: the mesh over which `shard_rows` has spread the rows, with the method's ``whole_clients``.
         axis_name: under a ``shard_map`` of the caller's, the mesh axes over which the rows are sharded. The
@@ -112,8 +112,8 @@ def accumulate(
     Raises:
         TypeError: if ``method`` is no method or ``source`` holds no rows.
         ValueError: if the method also needs sums over clients' examples, or keeps rows that are not in
-        memory; if the method needs whole clients and a client's rows are on several devices (not checked
-        under the caller's ``jit``); if reading the source fails.
+            memory; if the method needs whole clients and a client's rows are on several devices (not checked
+            under the caller's ``jit``); if reading the source fails.
     """
     check_over_rows(method)
     if isinstance(source, Stream):
@@ -168,15 +168,15 @@ def solve_message(method: Method[H], message: Message, *, num_classes: int, judg
         message: all clients' messages in one, ``collect(...).message``.
         num_classes: C, static.
         judge_sites: whether to leave out the rows of clients that fail `diagnose_sites`; a warning gives each
-        client's number in the message, and the reason. Prefer `judge_sites` of `collect`, which knows the
-        names.
+            client's number in the message, and the reason. Prefer `judge_sites` of `collect`, which knows the
+            names.
 
     Returns:
         The head, of the method's kind; equal, within rounding, to that of `fit` on the clients' examples.
 
     Raises:
         ValueError: if the message lacks a part that the method needs, was made for another kind of method,
-        does not come from `collect`, or has no rows; if the head is not finite (unless it is traced).
+            does not come from `collect`, or has no rows; if the head is not finite (unless it is traced).
 
     >>> import covfree, jax.numpy as jnp
     >>> method = covfree.fed3r()

@@ -57,7 +57,7 @@ def certify(method: Method[Any], collected: Collected, *, num_classes: int) -> C
     Raises:
         TypeError: if ``collected`` or ``method`` is of another type.
         ValueError: if the messages are of another method, no client is left, or a label is not below
-        ``num_classes``.
+            ``num_classes``.
 
     Source: Quan, Wu and Montana (2026), arXiv 2603.12977, which states that the two are equal in exact
     arithmetic; the bound on rounding is covfree's.

@@ -55,9 +55,9 @@ class Diagnosis:
         system: how the regularised system is solved, and its condition number; None if the method has none.
         shift: whether clients' features differ.
         offset: ‖μ_g‖/√tr Σ̂, the distance of the features from zero in units of their spread within classes;
-        infinite if no covariance could be estimated. Above 1/√(100 eps), 290 in float32, rounding harms heads
-        that are not centred (nearest mean, ridge). Above 1/(100 eps) rounding has harmed the features
-        themselves.
+            infinite if no covariance could be estimated. Above 1/√(100 eps), 290 in float32, rounding harms
+            heads that are not centred (nearest mean, ridge). Above 1/(100 eps) rounding has harmed the
+            features themselves.
     """
 
     num_rows: Integer[Array, " classes"]

@@ -51,12 +51,12 @@ def fit(
     Args:
         method: a method that `covfree.aggregate.zero` accepts.
         shards: paths of files that all workers can read and `covfree.data.load` accepts, or other items that
-        ``read`` accepts. Or a Dask collection with partitions, such as a DataFrame with these columns.
+            ``read`` accepts. Or a Dask collection with partitions, such as a DataFrame with these columns.
         num_classes: C.
         columns: names of the features (in Parquet a list of numbers for each example), labels and clients. If
-        the method does not tell clients apart, shards need no ``"clients"``; None reads none.
+            the method does not tell clients apart, shards need no ``"clients"``; None reads none.
         read: a function from a shard to a mapping of column names to arrays, or to an Arrow table; needed for
-        other file formats or an object store. By default, files are read according to their suffix.
+            other file formats or an object store. By default, files are read according to their suffix.
         client: a ``distributed.Client``; by default the current one, or else Dask's own threads.
         retries: how often a task that raised is tried again. Tasks of lost workers run again as Dask's
             ``distributed.scheduler.allowed-failures`` says.
@@ -122,13 +122,13 @@ def extract(
 
     Args:
         function: a function from a batch of inputs to features [batch, dim], sent once to each worker. Texts,
-        and images of several shapes, come as a list. If it is an `Extractor`, its fingerprint is written to
-        the files.
+            and images of several shapes, come as a list. If it is an `Extractor`, its fingerprint is written
+            to the files.
         shards: see `fit`.
         folder: the folder for the files; all workers must reach it.
         batch_size: inputs of a batch; the last batch is padded, so that one shape is compiled.
         columns: names of the inputs, labels and clients in the shards; None for missing columns. Without
-        ``"clients"`` none are read.
+            ``"clients"`` none are read.
         read: see `fit`.
         client: see `fit`.
         retries: see `fit`.

@@ -103,9 +103,9 @@ def evaluate(
     Args:
         head: a classifier, or any function from features to scores [examples, classes].
         features: test features. Large ones on the host are read part by part, as in `fit`. A dict of arrays
-        is passed to the head as it is.
+            is passed to the head as it is.
         labels: their classes, each below the number of classes that the head scores; below 0 is padding. An
-        example of a class that was not in training counts as an error.
+            example of a class that was not in training counts as an error.
 
     Returns:
         The accuracy; NaN if there is no example.

@@ -28,13 +28,14 @@ class Generated(NamedTuple):
 
     Attributes:
         part: function from an index to `Rows`, of the same shape for every index. Pass the arrays that it
-        needs, such as a PRNG key, as arguments: ``jax.tree_util.Partial(function, key)`` calls
-        ``function(key, index)``, and another key does not recompile. If rows name their clients, number the
-        clients from 0 without gaps over all parts, in random order: automatic shrinkage takes the clients
-        below 256 as its sample. (With all other sources covfree draws the sample itself.) Under ``shard_map``
-        each device makes its own parts; ``part`` can tell devices apart by ``jax.lax.axis_index``.
+            needs, such as a PRNG key, as arguments: ``jax.tree_util.Partial(function, key)`` calls
+            ``function(key, index)``, and another key does not recompile. If rows name their clients, number
+            the clients from 0 without gaps over all parts, in random order: automatic shrinkage takes the
+            clients below 256 as its sample. (With all other sources covfree draws the sample itself.) Under
+            ``shard_map`` each device makes its own parts; ``part`` can tell devices apart by
+            ``jax.lax.axis_index``.
         num_parts: the number of parts. For reverse-mode derivatives (``grad``, ``vjp``) it must not be
-        traced; the backward pass makes each part of every round again.
+            traced; the backward pass makes each part of every round again.
 
     >>> import covfree, jax, jax.numpy as jnp
     >>> def cohort(key, index):

@@ -44,7 +44,7 @@ def cuts(clients: np.ndarray | None, num_rows: int, size: int) -> np.ndarray:
 
     Args:
         clients: the client of each row if a client's rows must stay together; the rows of a client must then
-        be adjacent. None if rows can be cut anywhere.
+            be adjacent. None if rows can be cut anywhere.
         num_rows: rows of the table.
         size: rows of a part, at most.
     """

@@ -33,7 +33,7 @@ def shard_rows(rows: Rows, mesh: Mesh, *, whole_clients: bool = False) -> Rows:
         rows: the rows of this process, in host memory.
         mesh: devices of all processes.
         whole_clients: whether all rows of a client must lie on one device, see `Method.whole_clients`. The
-        table is then ordered by client, and all rows of a client must be in one process.
+            table is then ordered by client, and all rows of a client must be in one process.
 
     Returns:
         The padded rows, equally many on each device.

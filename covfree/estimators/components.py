@@ -24,8 +24,8 @@ class ComponentMoments:
     Attributes:
         moments: counts, rows and sums of each class.
         degrees: for each class, the degrees of freedom of the scatter between rows of the same client, Σ_k
-        (J_kc − 1). The sum is over the clients that hold the class; J_kc is the number of client k's rows of
-        it.
+            (J_kc − 1). The sum is over the clients that hold the class; J_kc is the number of client k's rows
+            of it.
     """
 
     moments: Moments

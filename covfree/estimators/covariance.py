@@ -38,8 +38,8 @@ def estimate_covariance(
         counts: examples behind each mean; rows with count 0 are ignored, whatever they hold.
         shrinkage: a number γ adds γI (FedCOF eq. 6); ``"auto"`` chooses; or a rule such as ``relative(0.1)``.
         axis_name: a mapped axis of ``vmap`` or ``shard_map``, or several, over which the rows are spread. Σ̂
-        is then computed from all rows, and is the same along the axis. If rows arrive in parts, see
-        `covfree.streaming`.
+            is then computed from all rows, and is the same along the axis. If rows arrive in parts, see
+            `covfree.streaming`.
 
     Returns:
         Σ̂, unbiased for γ = 0. With fewer than two rows there is no spread, and Σ̂ is the shrinkage alone.

@@ -78,8 +78,7 @@ def _relative(strength, covariance, moments, freedom, statistics):
 
 
 def relative(gamma: Scalar) -> Shrinkage:
-    """Shrink to Σ̂ + γ·tr(Σ̂)/d·I: γ is in units of the mean variance, so the features' scale does not
-    matter.
+    """Shrink to Σ̂ + γ·tr(Σ̂)/d·I: γ is in units of the mean variance, so the features' scale cancels.
 
     On the command line ``10%`` is γ = 0.1: ``covfree compare --set shrinkage=1%,10%``.
     """

@@ -35,8 +35,8 @@ class Shrinkage:
         strength: the number that a user may sweep or differentiate; the rule defines its meaning.
         rule: ``(strength, covariance, moments, freedom, statistics) -> (a, b)``; see `apply`.
         statistics: a function from any chunk of rows to the sums that the rule needs. Its arguments are the
-        chunk's y_r (Σ̂ = Σ_r y_r y_rᵀ), the rows, the moments of *all* rows, and the weights w_c if y_r =
-        √(w_c n_r) (x_r − μ_c), else None.
+            chunk's y_r (Σ̂ = Σ_r y_r y_rᵀ), the rows, the moments of *all* rows, and the weights w_c if y_r =
+            √(w_c n_r) (x_r − μ_c), else None.
         needs_rows: whether the rule cannot work without ``statistics``.
     """
 
@@ -53,7 +53,7 @@ class Shrinkage:
             moments: `first_moments` of all rows.
             freedom: the degrees of freedom behind Σ̂.
             statistics: sums of ``self.statistics`` over all rows. May be None, unless the rule
-            ``needs_rows``.
+                ``needs_rows``.
         """
         scale, shift = self.rule(jnp.asarray(self.strength), covariance, moments, freedom, statistics)
         return covariance.scaled(scale).shifted(shift)

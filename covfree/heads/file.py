@@ -57,7 +57,7 @@ class SavedHead(NamedTuple):
         head: the classifier.
         class_names: [C] names of the classes; None if the file has none.
         dim: size of the features that the head takes, before any map. For a network the size of the features
-        that it computes; for a user's own model what `save_head` was told, or None.
+            that it computes; for a user's own model what `save_head` was told, or None.
         num_classes: C; for a user's own model the number of class names, or None.
         origin: what the head was fitted to, as `save_head` was told; None if the file does not say.
     """
@@ -87,22 +87,22 @@ def save_head(
 
     Args:
         head: a `LinearHead`, `GaussianHead` or `StudentHead`; one of these with a linear term; or one after a
-        feature map, such as a random map, an adapter or a network, whose parameters are saved. Or a user's
-        own model, such as a trained `finetune.Model`: any callable pytree of arrays. Then the file holds its
-        leaves, and `load_head` needs a model of the same structure.
+            feature map, such as a random map, an adapter or a network, whose parameters are saved. Or a
+            user's own model, such as a trained `finetune.Model`: any callable pytree of arrays. Then the file
+            holds its leaves, and `load_head` needs a model of the same structure.
         path: the file, which is replaced if it exists; ends in ``.npz``, or in ``.safetensors`` (needs the
-        ``safetensors`` extra).
+            ``safetensors`` extra).
         class_names: a name for each class.
         dim: size of the features that the head takes. Needed for a head after a random map, which does not
-        know it; the file then also holds what the map draws for this size.
+            know it; the file then also holds what the map draws for this size.
         origin: what the head was fitted to, such as the data's name and seed: anything that JSON holds.
-        ``covfree fit`` writes it so that ``covfree evaluate`` does not test on training examples.
+            ``covfree fit`` writes it so that ``covfree evaluate`` does not test on training examples.
 
     Raises:
         TypeError: if the head is no pytree of arrays or cannot be called, or ``dim`` is no integer.
         ValueError: if the head or its map is not finite (without x64: in float32); if the map has a swept
-        parameter or does not fit the head; if ``class_names`` has not C names; if ``dim`` is missing or does
-        not fit; or if ``path`` has another ending.
+            parameter or does not fit the head; if ``class_names`` has not C names; if ``dim`` is missing or
+            does not fit; or if ``path`` has another ending.
 
     >>> import tempfile, jax.numpy as jnp
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -186,15 +186,15 @@ def load_head(path: str | PathLike[str], *, network: Any = None) -> SavedHead:
     Args:
         path: the file.
         network: for a trained network, a map ``finetune.NetworkMap(params, backbone, preprocessing)`` whose
-        parameters have the names and shapes of those in the file, which replace them. For a user's own model,
-        that model with any parameters. The file holds no code.
+            parameters have the names and shapes of those in the file, which replace them. For a user's own
+            model, that model with any parameters. The file holds no code.
 
     Returns:
         The head, its classes' names and its sizes.
 
     Raises:
         ValueError: if the file is no head, is damaged, or was written by a later version; the message names
-        the file and the fault.
+            the file and the fault.
         FileNotFoundError: if there is no such file.
     """
     arrays = (read_safetensors if Path(path).suffix == _SAFETENSORS else read_npz)(Path(path))

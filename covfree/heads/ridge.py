@@ -35,9 +35,9 @@ def ridge_head(
             classes of many examples. With norm 1, the column of a class whose features sum to 0, within
             rounding, stays 0.
         bias: whether a constant 1 is appended to the features, as in Fed3R's own code; static. Then (G + λI)
-        W + s b = B and sᵀ W + (N + λ) b = (N_1 … N_C), with b a row and s = Σ_c N_c μ_c. This needs only G
-        and the moments. Each b_c is divided by the norm of its column of W. The λ of b is the multiple of I
-        in G (`Scatter.shift`) plus ``ridge``.
+            W + s b = B and sᵀ W + (N + λ) b = (N_1 … N_C), with b a row and s = Σ_c N_c μ_c. This needs only
+            G and the moments. Each b_c is divided by the norm of its column of W. The λ of b is the multiple
+            of I in G (`Scatter.shift`) plus ``ridge``.
 
     Returns:
         The head; its bias is 0 unless asked for. Absent classes are marked.

@@ -136,8 +136,8 @@ def student_head(
         rows: class means, from which each class's scatter is computed; padding changes nothing.
         num_classes: C, static.
         prior: κ/d, above 0. At the default, 1, the head was 1.4 points above LDA on average over 17
-        federations, and at most 0.7 points below it with any of five seeds. At 0.5 it was up to 1.3 points
-        below. See experiments/student.md.
+            federations, and at most 0.7 points below it with any of five seeds. At 0.5 it was up to 1.3
+            points below. See experiments/student.md.
 
     Returns:
         The head.

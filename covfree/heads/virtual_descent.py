@@ -99,8 +99,7 @@ def _roots(rows: Rows, dtype: Any) -> tuple[Float[Array, "rows ..."], Any]:
 
 
 def shuffled(place: Integer[Array, ""], number: Any, key: PRNGKey) -> Integer[Array, ""]:
-    """Return where a random permutation of 0, …, number − 1 takes a position, without storing the
-    permutation.
+    """Return where a random permutation of 0, …, number − 1 takes a position, without storing all of it.
 
     A Feistel network permutes the numbers below the next power of 4. A result that is not below ``number`` is
     permuted again until it is.

@@ -124,7 +124,7 @@ def fed3r_random(
         num_features: D. With fewer than d features, the result may be worse than without a map.
         sigma: σ above 0, or ``"auto"``.
         unit: whether to scale features to norm 1 first. Distances are then at most 2, and with σ far above 2
-        all examples look alike, so that the head is fitted to rounding.
+            all examples look alike, so that the head is fitted to rounding.
         bias: see `fed3r`.
         seed: the seed of the random directions; the same for all parties.
 

@@ -26,7 +26,7 @@ class MessageForm:
         make: ``(params, features, labels, num_classes) -> Message`` of one client, with a row for each class;
             absent classes have count 0. It may be traced.
         merge: ``(params, message, num_classes) -> state``, the state after all rounds, from the messages of
-        all clients as `collect` adds them up.
+            all clients as `collect` adds them up.
         matrices: whether a d × d matrix is sent by each client, or for each row.
         solved: whether the client solves its own system first. The means are then columns of its solution.
     """

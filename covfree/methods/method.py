@@ -44,24 +44,24 @@ class Method(Generic[H]):
         name: the method's name.
         summary: how examples become rows.
         rounds: rounds of sums over rows; each receives the server's state after the earlier rounds, see
-        `Round`. Rounds over clients' examples come last.
+            `Round`. Rounds over clients' examples come last.
         system: ``(params, *state) -> Scatter``, the regularised matrix with which the head is solved; or
-        None.
+            None.
         head: ``(params, system, *state) -> Head``, from the server's state after the last round.
         message: how a client makes its message from its examples, if it sends no rows: see `MessageForm`.
-        None if the client sends rows, over which the server runs the rounds, or if the examples stay and
-        clients answer each round with sums.
-            server runs the rounds, or if the examples stay and clients answer each round with sums.
+            None if the client sends rows, over which the server runs the rounds, or if the examples stay and
+            clients answer each round with sums. server runs the rounds, or if the examples stay and clients
+            answer each round with sums.
         feature_map: a map of features. Clients apply it before they summarise, the head before it classifies.
         transforms: transforms of the rows before they leave a client, in this order.
         whole_clients: whether all rows of a client must lie in one part for the rounds' terms to add up. They
-        must if a round compares the rows of a client with each other.
+            must if a round compares the rows of a client with each other.
         received: ``(state, rows) -> state``, called before rounds over examples, to keep what these need of
-        the rows that clients sent; None to keep nothing.
+            the rows that clients sent; None to keep nothing.
         report: ``(params, state) -> dict`` of numbers for the history of `covfree.rounds.run`.
         flops: ``(params, num_examples, dim, num_classes) -> int``: operations of all clients, except for
-        those of the summary and those with what clients receive in rounds over examples
-        (`covfree.client_flops`).
+            those of the summary and those with what clients receive in rounds over examples
+            (`covfree.client_flops`).
     """
 
     params: Any

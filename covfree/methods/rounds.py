@@ -49,8 +49,7 @@ def of_first(numbers: Any, *, inner: Callable[[Any], Any] | None) -> Any:
 
 @dataclass(frozen=True)
 class Round:
-    """One round: what clients are sent, what each computes from its rows, and what the server does with the
-    sum.
+    """One round: what clients are sent, what each computes from its rows, and how the server uses the sum.
 
         state ──broadcast──▶ client(params, sent, rows, num_classes) ──▶ terms
           ▲                                                          │ added up over rows and clients
@@ -60,7 +59,7 @@ class Round:
 
     Attributes:
         client: ``(params, sent, rows, num_classes) -> terms``, a pytree that adds up over rows: arrays are
-        summed, a `Factor` stands for YᵀY, and `Table`s are stacked.
+            summed, a `Factor` stands for YᵀY, and `Table`s are stacked.
         server: ``(params, state, total) -> state``. States are tuples, the first is ``()``. None appends
             the total to the state.
         broadcast: ``(params, state) -> sent``, a part of the state; None for all of it.
@@ -68,7 +67,7 @@ class Round:
         examples: whether the round is over clients' examples, though they have sent other rows before.
         head: whether the state after the round gives a head; it always does after the last round.
         fixed: whether the clients' terms depend on the kinds of the method's rules, but on no number. Methods
-        that differ only in numbers can then share the terms, see `covfree.select`.
+            that differ only in numbers can then share the terms, see `covfree.select`.
     """
 
     client: Callable[[Any, Any, Rows, int], Any]

@@ -58,7 +58,7 @@ def fedcof_components(
     Args:
         shrinkage: see `fedcof`.
         num_subsets: the most random subsets of a client's class, at least 2; None for as many as
-        ``subset_size`` allows.
+            ``subset_size`` allows.
         weighting: see `component_factor`.
         head: see `fedcof`.
         subset_size: see `fedcof`.

@@ -44,12 +44,12 @@ class Summary:
         name: one word for what is sent; messages carry it.
         make: ``(features, labels, clients, sizes, key) -> Rows`` of all clients, padded as the sizes say.
         sizes: ``(labels, clients) -> tuple`` of the integers that ``make`` needs, computed on the host: the
-        numbers of rows, of clients, and of examples of the largest client. Upper bounds will do.
+            numbers of rows, of clients, and of examples of the largest client. Upper bounds will do.
         cost: ``(labels, clients, dim) -> Cost``, on the host.
         own_sizes: ``(labels, num_classes) -> tuple``, the sizes for a single client; None bounds each size by
-        the number of examples.
+            the number of examples.
         alone: ``(features, labels, num_classes) -> Rows`` of a single client; it may return None to fall back
-        on ``make``. None if ``make`` is always used.
+            on ``make``. None if ``make`` is always used.
         counts: whether ``own_sizes`` counts labels. Then a client's rows are better made outside ``jit``.
         stays: whether the rows are the examples, which never leave the client.
     """
@@ -231,7 +231,7 @@ def send_directions(num_directions: int, centred: bool = True) -> Summary:
     Args:
         num_directions: the most directions of a client.
         centred: whether they are directions of the client's residuals, or else of its examples. With those of
-        examples it also sends the size of what they leave out, see `directed_rows`.
+            examples it also sends the size of what they leave out, see `directed_rows`.
     """
     check_positive("num_directions", num_directions)
     options = {"num_directions": num_directions, "centred": centred}

@@ -25,13 +25,13 @@ class Within:
 
     Attributes:
         first: ``(rows, num_classes) -> first``, what must be known of all rows first; adds up over rows. It
-        is the `Moments`, or has a field ``moments``.
+            is the `Moments`, or has a field ``moments``.
         factor: ``(rows, first) -> Y`` with YᵀY = Ŵ, apart from ``inner``.
         freedom: ``(first) -> Freedom`` of Ŵ/(N − C).
         inner: ``(rows, first) -> array``, the scatter inside the rows as clients sent it: its diagonal, or
-        one number for all features; None for nothing.
+            one number for all features; None for nothing.
         class_weight: ``(first) -> w_c`` with Ŵ/(N − C) = Σ_r w_c n_r (x_r − μ_c)(x_r − μ_c)ᵀ; None if Ŵ has
-        another form.
+            another form.
     """
 
     first: Callable[[Rows, int], Any]

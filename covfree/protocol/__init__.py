@@ -1,4 +1,4 @@
-"""The protocol: clients' messages, their files, the checks of them, and the server that collects them."""
+"""The protocol: clients' messages, files of messages, checks, and the server that collects messages."""
 
 from covfree.protocol.door import Collected as Collected
 from covfree.protocol.files import load_message as load_message

@@ -1,7 +1,7 @@
 """Bounds derived from all clients' messages: on the examples of one client, and on the norms of features.
 
-The bounds are loose, so that no honest client is set aside: they limit how far one message can outweigh all
-others, and do not find out who lies. ``docs/server.md`` states the rule.
+The bounds are loose, so that no honest client is set aside. They limit how far one message can outweigh all
+others; they do not find out who lies. ``docs/server.md`` states the rule.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from covfree.core.types import Message
 from covfree.protocol.checks import Rules, max_norm_of
 from covfree.protocol.values import square_sums
 
-# Fewer clients than this are too few to derive bounds from.
+# With fewer clients, no bounds are derived.
 _FEWEST = 4
-# Robust standard deviations of a logarithm above the median; real federations have clients at 5.3.
+# Robust standard deviations of a logarithm above the median. In real federations, clients reach 5.3.
 _DEVIATIONS = 6.0
 # Factors above the median that are always allowed: for the examples of a client, the sum of squares, and the
 # mean square of the features.
@@ -31,13 +31,13 @@ _LARGEST = 200.0
 
 @dataclass(frozen=True)
 class Size:
-    """The size of a message, on which bounds are set.
+    """The size of a message, from which bounds are derived.
 
     Attributes:
-        count: number of examples; the degrees of freedom of the residual directions if these are more.
+        count: number of examples, or of degrees of freedom of the residual directions if these are more.
         label: class of each row.
         number: number of examples behind each row.
-        square: mean of ‖f‖² over the examples of each row, as far as the row tells; see `square_sums`.
+        square: mean of ‖f‖² over the examples of each row, as far as the row shows it; see `square_sums`.
         directions: Σ‖y‖² over the residual directions y.
         trace: trace of the matrix; 0 without one.
     """
@@ -76,7 +76,7 @@ class _Range(NamedTuple):
     clients: int
 
     def root(self) -> _Range:
-        """The bound on norms, from this bound on squared norms."""
+        """The bound on norms: the root of this bound on squared norms."""
         return self._replace(median=self.median**0.5, most=self.most**0.5)
 
     def __str__(self) -> str:
@@ -94,7 +94,7 @@ def _range(values: Iterable[float], least: float) -> _Range | None:
     if len(logs) < _FEWEST:
         return None
     median = float(np.median(logs))
-    # No interpolation: of four values the quartile would lie on the way to the largest.
+    # Take the lower of two values: with four values, interpolation would include the largest.
     upper = (float(np.quantile(logs, 0.75, method="lower")) - median) / 0.6745
     spread = max(1.4826 * float(np.median(np.abs(logs - median))), upper)
     factor = math.exp(min(max(_DEVIATIONS * spread, math.log(least)), _LARGEST))
@@ -128,7 +128,7 @@ class Limits:
         if not self._norms:
             return None
         if self._row is not None and self._whole_row is not None and self._squares is not None:
-            # The noise of a mean falls with its number of examples, so a mean of few may be larger.
+            # The noise of a mean falls with its number of examples, so a mean of few examples may be larger.
             few = _EACH * self._whole_row.median / np.maximum(size.number, 1)
             excess = size.square / np.maximum(self._row.most, few)
             if (excess > 1).any():
@@ -166,7 +166,7 @@ class Limits:
 
 
 class Judgement(NamedTuple):
-    """Why new messages exceed the bounds, why earlier ones do so by now, and the bounds in words."""
+    """Why new messages exceed the bounds, why earlier ones now do, and the bounds in words."""
 
     rejected: dict[Hashable, str]
     doubted: dict[Hashable, str]

@@ -1,4 +1,4 @@
-"""Checks of one message: a list of functions, each of which raises and says what it expected."""
+"""Checks of one message: a list of functions, each of which raises an error that says what it expected."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Bound: TypeAlias = int | float | Literal["derived"] | None
 
 @dataclass(frozen=True)
 class Rules:
-    """What messages must satisfy: C, d, method, class names, extractor, counts, bounds; see `collect`."""
+    """What messages must satisfy: number of classes, d, method, names, extractor, bounds; see `collect`."""
 
     num_classes: int
     dim: int | None = None
@@ -55,7 +55,7 @@ class Rules:
 
     @cached_property
     def kind(self) -> Kind | None:
-        """The kind of message that the method's clients send, found by abstract evaluation."""
+        """The kind of message that the method's clients send, found by tracing without values."""
         if (method := self.method) is None:
             return None
         plain = replace(method, feature_map=None, transforms=())
@@ -70,9 +70,9 @@ class Rules:
         return found[0]._replace(sends=method.sends, class_names=self.class_names, extractor=self.extractor)
 
     def difference(self, own: Kind) -> str | None:
-        """Say how a kind differs from the method's, or its class names from the server's; None if neither."""
+        """Say how a message's kind or class names differ from the server's; None if they do not."""
         names = own.class_names
-        # If the server knows the names, fewer may come: those of the first classes.
+        # If the server knows the class names, a message may have fewer: those of the first classes.
         least = self.num_classes if self.class_names is None else 1
         if names is not None and not least <= len(names) <= self.num_classes:
             return f"class_names: expected {self.num_classes} names, got {len(names)}"
@@ -81,14 +81,14 @@ class Rules:
         return own.difference(self.kind, f"as clients of {self.method.name!r} send")
 
     def check_announced(self, senders: Collection[Hashable]) -> None:
-        """Raise if ``num_examples`` names clients but none of the senders."""
+        """Raise if ``num_examples`` is given but names none of the senders."""
         if self.num_examples and senders and not any(client in senders for client in self.num_examples):
             named, sent = (", ".join(map(repr, list(names)[:3])) for names in (self.num_examples, senders))
             raise ValueError(f"num_examples: expected clients that sent, such as {sent}; got {named}")
 
 
 def check_known(rows: Rows, num_classes: int, whose: str) -> None:
-    """Raise unless ``num_classes`` counts the classes of all rows: a head of fewer would leave rows out."""
+    """Raise unless all labels are below ``num_classes``; a head of fewer classes would leave rows out."""
     last = int(np.asarray(rows.label).max(initial=-1))
     if last >= num_classes:
         raise ValueError(
@@ -112,12 +112,12 @@ class Letter:
 
     @cached_property
     def received(self) -> Message:
-        """The message as the server adds it up."""
+        """The message in the form in which the server adds it up."""
         return as_received(self.message)
 
 
 def as_received(message: Message) -> Message:
-    """Convert a message to what the server adds up: types that hold sums, class means for ridge solutions.
+    """Convert a message for adding up: to data types that hold sums, and from ridge solutions to class means.
 
     Padding rows and the ``client`` column are removed.
     """
@@ -171,7 +171,7 @@ def has_announced_counts(letter: Letter) -> None:
     rows, total = letter.message.rows, letter.num_examples
     most = None if letter.rules.max_count == "derived" else letter.rules.max_count
     count = np.asarray(rows.count)
-    # A mixture spreads each class over its components with float weights, which sum up to rounding.
+    # A mixture spreads each class over its components with float weights, whose sum has rounding.
     slack = 0 if count.dtype.kind in "iu" else 1e-5
     if letter.announced is not None and not np.isclose(total, letter.announced, rtol=slack):
         raise ValueError(

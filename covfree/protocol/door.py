@@ -1,4 +1,4 @@
-"""Check many messages, in memory or in files: find those that are sound and of one kind."""
+"""Check many messages, in memory or in files, and find those that are sound and of one kind."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from covfree.protocol.sites_model import Means, class_means_of
 
 
 class Found(NamedTuple):
-    """What stays in memory of a sound message while the others are checked.
+    """What stays in memory of a sound message while others are checked.
 
     Attributes:
         receipt: the digest of the message, see `receipt_of`.
         kind: which parts the message has.
         size: the message's size, from which bounds are derived.
         length: the number of rows.
-        none: the rows cut to length 0, which keep their dimension and data types.
+        none: the rows with length 0, which still show their dimension and data types.
     """
 
     receipt: str
@@ -53,22 +53,22 @@ class Collected:
     `save_collected` and `load_collected` keep it in a file, so that a server can be restarted.
 
     Attributes:
-        message: the sound messages in one. Rows stand one below the other, and ``message.rows.client[r]``
-            indexes the sender of row r in ``clients``. Matrices are added up, in float64. Without any sound
-            message it has no rows, and d is 0 if nothing says what it is.
+        message: the sound messages merged into one. Rows are stacked, and ``message.rows.client[r]`` indexes
+            the sender of row r in ``clients``. Matrices are added up in float64. If there is no sound
+            message, it has no rows, and d is 0 if nothing else says it.
         clients: the senders, in the order in which their messages came.
         rejected: the reason for each client whose message was set aside.
-        repeated: for each client that sent again after it had been counted, what it sent, and why the first
+        repeated: for each client that sent again after it was counted, what it sent, and why its first
             message counts.
         solved: whether the clients sent solutions, as AFL's do.
         receipts: the digest of each counted client's message, which tells a repeated message from another.
-        bounds: the ``max_count`` and ``max_norm`` of the last round in words, and where they come from; if
-            sites were judged, ``"sites"`` says how many, and how many of them fail.
-        doubted: why clients that were counted in earlier rounds exceed the bounds now, or fail the test of
-            sites, which all messages together give. To leave such a client out, `forget` it.
-        rounding: how far, in Frobenius norm, ``message.matrix`` is at most from the exact sum of the matrices
-            of ``clients``: 2⁻⁵² times the norm of each sum and difference so far. 0 if clients send rows
-            alone, which are kept and removed as they are. `certify` turns it into a bound on heads.
+        bounds: the ``max_count`` and ``max_norm`` of the last round in words, and where they come from. If
+            sites were judged, ``"sites"`` says how many were, and how many of them fail.
+        doubted: clients that were counted in earlier rounds but now exceed the bounds, or fail the test of
+            sites on all messages together; with the reason. To leave such a client out, `forget` it.
+        rounding: a bound, in Frobenius norm, on how far ``message.matrix`` is from the exact sum of the
+            matrices of ``clients``: 2⁻⁵² times the norm of each sum and difference so far. It is 0 if clients
+            send only rows, which are stored and removed exactly. `certify` turns it into a bound on heads.
     """
 
     message: Message
@@ -83,7 +83,7 @@ class Collected:
 
     @property
     def dim(self) -> int | None:
-        """The number of features d; None if no message so far says it."""
+        """The number of features d; None if no message has told it yet."""
         return self.message.rows.mean.shape[1] or None
 
 
@@ -93,9 +93,9 @@ def check_messages(
     rules: Rules,
     before: Collected | None = None,
 ) -> Checked:
-    """Check messages one after the other, each read once and then released, then against each other.
+    """Check messages one by one, each read once and then released, then compare them with each other.
 
-    Any exception sets the message aside that caused it: no list of exceptions covers all that strangers send.
+    If a message causes any exception, it is set aside: no list of exceptions covers all that strangers send.
     """
     found: dict[Any, Found] = {}
     rejected: dict[Hashable, str] = {}
@@ -130,7 +130,7 @@ def check_messages(
     # A message without rows adds nothing, so its kind does not matter.
     kinds = {client: each.kind for client, each in found.items() if each.length}
     if rules.class_names is not None:
-        # Names were compared with these, of which they may be the first few.
+        # The names were compared with ``class_names`` already; a message may have only the first of them.
         kinds = {client: kind._replace(class_names=None) for client, kind in kinds.items()}
     earlier = None
     if before is not None and len(before.message.rows.label):
@@ -155,13 +155,13 @@ def check_messages(
 def _judged(
     messages: Mapping[Any, Message] | Inbox, found: Iterable[Any], before: Collected | None, rules: Rules
 ) -> SiteReport:
-    """Test the sites of the sound messages and of those before; only class means are kept."""
+    """Test the sites of the new sound messages and of the earlier ones; keeps only class means in memory."""
     clients: list[Hashable] = [] if before is None else [*before.clients]
     parts = [] if before is None else [class_means_of(before.message.rows, rules.num_classes)]
     for client in found:
         try:
             rows = as_received(messages[client]).rows
-        except Exception:  # The file may have changed since the check; whoever reads it next names it.
+        except Exception:  # The file may have changed since the check; the next reader reports it.
             continue
         means = class_means_of(rows, rules.num_classes)
         parts.append(means._replace(site=np.full_like(means.site, len(clients))))

@@ -1,4 +1,4 @@
-"""Messages in files, one a client. A stranger may have written a file, so it is never memory-mapped."""
+"""Messages in files, one file for each client. Strangers may have written them: never memory-map them."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from covfree.protocol.tensors import DTYPES, check_places, read_exactly, read_he
 
 SUFFIX = ".safetensors"
 _FORMAT = "covfree.Message"
-# Files from before versions existed name none, and count as this version.
+# Files from before there were versions name none, and count as this version.
 _VERSION = "1"
 _NEEDED = ("mean", "count", "label")
 # O_NONBLOCK: do not wait for the writer of a pipe. O_NOFOLLOW: a link may lead to another client's message.
@@ -44,7 +44,7 @@ class Sent(NamedTuple):
 
 
 def shown(path: str | PathLike[str]) -> str:
-    """A path or name as errors show it: in quotes if a character is not printable, such as a new line."""
+    """Format a path or name for errors: quoted if a character is not printable, such as a new line."""
     text = os.fspath(path)
     return text if text.isprintable() else repr(text)
 
@@ -53,7 +53,7 @@ def save_message(message: Message, path: str | PathLike[str]) -> None:
     """Write a message to a safetensors file (needs the ``safetensors`` extra).
 
     An interrupted call leaves no file, or the earlier one. Each call writes the file's name and a random
-    number into the file, by which `Inbox` tells a copy from another message with the same numbers.
+    number into the file. By them `Inbox` tells a copy from another message with the same numbers.
 
     Args:
         message: from `client_message`, or from `collect`.
@@ -86,7 +86,7 @@ def write(path: str | PathLike[str], message: Message, metadata: Mapping[str, st
         about["class_names"] = json.dumps(message.class_names)
     if message.extractor is not None:
         about["extractor"] = message.extractor
-    # Serialise to bytes: files that safetensors itself writes have a mode that shuts other users out.
+    # Serialise to bytes and write them here: files that safetensors writes itself are closed to other users.
     content = optional("safetensors.numpy", "safetensors").save(tensors, metadata=about)
     with replacing(Path(path)) as file:
         file.write(content)

@@ -26,12 +26,12 @@ def forget(
 
     The client's rows are removed. The collected matrix is a sum over clients, from which the matrix of
     ``message`` is subtracted. The result equals a sum without the client up to `Collected.rounding`, which
-    `certify` turns into a bound on the head; rows, and heads of rows alone, are those of a server that never
-    heard of the client, bit for bit.
+    `certify` turns into a bound on the head. If clients send only rows, the result equals, to the bit, that
+    of a server that never had the client's message.
 
     Args:
         collected: what the server has collected.
-        client: whose statistics to remove. The client may send again.
+        client: the client whose statistics are removed. It may send again.
         label: the class to remove; all of them by default. If clients send a matrix, forget the client and
             let it send again without the class.
         message: the client's message, bit for bit as it was sent; needed if it holds a matrix.
@@ -63,7 +63,7 @@ def forget(
         mine = _of_class(collected, client, mine, label)
     elif matrix is not None and mine.any():
         own = _sent_by(collected, client, message)
-        # Without another client the sum is exactly 0; a difference would leave rounding.
+        # Without any other client the sum is exactly 0; a difference would leave rounding.
         matrix = np.zeros_like(matrix) if mine.all() else np.asarray(matrix) - own
         rounding = 0.0 if mine.all() else collected.rounding + rounding_of(matrix)
         collected = replace(collected, rounding=rounding)
@@ -98,7 +98,7 @@ def _of_class(collected: Collected, client: Hashable, mine: np.ndarray, label: i
 
 
 def _sent_by(collected: Collected, client: Hashable, message: Message | None) -> np.ndarray:
-    """The matrix that a client sent, or raise unless the message is the one whose receipt the server has."""
+    """Return the matrix that a client sent; raise unless the message has the stored receipt."""
     if message is None or message.matrix is None:
         raise ValueError(
             "message: expected what the client sent, as its matrix was added to others; got none"

@@ -1,4 +1,4 @@
-"""A folder of message files as a mapping from clients to messages, which are read on access."""
+"""A folder of message files as a mapping from clients to messages, which are read when they are accessed."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from covfree.core.checks import check_above_zero
 from covfree.core.types import Message
 from covfree.protocol.files import SUFFIX, Sent, read_message, shown
 
-# Bytes of a file: the most that are read, what is always read; and the fewest files that tell a usual size.
+# Bytes of a file: the most that are read, and what is always read; and how many files give a usual size.
 _MOST_BYTES, _ALWAYS, _FEWEST = 2**30, 2**26, 4
-# Most bytes of messages that stay in memory once they were read.
+# The most bytes of messages that stay in memory after reading.
 _KEPT = 2**28
 
 
@@ -36,9 +36,9 @@ class Inbox(Mapping[str, Message]):
 
     Attributes:
         receipts: the digest of each file that can be read; see `Collected.receipts`.
-        unreadable: for each other file, why it cannot be read, or of which file it is a copy.
-        rejected: at first a copy of ``unreadable``; after a run over it, why each file that did
-            not count was set aside.
+        unreadable: for each other file, why it cannot be read, or which file it is a copy of.
+        rejected: at first a copy of ``unreadable``; after a run over the inbox, why each file that did not
+            count was set aside.
 
     >>> import covfree, numpy as np, tempfile
     >>> sent = covfree.Message(covfree.Rows(np.ones((1, 2)), np.array([3]), np.array([0])))
@@ -61,9 +61,10 @@ class Inbox(Mapping[str, Message]):
         Args:
             path: the folder.
             pattern: which files hold messages, e.g. ``"**/*.safetensors"`` to include folders below.
-            max_bytes: the largest file that is read. ``"derived"``, the default, is 1 GiB; of four files or
-                more, 100 times their median or 64 MiB, whichever is more, if that is less.
-            max_rows: most rows of a message.
+            max_bytes: the largest file that is read. ``"derived"``, the default, is 1 GiB. If there are at
+                least four files, it is the larger of 64 MiB and 100 times their median size, but at most 1
+                GiB.
+            max_rows: the most rows of a message.
 
         Raises:
             ValueError: if there is no such folder.
@@ -82,13 +83,14 @@ class Inbox(Mapping[str, Message]):
         self._kept: dict[str, Message] = {}
         self._last: tuple[str, Message] | None = None
         self._room = _KEPT
-        # Among a file and its copies, the one that has the name it was written under counts, else the oldest.
+        # Of equal files, the one that still has the name under which it was written counts, else the oldest.
         first: dict[str, tuple[bool, int, str]] = {}
         for name in list(self._files):
             try:
                 message, client, receipt = self._read(name)
                 came = self._files[name].lstat().st_ctime_ns
-            # Strangers write these files, and no list of exceptions covers all that a damaged one raises.
+            # Strangers write these files, and no list of exceptions covers everything that a damaged file
+            # raises.
             except Exception as error:
                 self.unreadable[name] = str(error) or type(error).__name__
                 continue
@@ -115,7 +117,7 @@ class Inbox(Mapping[str, Message]):
             self._kept[name] = message
 
     def __getitem__(self, name: str) -> Message:
-        """A client's message.
+        """Read a client's message.
 
         Raises:
             KeyError: if the client has no file that can be read.
@@ -126,7 +128,7 @@ class Inbox(Mapping[str, Message]):
             return self._kept[name]
         if name not in self.receipts:
             raise KeyError(name)
-        # A large message may be asked for several times in a row, so the last one read stays.
+        # Keep the last message, as a large one may be asked for several times in a row.
         if self._last is None or self._last[0] != name:
             message, _, receipt = self._read(name)
             if receipt != self.receipts[name]:
@@ -147,7 +149,7 @@ class Inbox(Mapping[str, Message]):
 
 
 def _largest(files: Iterable[Path]) -> int:
-    """Derive the largest file to read: to read, hash and check one of 1 GiB takes seconds."""
+    """Derive the largest file to read; reading, hashing and checking 1 GiB takes seconds."""
     sizes = []
     for file in files:
         with suppress(OSError):
@@ -158,12 +160,12 @@ def _largest(files: Iterable[Path]) -> int:
 
 
 def _found(root: Path, pattern: str) -> tuple[dict[str, Path], dict[str, str]]:
-    """Find the files that match, by client name, and why others, or folders, cannot be looked at.
+    """Find the matching files by client name, and the reasons why other files or folders cannot be read.
 
-    Temporary files that killed writers left in these folders are removed.
+    Temporary files of killed writers are removed from these folders.
     """
     refused: list[OSError] = []
-    # `glob` silently skips folders that it may not read, so `os.walk` collects those.
+    # `glob` silently skips folders that it may not read; `os.walk` reports them.
     for folder, _, _ in os.walk(root, onerror=refused.append):
         remove_abandoned(Path(folder))
         if "/" not in pattern:
@@ -174,7 +176,8 @@ def _found(root: Path, pattern: str) -> tuple[dict[str, Path], dict[str, str]]:
         if is_temporary(file.name):
             continue
         name = file.relative_to(root).as_posix()
-        # "a" sorts before "a.safetensors", so if both exist, the latter keeps its suffix to have a free name.
+        # "a" sorts before "a.safetensors"; if both exist, the latter keeps its suffix, as the name "a" is
+        # taken.
         name = name if (short := name.removesuffix(SUFFIX)) in found else short
         try:
             name.encode()

@@ -1,4 +1,4 @@
-"""Which kind a message is of: the parts that it has, and what it says of them; which kinds fit each other."""
+"""The kind of a message: which parts it has, and its metadata; and which kinds fit together."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ class Kind(NamedTuple):
 
     @classmethod
     def of(cls, message: Message, solved: bool) -> Kind:
-        """The kind of a message."""
+        """Return the kind of a message."""
         parts = (message.rows.covariance, message.rows.sketch, message.matrix)
         covariance, sketch, matrix = (0 if part is None else np.ndim(part) for part in parts)
         said = message.sends, message.class_names, message.extractor
         return cls(covariance, sketch, matrix, bool(solved), *said)
 
     def difference(self, wanted: Kind, who: str) -> str | None:
-        """Name the first part that differs from the wanted kind; None if none does. Missing metadata pass."""
+        """Describe the first part that differs from the wanted kind; None if none. Missing metadata fit."""
         for name, own, other in zip(self._fields[:4], self[:4], wanted[:4], strict=True):
             if own != other:
                 return f"{name}: expected {_described(name, other)} {who}, got {_described(name, own)}"
@@ -48,9 +48,9 @@ def _described(name: str, size: int) -> str:
 
 
 def renumbered(own: tuple[str, ...] | None, wanted: tuple[str, ...] | None) -> str | None:
-    """Name the classes whose names differ from the wanted ones; None if none does or names are missing.
+    """Describe the classes whose names differ from the wanted ones; None if none do or names are missing.
 
-    The first of the wanted names give their classes the same numbers.
+    The names of the first classes alone fit, as they give these classes the same numbers.
     """
     if own is None or wanted is None or own == wanted[: len(own)]:
         return None
@@ -63,7 +63,7 @@ def renumbered(own: tuple[str, ...] | None, wanted: tuple[str, ...] | None) -> s
 
 
 def elsewhere(own: str | None, wanted: str | None) -> str | None:
-    """Say that another extractor made the features; None if the same did, or one is not known."""
+    """Say that another extractor made the features; None if it is the same, or one is unknown."""
     if own is None or wanted is None or own == wanted:
         return None
     return (
@@ -73,10 +73,10 @@ def elsewhere(own: str | None, wanted: str | None) -> str | None:
 
 
 def common_dim(dims: Iterable[int]) -> int | None:
-    """The dimension d of all messages; None without messages.
+    """Return the dimension d of all messages; None without messages.
 
     Raises:
-        ValueError: if messages differ in d. A vote would let the senders choose the server's features.
+        ValueError: if d differs. It is not decided by vote: senders must not choose the server's features.
     """
     number = Counter(dims)
     if len(number) > 1:
@@ -102,7 +102,7 @@ def unlike(kinds: Mapping[Hashable, Kind], before: Kind | None) -> dict[Hashable
         before = Kind(*usual, None, None, None)
     else:
         like = list(kinds.values())
-    # What earlier rounds did not say, most say.
+    # What earlier rounds did not fix, the majority decides.
     said = {
         name: getattr(before, name) or _most_frequent(Counter(getattr(kind, name) for kind in like))
         for name in SAID

@@ -1,4 +1,4 @@
-"""Whether the order of a site's classes is that of the others."""
+"""Test whether a site numbers its classes as the other sites do."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from jaxtyping import Float
 
 from covfree.protocol.sites_model import Means, Model
 
-# The greatest chance of a false alarm, if class means are Gaussian and no class is shifted by itself.
+# The largest probability of a false alarm, if class means are Gaussian and no class is shifted by itself.
 _LEVEL = 0.01
-# Share of a site's examples in moved classes above which it fails.
+# A site fails if more than this share of its examples is in classes that moved.
 _SHARE = 0.3
-# A moved class must fit its new place: at most this many times the median distance.
+# A moved class must fit its new class: its squared distance is at most this many times the expected one.
 _FIT = 3.0
 # At least so many examples must each of two swapped classes have: the means of fewer may be mistaken.
 _PAIR = 3
@@ -29,7 +29,7 @@ class Labels(NamedTuple):
         error: the standard error of ``agreement`` by the model.
         moved: the share of the site's examples whose class lies where the others have another class.
         score: ``moved`` over its limit, at least 1.5 if two classes are swapped. Above 1 the labels are
-        wrong.
+            wrong.
         places: for each site, a dictionary from each class that moved to the others' class where it lies.
         known: for each site, the number of its classes that were compared.
         num_classes: C.
@@ -61,18 +61,19 @@ class Labels(NamedTuple):
 
 
 def label_test(means: Means, model: Model, place: np.ndarray) -> Labels:
-    """Test whether each site's classes lie where the others' classes of the same number lie.
+    """Test whether each of a site's classes lies where the others' class of the same number lies.
 
-    A shift of all classes of a site alike (its domain) says nothing of labels: the plain average of the
-    residuals x_c − g_c over its classes is taken off first. A permutation of labels does not change it.
+    A site may shift all its classes alike (its domain), which says nothing about labels. So the average of
+    the residuals x_c − g_c over the site's classes is subtracted first: y_c is x_c minus this average.
+    Permuting the labels does not change it.
 
-    - Evidence that class c is the others' c′: the logarithm of the ratio of likelihoods, (‖y_c − g_c‖² −
-      ‖y_c − g_c′‖²)/(2s²), y_c without the average. If c is right, it exceeds x with probability at most e⁻ˣ
-      (Markov), so log(K·C²/0.01) allows for all sites and pairs of classes.
-    - Classes with such evidence that fit where they lie have moved. A site fails if they hold more than 0.3
-      of its examples, or if two have changed places.
-    - The slope β = Σ_c ⟨y_c − ȳ, g_c − ḡ⟩ / Σ_c ‖g_c − ḡ‖² is 1 of honest sites, near 0 with random labels
-      or another backbone; its variance is Σ_c s_c²‖g_c − ḡ‖²/(Σ_c ‖g_c − ḡ‖²)².
+    - The evidence that class c is the others' c′ is the log-likelihood ratio (‖y_c − g_c‖² − ‖y_c −
+      g_c′‖²)/(2s²). If label c is right, it exceeds t with probability at most e⁻ᵗ (Markov). So the threshold
+      log(K·C²/0.01) allows for all sites and pairs of classes.
+    - A class has moved if it has this evidence and fits its new class. A site fails if moved classes hold
+      more than 0.3 of its examples, or if two classes have changed places.
+    - The slope β = Σ_c ⟨y_c − ȳ, g_c − ḡ⟩ / Σ_c ‖g_c − ḡ‖² is 1 for honest sites, and near 0 with random
+      labels or another backbone; its variance is Σ_c s_c²‖g_c − ḡ‖²/(Σ_c ‖g_c − ḡ‖²)².
     """
     sites, classes = int(place.max(initial=-1)) + 1, len(model.centre)
     nan = np.full(sites, np.nan)

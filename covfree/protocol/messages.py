@@ -1,4 +1,4 @@
-"""The message that a client sends, the same in simulation, accounting and a real federation."""
+"""The message that a client sends: the same in simulation, in cost accounting and in a real federation."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from covfree.methods import Method
 from covfree.methods.method import check_method
 from covfree.statistics.groups import as_examples
 
-# What clients say beside the numbers of a message; each may be missing.
+# Metadata that a message may carry beside its numbers.
 SAID = ("sends", "class_names", "extractor")
 # The columns of a message's rows.
 ROWS = ("mean", "count", "label", "client", "covariance", "sketch")
@@ -38,7 +38,7 @@ def client_message(
     class_names: Sequence[str] | None = None,
     extractor: str | None = None,
 ) -> Message:
-    """Make the message that one client sends to the server, without rows for classes that the client lacks.
+    """Make the message that one client sends to the server; classes that the client lacks have no row.
 
     Clients of similar size share one compilation. Under ``jit`` and ``vmap`` the number of rows is fixed, so
     a class (or subset, or direction) that the client lacks is a row of count 0.
@@ -50,16 +50,17 @@ def client_message(
         num_classes: C.
         key: the client's PRNG key, for methods that cut classes into random subsets.
         class_names: [C], the names of the classes by their numbers, e.g. `FeatureSet.class_names`. They are
-            sent too, so that `collect` can refuse a client that numbers its classes otherwise.
+            sent too, so that `collect` can refuse a client that numbers its classes differently.
         extractor: what made the features, e.g. `FeatureSet.extractor` or `Extractor.fingerprint`. It is sent
-            too, so that `collect` can refuse a client with another backbone, other weights or preprocessing.
+            too, so that `collect` can refuse a client with another backbone, weights or preprocessing.
 
     Returns:
         The message, in float32 (float64 if the features are and x64 is enabled).
 
     Raises:
         TypeError: if a data type is wrong.
-        ValueError: if a shape or value is wrong, or the method's clients send no message but sums in rounds.
+        ValueError: if a shape or value is wrong, or if the method's clients send sums in rounds instead of a
+            message.
 
     >>> import covfree, jax.numpy as jnp
     >>> rows = client_message(covfree.fedcof(), jnp.eye(2), jnp.array([4, 4]), num_classes=9).rows
@@ -80,7 +81,7 @@ def client_message(
     features, labels = pad_rows(given, padding).values()
     check(features, labels, num_classes=num_classes)
     features, labels = as_examples(features, labels=labels)
-    # Mixtures count labels on the host for the sizes of their arrays, which fails under `jit`.
+    # Mixtures count labels on the host to size their arrays, which fails under `jit`.
     make = Method.made if method.summary.counts else _made
     part = method.client_part()
     if method.message is not None:
@@ -135,7 +136,7 @@ def check_extractor(extractor: Any) -> None:
 
 
 def rounding_of(matrix: AnyArray) -> float:
-    """How far a sum in float64 is at most from the exact one, in Frobenius norm: twice 2⁻⁵³ of each entry."""
+    """Bound the error of a float64 sum in Frobenius norm: 2·2⁻⁵³ of each entry."""
     return 2.0**-52 * float(np.linalg.norm(np.asarray(matrix)))
 
 

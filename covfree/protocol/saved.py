@@ -44,7 +44,7 @@ def save_collected(collected: Collected, path: str | PathLike[str]) -> None:
             raise TypeError(f"clients: expected names that are texts or whole numbers, got {client!r}")
     about = {
         "clients": collected.clients,
-        # As pairs: keys of JSON are strings, but the clients 1 and "1" differ.
+        # As pairs: JSON keys are strings, but the clients 1 and "1" differ.
         **{name: list(texts.items()) for name, texts in named.items()},
         "bounds": dict(collected.bounds),
         "rounding": collected.rounding,
@@ -57,7 +57,7 @@ def load_collected(path: str | PathLike[str]) -> Collected:
     """Read what `save_collected` wrote.
 
     Args:
-        path: the file, which nobody else may write to: its arrays are not checked again.
+        path: the file. Nobody else may write to it, as its arrays are not checked again.
 
     Raises:
         ValueError: if the file is cut short or holds something else; the error names the path.
@@ -68,7 +68,7 @@ def load_collected(path: str | PathLike[str]) -> Collected:
         about = json.loads(metadata["collected"])
         named = {name: dict(about[name]) for name in _BY_CLIENT}
         clients, bounds = tuple(about["clients"]), dict(about["bounds"])
-        # Files of before do not say what rounding made of their matrix.
+        # Files of earlier versions do not record the rounding of their matrix.
         rounding = float(about.get("rounding", 0.0 if message.matrix is None else np.inf))
     except (ValueError, KeyError, TypeError) as error:
         raise ValueError(f"path: {shown(path)}: expected what save_collected wrote ({error})") from error

@@ -35,53 +35,53 @@ def collect(
     judge_sites: bool = False,
     before: Collected | None = None,
 ) -> Collected:
-    """Check the clients' messages and merge the sound ones into one; bad ones are set aside and named.
+    """Check the clients' messages, and merge the sound ones into one; bad ones are set aside with a reason.
 
     ``docs/server.md`` lists the checks, their tolerance for rounding and their cost. Pass ``dim``,
-    ``method``, ``class_names`` and ``extractor`` if the server knows them. Without these three most messages
-    decide; without ``dim`` all messages must agree.
+    ``method``, ``class_names`` and ``extractor`` if the server knows them. Without the last three, the
+    majority of messages decides; without ``dim``, all messages must agree.
 
     Clients may send in several rounds: pass the earlier result as ``before``. A client counts once, by its
     first sound message; ``repeated`` names clients that sent again. A client whose message was set aside may
     send again.
 
     Args:
-        messages: one message for each client; an `Inbox` reads them from files on access. A message without
-            rows, from a client without examples, adds nothing.
+        messages: one message for each client; an `Inbox` reads them from files when they are needed. A
+            message without rows, from a client without examples, adds nothing.
         num_classes: C.
-        dim: d; by default that of ``before``, or the one that all messages have.
+        dim: d; by default that of ``before``, or the one that all messages share.
         method: the federation's method, which fixes the kind of message. By default the kind is that of
             ``before``, or of most messages.
-        class_names: [C], the names of the classes by their numbers, as `client_message` takes them. A message
-            with other names is set aside; one without names passes, and so does one with the first of them,
-            as clients send that know no later classes. By default those of ``before``, or of most messages.
-            New classes have the numbers after those of ``before``, whose names come first.
-        extractor: what made the features, `Extractor.fingerprint`. A message that names another is set
-            aside; one that names none passes. By default that of ``before``, or of most messages.
-        num_examples: the number of examples of each client that announced it. A message whose counts have
+        class_names: [C], the names of the classes by their numbers, as in `client_message`. A message with
+            other names is set aside. A message without names passes, and so does one with only the first
+            names, from a client that does not know later classes. By default those of ``before``, or of most
+            messages. New classes are numbered after those of ``before``, whose names come first.
+        extractor: what made the features, `Extractor.fingerprint`. A message that names another is set aside;
+            a message that names none passes. By default that of ``before``, or of most messages.
+        num_examples: for each client that announced it, its number of examples. A message whose counts have
             another sum was cut short or altered, and is set aside.
-        max_count: most examples that a client may claim, which bounds its weight. ``"derived"``, the default,
-            takes the bound from the counts of all clients if there are at least four; None sets no bound.
-        max_norm: largest norm of a feature vector, e.g. 1 for normalised features. ``"derived"``, the
-            default, takes the bound of the method's map of features if it has one, else derives one from the
-            norms in all messages if there are at least four; None sets no bound.
-        judge_sites: whether to leave out sites that fail `diagnose_sites`, by name and with the reason. All
-            sound messages are tested together, those of ``before`` too: of these, the ones that fail stay,
-            and ``doubted`` names them. Fewer than five sites are not judged, and ``bounds["sites"]`` says so.
-            Reads each message once more.
+        max_count: the most examples that a client may claim, which bounds its weight. ``"derived"``, the
+            default, takes the bound from the counts of all clients if there are at least four; None sets no
+            bound.
+        max_norm: the largest norm of a feature vector, e.g. 1 for normalised features. ``"derived"``, the
+            default, takes the bound of the method's feature map if it has one, else derives it from the norms
+            in all messages if there are at least four; None sets no bound.
+        judge_sites: whether to leave out sites that fail `diagnose_sites`, with the reason by name. All sound
+            messages are tested together, including those of ``before``. Sites of ``before`` that fail are not
+            removed, but ``doubted`` names them. Fewer than five sites are not judged, and ``bounds["sites"]``
+            says so. Reads each message once more.
         before: the result of earlier rounds.
 
     Returns:
-        The sound messages merged into one, for `solve_message`, and the reason for each that was set aside.
-        It is no error if no message is sound: ``clients`` is empty then, and `solve_message` raises.
+        The sound messages merged into one, for `solve_message`, and why each other message was set aside. If
+        no message is sound, no error is raised here: ``clients`` is empty, and `solve_message` raises.
 
     Raises:
         TypeError: if an argument has another type, or a message is traced.
-        ValueError: if sound messages differ in their number of features and ``dim`` is not given, or ``dim``
-            is not that of ``before``; if ``before`` is not of the method, or has other class names, another
-            extractor or classes that ``num_classes`` leaves out; if a bound is below 0 or not finite; if
-            ``num_examples`` names none of the senders; if clients of the method send no message but sums in
-            rounds.
+        ValueError: if ``dim`` is not given and sound messages differ in d, or ``dim`` is not that of
+            ``before``; if ``before`` is of another method, or has other class names, another extractor or
+            labels of ``num_classes`` or above; if a bound is below 0 or not finite; if ``num_examples`` names
+            none of the senders; if the method's clients send sums in rounds instead of messages.
 
     >>> import covfree, jax.numpy as jnp
     >>> good = Message(covfree.Rows(jnp.ones((1, 2)), jnp.array([3]), jnp.array([0])))
@@ -126,7 +126,8 @@ def collect(
         owner = np.full(len(message.rows.label), len(before.clients) + len(receipts), np.int32)
         receipts[client] = found.receipt
         if message.matrix is not None:
-            # Float64 keeps rounding from growing with the clients. All at once would be K·d² numbers.
+            # Float64, so that rounding does not grow with the clients. One by one: all at once would be K·d²
+            # numbers.
             matrix = message.matrix + (np.zeros(np.shape(message.matrix)) if matrix is None else matrix)
             rounding += rounding_of(matrix)
         parts.append(replace(message, rows=replace(message.rows, client=owner), matrix=None))
@@ -148,7 +149,7 @@ def collect(
 
 
 def _grown(before: Collected, names: tuple[str, ...] | None, num_classes: int) -> Collected:
-    """Earlier rounds, which had the first of the classes that are named now, by the same numbers."""
+    """Extend earlier rounds to the classes that are named now; the earlier classes keep their numbers."""
     check_known(before.message.rows, num_classes, "the messages before")
     own = before.message.class_names
     if own is None:
@@ -166,17 +167,17 @@ def _grown(before: Collected, names: tuple[str, ...] | None, num_classes: int) -
 
 
 def _dim_of(before: Collected, dim: int | None) -> int | None:
-    """The given d, else that of ``before``; None if neither says it."""
+    """Return the given d, or else that of ``before``; None if both are unknown."""
     if None not in (dim, before.dim) and dim != before.dim:
         raise ValueError(f"dim: expected {before.dim}, that of the messages before; got {dim}")
     return before.dim if dim is None else dim
 
 
 def _again(messages: Mapping[Any, Message] | Inbox, client: Any, counted: str | None) -> str | None:
-    """Say what an already counted client sent, and which message counts; None if its file is the same."""
+    """Say what an already counted client sent, and which message counts; None if it is the same file."""
     try:
         receipt = receipt_of(messages, client)
-    except Exception as error:  # What a client sends a second time may be anything.
+    except Exception as error:  # A second message may be anything.
         return _broken(reason_of(error))
     if receipt == counted and isinstance(messages, Inbox):
         return None
@@ -193,13 +194,13 @@ def _broken(reason: str) -> str:
 
 
 def _nothing(dim: int | None) -> Message:
-    """A message without rows."""
+    """Make a message without rows."""
     none = np.zeros(0, np.int32)
     return Message(Rows(np.zeros((0, dim or 0), np.float32), none, none, none))
 
 
 def merged(messages: Sequence[Message]) -> Message:
-    """Put the rows of all messages below each other."""
+    """Stack the rows of all messages."""
     # Skip messages that add nothing: those of clients without examples, and an empty ``before``.
     known = [message for message in messages if message.rows.mean.shape[1]] or messages
     messages = [message for message in known if len(message.rows.count)] or known[:1]

@@ -29,14 +29,15 @@ _EXAMPLES = 8
 
 
 class Site(NamedTuple):
-    """What the test found of a site.
+    """The result of the test for one site.
 
     Attributes:
-        score: how far the site lies from the others, in units of what is allowed: above 1, it fails.
-        examples: how many it claims.
-        spread: deviations of the distance of its class means from the others', robust standard ones.
-        agreement: slope β of its centred class means on the others'; 1 of honest sites, 0 of random labels.
-        moved: share of its examples in classes that lie at another class of the others.
+        score: how far the site lies from the others, relative to what is allowed: above 1, it fails.
+        examples: how many examples the site claims.
+        spread: how unusual the distance of its class means from the others' is, in robust standard
+            deviations.
+        agreement: slope β of its centred class means on the others'; 1 for honest sites, 0 for random labels.
+        moved: the share of its examples whose class lies where the others have another class.
         reason: why it fails, in words; None if it does not.
     """
 
@@ -53,8 +54,8 @@ class SiteReport:
     """The test of every site; ``print`` it for a table.
 
     Attributes:
-        sites: what was found, by client.
-        judged: whether there were sites enough to judge any.
+        sites: the result for each client.
+        judged: whether there are enough sites to judge them.
     """
 
     sites: Mapping[Hashable, Site]
@@ -62,7 +63,7 @@ class SiteReport:
 
     @property
     def summary(self) -> str:
-        """How many sites there are, and how many of them fail."""
+        """Say how many sites there are, and how many of them fail."""
         if not self.judged:
             return (
                 f"{len(self.sites)} sites: nobody can judge. With fewer than {FEWEST} sites, which of two "
@@ -76,7 +77,7 @@ class SiteReport:
         return {name: site.reason for name, site in self.sites.items() if site.reason is not None}
 
     def __str__(self) -> str:
-        """The table, the sites that fail first."""
+        """Format the table, with the sites that fail first."""
         if not self.judged:
             return self.summary
         lines = [self.summary, ""]
@@ -91,7 +92,7 @@ class SiteReport:
 def judge_means(
     means: Means, clients: Sequence[Hashable], num_classes: int, class_names: Sequence[str] | None = None
 ) -> SiteReport:
-    """`diagnose_sites` of class means, whose ``site`` indexes ``clients``."""
+    """Compute `diagnose_sites` from class means, whose ``site`` indexes ``clients``."""
     numbers = np.unique(means.site)
     names = check_class_names(class_names, num_classes) or tuple(map(str, range(num_classes)))
     judged = len(numbers) >= FEWEST
@@ -126,7 +127,7 @@ def _tested(means: Means, names: Sequence[str]) -> dict[int, Site]:
         return np.bincount(place, values) / number
 
     counts = np.bincount(place, means.number)
-    # The median over classes: one mean of zeros, such as that of an empty text, says nothing of the site.
+    # Use the median over classes: one mean of zeros, such as that of an empty text, does not condemn a site.
     each = np.log(np.linalg.norm(means.mean, axis=1) + 1e-300) - np.log(model.norm[means.label])
     norms = np.array([np.median(each[place == i]) for i in range(len(sites))])
     spread = np.log(average(np.maximum(model.excess, 1e-300)))
@@ -167,7 +168,7 @@ def _reason(
     counts: np.ndarray,
     names: Sequence[str],
 ) -> str:
-    """The reasons of a site that fails, in words: what explains most comes first."""
+    """List the reasons why a site fails, in words; the one that explains most comes first."""
     said = []
     if scores["count"] > 1:
         said.append(f"count: {counts[i]:.0f} examples, {counts[i] / np.median(counts):.3g} times the median")

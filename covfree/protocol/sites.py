@@ -1,4 +1,4 @@
-"""Which sites not to believe, of messages that were collected."""
+"""Find the sites among collected messages that should not be trusted."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ from covfree.protocol.sites_model import class_means_of, fit_model
 def diagnose_sites(
     collected: Collected | Rows, *, num_classes: int, class_names: Sequence[str] | None = None
 ) -> SiteReport:
-    """Compare each site's class means with those of all others, and say which sites not to believe, and why.
+    """Compare each site's class means with those of all others, and report which sites not to trust, and why.
 
-    Four statistics a site: the logarithm of its means' norm, that of its count, the leave-one-out
-    Mahalanobis distance of its means (`fit_model`), and the order of its classes (`label_test`). Each is
-    compared with those of all sites by median and median distance, so that what ordinary shift does to all
-    of them is allowed. The site that fails worst, and those at least half as far, are taken out and the rest
-    is tested again.
+    Each site has four statistics: the logarithm of the norm of its means; that of its number of examples; the
+    leave-one-out Mahalanobis distance of its means (`fit_model`); and the order of its classes
+    (`label_test`). Each statistic is compared with the median over all sites, in units of the median
+    deviation, so that ordinary shift between sites is allowed. The site that fails worst, and those that fail
+    at least half as badly, are removed, and the rest is tested again.
     ``docs/security.md`` has the formulas and error rates.
 
     Args:
-        collected: from `collect`, or rows that name their ``client``. Several rows of one class are averaged;
-            residual directions are ignored.
+        collected: the result of `collect`, or rows that name their ``client``. Several rows of one class are
+            averaged; residual directions are ignored.
         num_classes: C.
-        class_names: [C], for the reasons; by default those of the messages, or numbers.
+        class_names: [C], for the reasons; by default those of the messages, or else numbers.
 
     Returns:
         The report. With fewer than five sites none is judged.
@@ -66,20 +66,20 @@ def diagnose_sites(
 
 
 def clip_sites(rows: Rows, *, num_classes: int, limit: float | int = 1.5) -> Rows:
-    """Pull class means that lie far from the other sites' towards them, and cap what a site's counts weigh.
+    """Pull class means that lie far from the other sites' towards them, and cap the weight of large sites.
 
-    For servers that may leave nobody out: what a site can do is bounded, and nobody has to be judged. A mean
-    x_kc whose distance D from the other sites' centre g_c exceeds ``limit`` times the usual one becomes
-    g_c + (limit/D)(x_kc − g_c), so that its influence is bounded, as by Huber's function. D is that of
-    `diagnose_sites`, √(D²/v) over its median. A site with more than three times the median number of examples
-    weighs as much as one with three times. Honest sites lose little; `diagnose_sites`, which leaves sites out
-    as a whole, loses less to attackers (``docs/security.md``).
+    Use this on a server that may exclude nobody: it bounds what any site can do, without judging sites. D is
+    the distance of a mean x_kc from the other sites' centre g_c, relative to its median: the √(D²/v) of
+    `diagnose_sites`. If D exceeds ``limit``, the mean is replaced by g_c + (limit/D)(x_kc − g_c), which
+    bounds its influence as Huber's function does. A site with more than three times the median number of
+    examples weighs as much as one with three times. Honest sites lose little. `diagnose_sites`, which
+    excludes whole sites, loses less to attackers (``docs/security.md``).
 
     Args:
-        rows: all sites' rows, such as ``collect(…).message.rows``. Several rows of one class of a client move
-            together. Classes with fewer than three holders stay as they are.
+        rows: all sites' rows, such as ``collect(…).message.rows``. Several rows of a client's class move
+            together. Classes that fewer than three sites hold stay as they are.
         num_classes: C.
-        limit: the largest distance, in usual ones; at least 1.
+        limit: the largest D; at least 1.
 
     Returns:
         The rows, with counts in float32.
@@ -109,7 +109,7 @@ def clip_sites(rows: Rows, *, num_classes: int, limit: float | int = 1.5) -> Row
     examples = np.bincount(means.site, means.number)
     most = 3 * np.median(examples[examples > 0])
     weight = np.minimum(1, most / np.maximum(examples, 1e-300)).astype(np.float32)
-    # Each row finds its class and client among the class means, which are sorted by client and class.
+    # Find each row's client and class among the class means, which are sorted by client and class.
     label, client = np.asarray(rows.label), np.asarray(rows.client)
     known = (count > 0) & (label >= 0) & (label < num_classes) & (client >= 0)
     place = np.searchsorted(
@@ -121,7 +121,7 @@ def clip_sites(rows: Rows, *, num_classes: int, limit: float | int = 1.5) -> Row
 
 
 def leave_out(message: Message, *, num_classes: int) -> Message:
-    """Leave the rows of the sites that fail `diagnose_sites` out of a message, and warn of each by number."""
+    """Remove the rows of sites that fail `diagnose_sites` from a message, and warn of each site by number."""
     if message.matrix is not None:
         raise ValueError(
             "judge_sites: expected a message of rows alone, as a matrix is the sum of all sites'; "

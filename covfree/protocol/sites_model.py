@@ -1,4 +1,4 @@
-"""What the sites' class means have in common: robust centres, their covariance, and the ordinary shift."""
+"""A model of all sites' class means: robust centres, their covariance, and the ordinary shift."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from jaxtyping import Float, Int
 
 from covfree.core.types import Rows
 
-# Steps of Weiszfeld's iteration; its weights matter, not its last digits.
+# Steps of Weiszfeld's iteration; only the weights matter, so few digits are enough.
 _STEPS = 15
-# Share of the covariance of directions in S; the rest is the identity.
+# The weight of the directions' covariance in S; the rest is the identity.
 _SHARE = 0.6
-# Classes with fewer holders have no centre to be compared with.
+# A class needs at least this many sites to have a centre for comparison.
 HOLDERS = 3
-# Honest shift in units of the variance of one example.
+# Candidates of τ, the ordinary shift, in units of the variance of one example.
 _SHIFTS = np.concatenate([[0.0], np.geomspace(1e-4, 10, 26)])
 
 
@@ -28,22 +28,22 @@ class Means(NamedTuple):
     site: Int[np.ndarray, " rows"]
 
     def of(self, sites: np.ndarray) -> Means:
-        """The rows of some sites."""
+        """Select the rows of some sites."""
         kept = np.isin(self.site, sites)
         return Means(*(part[kept] for part in self))
 
 
 class Model(NamedTuple):
-    """What `fit_model` found.
+    """The result of `fit_model`.
 
     Attributes:
         white: the rows' means, whitened by S.
-        own: for each row, the whitened centre of its class, made of the other sites.
-        residual: for each row, its mean less that centre, not whitened; 0 if the class is not compared.
-        centre: [C, d], whitened centres of all sites; NaN of classes with too few holders.
-        excess: D²/v in units of its median; 1 on average of an honest row. 1 if the class is not compared.
-        variance: v σ²/d, variance of a coordinate of ``white`` − ``own``.
-        compared: whether the row's class has holders enough.
+        own: for each row, the whitened centre of its class, computed from the other sites.
+        residual: for each row, its mean minus that centre, not whitened; 0 if the class is not compared.
+        centre: [C, d], whitened centres computed from all sites; NaN for classes that too few sites hold.
+        excess: D²/v relative to its median; about 1 for an honest row. 1 if the class is not compared.
+        variance: v σ²/d, the variance of a coordinate of ``white`` − ``own``.
+        compared: whether enough sites hold the row's class.
         norm: [C], median norm of the class's means.
     """
 
@@ -58,7 +58,7 @@ class Model(NamedTuple):
 
 
 def class_means_of(rows: Rows, num_classes: int) -> Means:
-    """Average the rows of each class of each client; residual directions and padding are left out."""
+    """Average the rows of each class of each client, without residual directions and padding."""
     count, label = np.asarray(rows.count).astype(np.float64), np.asarray(rows.label)
     client = np.zeros(len(label), np.int64) if rows.client is None else np.asarray(rows.client, np.int64)
     kept = (count > 0) & (label >= 0) & (label < num_classes) & (client >= 0)
@@ -73,13 +73,14 @@ def class_means_of(rows: Rows, num_classes: int) -> Means:
 def deviation(
     values: np.ndarray, least: float, error: np.ndarray | float = 0.0, *, tail: bool = False
 ) -> np.ndarray:
-    """Distances from the median in robust standard deviations.
+    """Compute each value's distance from the median in robust standard deviations.
 
     Args:
-        values: one of each site; NaN of a site that has none.
-        least: the smallest standard deviation.
-        error: the known standard error of each value, if it is larger.
-        tail: whether the distance of the upper quartile counts too, as sizes of clients have long tails.
+        values: one value for each site; NaN if a site has none.
+        least: the smallest allowed standard deviation.
+        error: the known standard error of each value; used if it is larger.
+        tail: whether to use the upper quartile if it lies farther from the median; clients' sizes have long
+            tails.
     """
     known = values[np.isfinite(values)]
     if not len(known):
@@ -92,15 +93,15 @@ def deviation(
 
 
 def fit_model(means: Means, num_classes: int) -> Model:
-    """Fit centres, covariance and shift to all rows, so that few bad sites move none of them far.
+    """Fit centres, covariance and shift to all rows, so that no few bad sites can move them far.
 
-    - A class's centre is the geometric median of its means, one vote a site (Weiszfeld). Its weights w at the
-      centre give the centre without site k: (Σ_j w_j x_j − w_k x_k)/(Σ_j w_j − w_k), of variance
-      Σ_{j≠k} w_j²/n_j over the square of that divisor.
-    - FedCOF's covariance of means, with each residual cut to length 1 (the spatial sign covariance): S =
-      0.6·d·mean(u uᵀ) + 0.4·I. A few huge rows cannot rule it.
-    - D² = ‖S^(−½)(x − g)‖² has mean σ²·v, v = 1/n + Var(g) + τ. τ, the ordinary shift between sites, is the
-      value for which log(D²/v) varies least, by median distance; σ² is the median of D²/v.
+    - A class's centre is the geometric median of its means, with one vote for each site (Weiszfeld). Let w be
+      the weights at the centre. Then the centre without site k is (Σ_j w_j x_j − w_k x_k)/(Σ_j w_j − w_k),
+      with variance Σ_{j≠k} w_j²/n_j divided by the square of that denominator.
+    - S is FedCOF's covariance of means with each residual cut to length 1 (the spatial sign covariance): S =
+      0.6·d·mean(u uᵀ) + 0.4·I. A few huge rows cannot dominate it.
+    - D² = ‖S^(−½)(x − g)‖² has mean σ²·v with v = 1/n + Var(g) + τ. The ordinary shift between sites, τ, is
+      chosen such that log(D²/v) varies least (by median deviation); σ² is the median of D²/v.
 
     Source: Weiszfeld (1937); Visuri, Koivunen and Oja (2000), Sign and rank covariance matrices.
     """
@@ -127,7 +128,7 @@ def fit_model(means: Means, num_classes: int) -> Model:
     sign = np.eye(dim) if not len(unit) else _SHARE * dim * (unit.T @ unit) / len(unit)
     root = np.linalg.cholesky(sign + (1 - _SHARE) * np.eye(dim))
 
-    # The condition number of S is at most 1.5 d + 1, so an inverse loses nothing that matters.
+    # The condition number of S is at most 1.5 d + 1, so inverting it is accurate enough.
     whitening = np.linalg.inv(root).T
     white, near = means.mean @ whitening, own @ whitening
     square = ((white - near) ** 2).sum(1)
@@ -143,7 +144,7 @@ def fit_model(means: Means, num_classes: int) -> Model:
 
 
 def _geometric_median(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The point with the least sum of distances to ``x``, and the weights whose average it is."""
+    """Return the point with the least sum of distances to ``x``, and the weights whose average it is."""
     g = np.median(x, axis=0)
     weight = np.ones(len(x))
     for _ in range(_STEPS):

@@ -8,19 +8,20 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float
 
-# In float32: half the distance from 1 to the next number, and the smallest normal number.
+# In float32: the unit roundoff u, and the smallest normal number.
 _UNIT, _SMALLEST = 2.0**-24, 2.0**-126
-# Most terms that are added one after the other; longer sums are added from partial sums.
+# The most terms that are added one by one; longer sums are made of partial sums.
 _LONGEST = 2**16
 
 
 def rounding(num_examples: float, *dtypes: np.dtype) -> float:
-    """How far off an entry a_ij of a sum of n products may be, in units of √(a_ii a_jj).
+    """Bound the error of an entry a_ij of a sum of n products, in units of √(a_ii a_jj).
 
-    A sum in float32 of n products x_i x_j, one after the other, is off by at most n·u·Σ|x_i x_j|, with
-    u = 2⁻²⁴, and by Cauchy and Schwarz Σ|x_i x_j| ≤ √(a_ii a_jj). Half of that is allowed: equal terms, the
-    worst case, lose n·u/5 on average. Sums of more than 2¹⁶ terms are added from partial sums, which lose
-    less. A few u are added for the products and for means, and one unit for the data type of the sent sums.
+    If n products x_i x_j are added one by one in float32, the error is at most n·u·Σ|x_i x_j|, with u = 2⁻²⁴,
+    and Σ|x_i x_j| ≤ √(a_ii a_jj) by Cauchy and Schwarz. Half of this bound is allowed: even equal terms, the
+    worst case, lose only n·u/5 on average. Sums of more than 2¹⁶ terms are made of partial sums, which lose
+    less. A few u are added for the products and the means, and one unit for the data type of the sums that
+    are sent.
     """
     sent = max(float(jnp.finfo(dtype).eps) for dtype in dtypes) / 2
     return sent + _UNIT * (min(num_examples, _LONGEST) / 2 + 8)
@@ -47,7 +48,7 @@ def unit_diagonal(
     if (diagonal < 0).any():
         i = int(np.argmax(diagonal < 0))
         raise ValueError(f"{where} holds {matrix[i, i]} at {(i, i)}; expected a diagonal of at least 0")
-    # Float32 loses products below the smallest normal number, so n of them count as rounding.
+    # Products below the smallest normal number are lost in float32: allow for n of them.
     size = np.sqrt(diagonal + (num_examples + 1) * _SMALLEST / tolerance)
     inverse = (1 / size).astype(np.float32)
     with np.errstate(over="ignore"):
@@ -69,11 +70,11 @@ def unit_diagonal(
 
 
 def is_positive(scaled: Float[np.ndarray, "dim dim"], tolerance: float) -> bool:
-    """Whether a matrix with a diagonal of 1 is positive semi-definite up to rounding, by one Cholesky.
+    """Whether a matrix with diagonal 1 is positive semi-definite up to rounding, by a Cholesky factorisation.
 
-    Errors of entries that behave like independent numbers of size τ = ``tolerance`` move an eigenvalue of a
-    matrix of size D by at most 2√D·τ (Wigner's law), and the factorisation in float32 by less than D·u. The
-    matrix passes if no eigenvalue lies further below 0.
+    If errors of the entries behave like independent numbers of size τ = ``tolerance``, they move an
+    eigenvalue of a D × D matrix by at most 2√D·τ (Wigner's law); the factorisation in float32 moves it by
+    less than D·u. The matrix passes if no eigenvalue is further below 0.
     """
     size = len(scaled)
     shifted = np.array(scaled, np.float32)

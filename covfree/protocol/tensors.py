@@ -1,4 +1,4 @@
-"""The safetensors format, read from what a stranger wrote: every length is checked before it is used."""
+"""The safetensors format, for files written by strangers: every length is checked before it is used."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ DTYPES = {
     **{"I8": np.int8, "I16": np.int16, "I32": np.int32, "I64": np.int64},
     **{"U8": np.uint8, "U16": np.uint16, "U32": np.uint32, "U64": np.uint64, "BOOL": np.bool_},
 }
-# Most bytes of a header, which holds all class names.
+# The most bytes of a header, which contains all class names.
 _MOST_HEADER = 2**24
 
 
@@ -75,6 +75,6 @@ def tensor_of(body: bytearray, about: Mapping[str, Any]) -> np.ndarray:
     read = np.uint8 if dtype == np.bool_ else dtype
     values = np.frombuffer(body, read, math.prod(shape), about["data_offsets"][0])
     if dtype == np.bool_:
-        # A stranger's bools may hold bytes other than 0 and 1.
+        # Bools in a stranger's file may have bytes other than 0 and 1.
         values = values != 0
     return (values if values.flags.aligned else values.copy()).reshape(shape)

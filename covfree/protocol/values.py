@@ -27,9 +27,9 @@ def check_rows(rows: Rows, *, num_classes: int, dim: int | None = None) -> None:
 
     Raises:
         TypeError: if a data type is wrong.
-        ValueError: if a shape or a value is wrong: a NaN or infinite mean of a row that counts, a count that
-            is negative, not finite or above 2⁵³, a label past the end, a covariance that is negative or not
-            symmetric, and numbers so large that sums of their squares would leave the data type.
+        ValueError: if a shape or a value is wrong: the mean of a row that counts is NaN or infinite; a count
+            is negative, not finite or above 2⁵³; a label is not below C; a covariance is negative or not
+            symmetric; or numbers are so large that sums of their squares would overflow.
 
     >>> import jax.numpy as jnp
     >>> check_rows(Rows(jnp.ones((1, 2)), jnp.array([-3]), jnp.array([0])), num_classes=4)
@@ -57,7 +57,7 @@ def check_rows(rows: Rows, *, num_classes: int, dim: int | None = None) -> None:
     for name, values in (("mean", mean), ("covariance", rows.covariance)):
         if values is None:
             continue
-        # Not −1: NumPy cannot infer an axis of an array without rows.
+        # Not −1: NumPy cannot infer an axis if there are no rows.
         flat = np.asarray(values).reshape(len(label), math.prod(np.shape(values)[1:]))
         position = first_non_finite(flat, used)
         if position is not None:
@@ -84,12 +84,12 @@ def check_rows(rows: Rows, *, num_classes: int, dim: int | None = None) -> None:
 
 
 def largest_sum(dtype: np.dtype) -> float:
-    """The largest allowed Σ‖f‖² of a row or matrix: max^¾, so sums over max^¼ (4·10⁹) of them are finite."""
+    """The largest allowed Σ‖f‖² of a row or matrix: max^¾, so that max^¼ (4·10⁹) such rows can be summed."""
     return float(jnp.finfo(jnp.promote_types(dtype, jnp.float32)).max) ** 0.75
 
 
 def square_sums(rows: Rows) -> np.ndarray:
-    """Σ‖f‖² over the examples behind each row, as far as the row tells: n‖μ‖² + (n − 1) tr S; in NumPy.
+    """Compute Σ‖f‖² over the examples of each row, as far as it is known: n‖μ‖² + (n − 1) tr S; in NumPy.
 
     A residual direction is already a sum over examples, so its square counts once. Its ``covariance``, which
     is at most the square of the first direction left out, is added once.
@@ -136,7 +136,7 @@ def _check_covariances(
                 "expected variances of at least 0"
             )
         return
-    # A mixture's component is a weighted sum over all examples, so all of them cause rounding.
+    # Each component of a mixture is a weighted sum over all examples, so all of them contribute rounding.
     total = float(count[used].sum(dtype=np.float64))
     tolerance = rounding(total, covariance.dtype)
     for row in np.flatnonzero(used):

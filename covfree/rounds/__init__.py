@@ -1,4 +1,4 @@
-"""Rounds of sums: what passes between clients and a server in any federated algorithm, and who runs it."""
+"""Rounds of sums: the interface of federated algorithms, and their simulation."""
 
 from covfree.core.sums import Table as Table
 from covfree.rounds.algorithm import Algorithm as Algorithm

@@ -1,4 +1,4 @@
-"""What is kept of the rounds of a run: their records, what was measured of them, and the best one."""
+"""The records of a run's rounds, their evaluations, and the best round."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Evaluation:
         check_positive("evaluate: every", self.every)
 
     def __call__(self, result: Any) -> dict[str, Any]:
-        """The numbers, as JSON has them; none of a result that there is not yet."""
+        """Return the numbers, as JSON has them; nothing if there is no result yet."""
         if result is None:
             return {}
         measured = self.measure(result)
@@ -51,7 +51,7 @@ class Evaluation:
 
 @dataclass
 class Book:
-    """The records of a run's rounds, what was measured of them, and where they are saved.
+    """The records of a run's rounds and their evaluations, and where they are saved.
 
     Attributes:
         simulation: what computes the rounds.
@@ -95,7 +95,7 @@ class Book:
                 if self.evaluate is not None and not asked:
                     held = self._measured(held)
         except BaseException:
-            # Without what was measured: the round is evaluated again where it goes on.
+            # Save without the evaluation: it is repeated when the run is resumed.
             self.save(held, record)
             raise
         if self.folder is not None:
@@ -103,7 +103,7 @@ class Book:
         return held
 
     def _measured(self, held: Held) -> Held:
-        """Evaluate the last round, and keep its state if it is the best so far."""
+        """Evaluate the last round, and keep the state if it is the best so far."""
         measured, memory = self._evaluated(held)
         if taken := sorted(set(measured) & set(self.records[-1])):
             raise ValueError(f"evaluate: expected names that the history does not have, got {taken}")
@@ -111,7 +111,7 @@ class Book:
         return held._replace(best=(held.state, memory)) if self._is_best(self.records[-1]) else held
 
     def _evaluated(self, held: Held) -> tuple[dict[str, Any], Any]:
-        # Later rounds write into the clients' memory; what an evaluation keeps must stay as it is.
+        # Later rounds overwrite the clients' memory, so an evaluation must keep a copy.
         memory, algorithm = copied(held.memory), self.simulation.algorithm
         result = algorithm.result(algorithm.params, held.state, memory)
         return ({} if self.evaluate is None else self.evaluate(result)), memory
@@ -128,7 +128,7 @@ class Book:
         return True
 
     def measure_start(self, held: Held, bank: Bank) -> None:
-        """Evaluate the start, and raise if the history cannot record what is measured."""
+        """Evaluate the start; raise if the history cannot record what is measured."""
         measured, _ = self._evaluated(held)
         best = None if self.evaluate is None else self.evaluate.best
         if measured and (taken := sorted(set(measured) & self.simulation.names(held.state, bank))):
@@ -137,7 +137,7 @@ class Book:
             raise ValueError(f"evaluate: expected {best!r}, to choose the best by, among {sorted(measured)}")
 
     def load(self, first: Held, bank: Bank) -> Held:
-        """The saved state, if any. A last round that was saved before its evaluation is evaluated."""
+        """Load the saved state, if any; evaluate its last round if it was saved before its evaluation."""
 
         def structure(saved: Saved) -> Any:
             here = self.simulation._replace(delays=saved.delays)
@@ -163,7 +163,7 @@ class Book:
         return held
 
     def save(self, held: Held, record: dict[str, Any] | None = None) -> None:
-        """Save the state after the last round and that round's record, unless they are saved."""
+        """Save the state and the record of the last round, unless they are saved already."""
         if self.folder is not None and self.saved < len(self.records):
             self.saved = len(self.records)
             record = self.records[-1] if record is None else record
@@ -172,12 +172,12 @@ class Book:
 
 
 def _longer(pending: Any, nothing: Any) -> Any:
-    """The pending uploads, padded with zeros to the number of delays in ``nothing``."""
+    """Pad the pending uploads with zeros, up to the number of delays in ``nothing``."""
     if pending is None or nothing is None:
         return nothing
     return jax.tree.map(lambda x, zero: jnp.concatenate([x, zero[len(x) :]]), pending, nothing)
 
 
 def copied(memory: Any) -> Any:
-    """A copy of the clients' memory, which later rounds write into (not so the server's state)."""
+    """Copy the clients' memory, which later rounds overwrite (they do not overwrite the server's state)."""
     return jax.tree.map(lambda x: x.copy(), memory)

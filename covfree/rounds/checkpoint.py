@@ -1,4 +1,4 @@
-"""Checkpoints of a run, saved by orbax after a round: a run that goes on from one gives the same bits."""
+"""Checkpoints of a run, saved by orbax after a round; a resumed run has the same result to the bit."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ from covfree.core.checks import check_positive
 from covfree.core.optional import optional
 from covfree.engine.parts import digest
 
-# Errors show the values of an array of at most this size, and the shape of a larger one.
+# Errors show the values of an array of at most this size, or else its shape.
 _FEW = 4
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A folder in which a run is saved; a run that finds itself saved there goes on.
+    """A folder in which a run is saved; if the folder already holds the run, it is resumed.
 
-    Each round that ends appends a line of JSON to ``history.jsonl`` in the folder, with null for numbers that
-    are not finite. Needs the ``rounds`` extra.
+    After each round, a line of JSON is appended to ``history.jsonl`` in the folder, with null for numbers
+    that are not finite. Needs the ``rounds`` extra.
 
     Attributes:
         folder: the folder.
-        every: save after every so many rounds; the end of the run is always saved.
+        every: rounds between saves; the end of the run is always saved.
     """
 
     folder: str | PathLike[str]
@@ -44,7 +44,7 @@ class Checkpoint:
 
 
 class Mark(NamedTuple):
-    """A fingerprint of one setting or array of a run, to recognise another run.
+    """A fingerprint of one setting or array of a run, to notice that a saved run is another one.
 
     Attributes:
         shown: the text that errors show.
@@ -56,7 +56,7 @@ class Mark(NamedTuple):
 
     @classmethod
     def of(cls, array: Any) -> Mark:
-        """Make the mark of an array, which shows its values if they are few, else its type and shape."""
+        """Make the mark of an array; it shows the values if they are few, else type and shape."""
         array = np.asarray(array)
         shown = str(array) if array.size <= _FEW else f"{array.dtype}{list(array.shape)}"
         return cls(shown, digest([array]))
@@ -69,7 +69,7 @@ class Mark(NamedTuple):
 
 
 class Saved(NamedTuple):
-    """What is saved of a run after a round, beside its arrays.
+    """What is saved of a run after a round, besides its arrays.
 
     Attributes:
         done: the number of finished rounds.
@@ -94,7 +94,7 @@ class Folder:
     def __init__(self, folder: Path, identity: Callable[[int], Mapping[str, Mark]]) -> None:
         """Lock the folder; ``identity`` gives the marks of this run after a number of rounds."""
         self._ocp = optional("orbax.checkpoint", "rounds")
-        # Orbax logs a warning for each file.
+        # Silence orbax, which logs a warning for each file.
         logging.getLogger("absl").setLevel(logging.ERROR)
         folder.mkdir(parents=True, exist_ok=True)
         self._lock = (folder / "lock").open("ab")
@@ -126,9 +126,10 @@ class Folder:
     def load(
         self, rounds: int, structure: Callable[[Saved], Any]
     ) -> tuple[Any, Saved, list[dict[str, Any]]] | None:
-        """Load the arrays, what was saved beside them and the rounds' records; None if nothing is saved.
+        """Load the arrays, what was saved with them, and the rounds' records; None if nothing is saved.
 
-        ``history.jsonl`` is cut to these rounds; the last is missing if it was saved before its evaluation.
+        ``history.jsonl`` is cut to these rounds; the last one is missing if it was saved before its
+        evaluation.
 
         Args:
             rounds: the number of rounds that the run is to have.
@@ -152,7 +153,7 @@ class Folder:
         for name, (shape, dtype) in about["empty"].items():
             arrays[name] = jnp.zeros(shape, dtype)
         tree = structure(saved)
-        # Orbax commits arrays to a device. A run's own are not, and all would compile anew for such.
+        # Orbax commits arrays to a device, which would compile everything anew; make uncommitted ones.
         held = tree.unflatten([jnp.asarray(np.asarray(arrays[f"leaf{i}"])) for i in range(tree.num_leaves)])
         return held, saved, [_numbers(json.loads(line)) for line in lines]
 
@@ -178,12 +179,12 @@ class Folder:
 
 
 def _named(trees: Any) -> dict[str, Any]:
-    """Name the leaves by number; whoever loads them knows their tree."""
+    """Name the leaves by number; the one who loads them knows their tree."""
     return {f"leaf{index}": leaf for index, leaf in enumerate(jax.tree.leaves(trees))}
 
 
 def _finite(value: Any) -> Any:
-    """Replace each number that is not finite by None: JSON has no other word for it."""
+    """Replace each number that is not finite by None, as JSON cannot represent it."""
     if isinstance(value, Mapping):
         return {name: _finite(part) for name, part in value.items()}
     if isinstance(value, list):

@@ -1,4 +1,4 @@
-"""One round's clients: each computes its upload from the broadcast, and uploads are added as they come."""
+"""The clients of one round: each computes its upload from the broadcast, and uploads are added up."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ class Examples(NamedTuple):
 
 
 class Members(NamedTuple):
-    """Some clients of a round, padded to a number that many rounds share, so that few are compiled.
+    """Some clients of a round, padded to a number that many rounds share, so that few functions are compiled.
 
     Attributes:
         client: each client's number; −1 for padding, which comes last.
         start: where in `Examples.order` the client's examples start.
         size: the number of its examples; 0 for padding.
-        arrives: for each delay, whether the upload arrives so many rounds later.
+        arrives: [delays], whether the upload arrives after this many rounds.
     """
 
     client: Int32[Array, " members"]
@@ -82,8 +82,8 @@ def answers(
 ) -> Answers:
     """Run the members, ``width`` of them at once, and add their uploads in their order.
 
-    Whatever the width, uploads are added one by one with compensation. So the way in which a cohort is split
-    changes the sum only by the rounding within single clients' work.
+    Whatever the width, uploads are added one by one with compensation. So how a cohort is split changes the
+    sum only by the rounding within each client's own computation.
 
     Args:
         algorithm: the algorithm.
@@ -107,7 +107,7 @@ def answers(
             index = examples.order[jnp.minimum(member.start + place, examples.order.shape[0] - 1)]
             index = jnp.where(place < member.size, index, -1)
             data = ClientData(examples.features, examples.labels, index, member.client)
-            # Fold in the client's number: its draws do not depend on who else takes part.
+            # Fold in the client's number, so that its draws do not depend on who else takes part.
             own = jax.random.fold_in(keys, member.client)
             upload, remembered, metrics = algorithm.client(algorithm.params, broadcast, data, memory, own)
             sent = member.arrives.any()
@@ -118,7 +118,7 @@ def answers(
         def at_once(members: Members, memory: Any) -> tuple[Any, Any]:
             if width > 1:
                 return jax.vmap(one)(members, memory)
-            # Avoid `vmap` for one member: batched loops of unequal lengths copy their carry in every step.
+            # Avoid `vmap` for one member: batched loops of unequal length copy their carry in every step.
             answer = one(*jax.tree.map(lambda x: x[0], (members, memory)))
             return jax.tree.map(lambda x: x[None], answer)
 
@@ -133,8 +133,8 @@ def answers(
                 return sums.plus(jax.tree.map(by_delay, term)), None
 
             nothing = empty, (chunk[1], jnp.ones(width, bool), metrics)
-            # Uploads leave the branch rounded, as a real client sends them: added within it, a product in
-            # an upload would become part of a fused multiply-add.
+            # Uploads leave the branch rounded, as a real client sends them. If they were added inside the
+            # branch, a product could become part of a fused multiply-add.
             parts, others = jax.lax.cond(chunk[0].client[0] >= 0, lambda: at_once(*chunk), lambda: nothing)
             return jax.lax.scan(plus, sums, (parts.sums, chunk[0].arrives))[0], (parts.tables, *others)
 
@@ -157,7 +157,7 @@ def answers(
     run: Any = all_of
     if mesh is not None:
         whole, spread = PartitionSpec(), PartitionSpec(mesh.axis_names)
-        # Pass every array as an argument: an array of the enclosing scope does not lie on the mesh.
+        # Pass every array as an argument: an array from the enclosing scope is not on the mesh.
         run = shard_map(
             all_of,
             mesh=mesh,

@@ -1,4 +1,4 @@
-"""The examples of a simulated federation: one table, into which each client is a view."""
+"""The examples of a simulated federation: one table; each client is a view into it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from covfree.rounds.algorithm import is_classes
 from covfree.rounds.checkpoint import Mark
 from covfree.rounds.cohort import Examples, Members
 
-# Sorting this many padded examples in each round of a usual run takes about as long as one compilation.
+# Sorting this many padded examples in each round of a typical run takes about as long as one compilation.
 _SORTED = 2**16
 
 
@@ -92,18 +92,18 @@ class Federation:
 
         Args:
             drawn: clients of the round; −1 for nobody.
-            delay: the delays of their uploads; −1 for never.
+            delay: the delay of each upload in rounds; −1 for never.
             multiple: the number of members in a group is padded to a multiple of this.
-            delays: the number of different delays, 0 to ``delays`` − 1.
+            delays: the number of possible delays, 0 to ``delays`` − 1.
         """
         most, delay, drawn = len(drawn), delay[drawn >= 0], drawn[drawn >= 0]
-        # Sort by size, so that clients that run at once have about the same amount of work.
+        # Sort by size, so that clients that run at once have similar amounts of work.
         order = np.lexsort((drawn, -self.size[drawn]))
         drawn, delay = drawn[order], delay[order]
         groups = []
         for longest in np.unique(self.longest[drawn]) if len(drawn) else self.longest[:1]:
             here = self.longest[drawn] == longest
-            # Round up to a power of 2, so that rounds share a compiled function; padding takes no time.
+            # Round up to a power of 2, so that rounds share a compiled function; padding costs no time.
             few = min(1 << (max(1, int(here.sum())) - 1).bit_length(), most, (self.longest == longest).sum())
             number = -(-max(1, few) // multiple) * multiple
             padding = number - int(here.sum())
@@ -120,7 +120,7 @@ class Federation:
         return groups
 
     def identity(self) -> dict[str, Mark]:
-        """Marks of the examples and of their owners, which differ for another federation."""
+        """Return marks of the examples and their owners, by which another federation is noticed."""
         order, size = np.asarray(self.examples.order), self.size
         parts, _ = jax.tree_util.tree_flatten_with_path(self.examples.features)
         return {
@@ -190,9 +190,9 @@ def _finite(features: jax.Array) -> jax.Array:
 
 
 def _padded_sizes(size: np.ndarray, whole: bool) -> np.ndarray:
-    """The size to which each client's examples are padded, at most the largest client's.
+    """Return the size to which each client's examples are padded, at most that of the largest client.
 
-    Sizes are 16 times powers of 4, so that few functions are compiled. Unless ``whole``, padding only costs
+    Sizes are 16 times powers of 4, so that few functions are compiled. Unless ``whole``, padding costs only
     sorting, so neighbouring sizes are merged where that is cheaper than compiling another function.
     """
     steps = np.ceil(np.log2(np.maximum(size, 16) / 16) / 2)

@@ -1,4 +1,4 @@
-"""Training-free methods as algorithms: one round of messages and later rounds, or only rounds of sums."""
+"""Training-free methods as algorithms: a round of messages, then rounds of sums; or only rounds of sums."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ class _Run:
 
 
 def _init(run: _Run, num_clients: int, key: PRNGKey) -> tuple[_Known, Any]:
-    # A client keeps the key with which it made its rows, so that all rounds have the same rows.
+    # A client keeps the key with which it made its rows, so that all rounds use the same rows.
     memory = jnp.zeros_like(jax.random.key_data(key)) if run.evaluated else ()
     return _Known((), jnp.asarray(num_clients, jnp.int32), 0), memory
 
@@ -141,7 +141,7 @@ def _server(run: _Run, known: _Known, total: Any) -> _Known:
 
 def _result(run: _Run, known: _Known, memory: Any) -> Any:
     rounds = run.method.rounds
-    # There is no head before the first round, nor if the first round was undone.
+    # There is no head before the first round, or if the first round was undone.
     if not known.done or not (known.done == len(rounds) or rounds[known.done - 1].head):
         return None
     return solve_totals(run.method, *known.state)
@@ -165,7 +165,7 @@ def _message(message: Message, client: AnyArray) -> Sent:
 
 
 def _class_sums(message: Message) -> tuple[Rows, jax.Array]:
-    """Turn a client's solution W into the sums C W = Xᵀ Y: the server can add sums, but not solutions."""
+    """Convert a client's solution W to the sums C W = Xᵀ Y: the server can add sums, but not solutions."""
     rows, matrix = message.rows, jnp.asarray(message.matrix)
     sums = product(matrix, jnp.asarray(rows.mean).T).T
     count = jnp.asarray(rows.count)
@@ -186,19 +186,19 @@ def as_algorithm(
 ) -> Algorithm:
     """Make an algorithm of a training-free method.
 
-    In one round, each client uploads the message that it would send in a real federation; the server runs the
-    method's rounds over the rows in the messages. With ``uploads="sums"`` each of the method's rounds is a
-    round of the algorithm: the server broadcasts its state, each client evaluates the round on its own rows
-    and uploads only sums of fixed size. That is how a method runs behind secure aggregation. FedCOF takes two
-    rounds. In the first, clients upload `Moments`: class sums, N_c, K_c and magnitudes; in the second, each
-    the d×d matrix Σ_c (N_c − 1)/(K_c − 1) n_kc (μ_kc − μ_c)(μ_kc − μ_c)ᵀ.
+    In the first round each client uploads the message that it would send in a real federation, and the server
+    runs the method's rounds over the rows in the messages. With ``uploads="sums"`` each of the method's
+    rounds becomes a round of the algorithm: the server broadcasts its state, and each client evaluates the
+    round on its own rows and uploads only sums of fixed size. That is how a method runs behind secure
+    aggregation. FedCOF then takes two rounds. In the first, clients upload `Moments`: class sums, N_c, K_c
+    and magnitudes; in the second, each the d×d matrix Σ_c (N_c − 1)/(K_c − 1) n_kc (μ_kc − μ_c)(μ_kc − μ_c)ᵀ.
 
-    Rounds over clients' examples, such as those of `covfree.refined`, upload sums in either case; so do all
-    rounds of methods without a message, such as `covfree.deepafl`.
+    Rounds over clients' examples, such as those of `covfree.refined`, upload sums in either case, and so do
+    all rounds of methods without a message, such as `covfree.deepafl`.
 
-    The head equals that of `covfree.fit` within rounding. (With ``uploads="sums"`` of more than 256 clients
-    the sample of automatic shrinkage is another one: clients' numbers choose it, as the server sees no
-    client's rows.) Random methods draw with each client's own key, as in a real federation.
+    The head equals that of `covfree.fit` within rounding. (With ``uploads="sums"`` and more than 256 clients,
+    automatic shrinkage uses another sample of clients. It is chosen by clients' numbers, as the server does
+    not see their rows.) Random methods draw with each client's own key, as in a real federation.
 
     Args:
         method: e.g. ``covfree.fedcof()``, `covfree.refined` of it, or ``covfree.deepafl()``.
@@ -221,7 +221,7 @@ def as_algorithm(
     check_choice("uploads", uploads, ("messages", "sums"))
     run = _Run(method, num_classes, method.message_rounds if uploads == "messages" else 0)
     if run.evaluated:
-        # Raises if the total of a round has no fixed size.
+        # Raise if a round's total has no fixed size.
         passed(method, partial(_one_row, method, num_classes), num_classes)
     return Algorithm(
         run,

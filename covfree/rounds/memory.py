@@ -1,4 +1,4 @@
-"""The clients' memory between rounds: a bank of pytrees, one for each client."""
+"""The clients' memory between rounds: pytrees with one entry for each client."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from jax.sharding import Mesh
 from covfree.core.checks import check_choice, check_positive
 from covfree.core.compiling import jit
 
-# Where the bank lies: on the device that computes, or on the host if there are too many clients for that.
+# Where the memory is kept: on the device that computes, or on the host if the device is too small.
 Place = Literal["device", "host"]
 
 
@@ -40,7 +40,8 @@ class Placement:
         if not isinstance(self.mesh, Mesh | None):
             raise TypeError(f"place: mesh: expected a jax.sharding.Mesh or None, got {self.mesh!r}")
         if self.mesh is not None:
-            # `Mesh` has auto axes, whose sharding the compiler chooses; `jax.make_mesh` may differ.
+            # A `Mesh` made here has auto axes, whose sharding the compiler chooses; `jax.make_mesh` may
+            # differ.
             object.__setattr__(self, "mesh", Mesh(self.mesh.devices, self.mesh.axis_names))
         devices = 1 if self.mesh is None else self.mesh.size
         object.__setattr__(self, "multiple", self.width * devices)
@@ -48,7 +49,7 @@ class Placement:
 
 @dataclass
 class Bank:
-    """The memory of all clients, with an axis of clients in front of each leaf.
+    """The memory of all clients; each leaf has a leading axis of clients.
 
     Attributes:
         leaves: the pytree.
@@ -73,7 +74,7 @@ class Bank:
         return cls(jax.tree.map(np.array if place == "host" else jnp.array, leaves), place)
 
     def of_clients(self, clients: np.ndarray) -> Any:
-        """Return the memory of these clients; padding (−1) gets that of some client."""
+        """Return the memory of these clients; padding (−1) gets that of an arbitrary client."""
         places = np.maximum(clients, 0)
         if self.place == "host":
             return jax.tree.map(lambda x: x[places], self.leaves)
@@ -94,7 +95,7 @@ def _gather(bank: Any, clients: jax.Array) -> Any:
     return jax.tree.map(lambda x: x[clients], bank)
 
 
-# Donate the old bank: two may not fit where one does.
+# Donate the old memory: two copies may not fit.
 @partial(jit, donate_argnums=0)
 def _scatter(bank: Any, clients: jax.Array, memory: Any) -> Any:
     return jax.tree.map(lambda x, new: x.at[clients].set(new, mode="drop"), bank, memory)

@@ -70,8 +70,8 @@ def run(
 ) -> Run:
     """Simulate a federation that runs an algorithm.
 
-    The examples lie in one table, into which clients are views: with the number of clients, only what they
-    remember takes more memory. Uploads are added as they are made. The simulation calls only the algorithm's
+    The examples are in one table, and clients are views into it, so more clients take more memory only for
+    what they remember. Uploads are added as soon as they are made. The simulation calls only the algorithm's
     own functions, as a real server and real clients would.
 
     Args:
@@ -80,20 +80,20 @@ def run(
             such as ``{"ids": …, "mask": …}``.
         labels: [examples], integers; below 0 is padding. If the algorithm has no number of classes,
             [examples, …] numbers of any kind.
-        clients: [examples], integers from 0; below 0 is padding. A number that no example has is a client
-            without examples, if a larger number occurs.
+        clients: [examples], integers from 0; below 0 is padding. A number without examples counts as a client
+            without examples if a larger number occurs.
         key: PRNG key of all random draws. A client's draws in a round depend on the round and its number.
         rounds: the number of rounds; may be left out if the algorithm takes a fixed number.
         participation: a `covfree.rounds.Schedule`; the clients of each round as an array, −1 for nobody;
             or how many clients a round draws: a number (1 is one client) or a share (1.0 is all).
         evaluate: an `Evaluation`, or its function alone. It is also called once before the first round, so
             that its errors show at once.
-        stop: from the history so far to whether to stop. It is called after each round, and before a saved
-            run goes on. A record has measured numbers only if its round was evaluated, and clients' metrics
-            only if a client with examples took part.
+        stop: a function from the history so far to whether to stop. It is called after each round, and before
+            a saved run is resumed. A record has measured numbers only if its round was evaluated, and
+            clients' metrics only if a client with examples took part.
         checkpoint: a `Checkpoint`, or its folder alone.
         place: a `Placement`; None for one client at a time on the first device.
-        each_client: whether the history also has the metrics of each client that took part, beside their
+        each_client: whether the history also has the metrics of each client that took part, besides their
             means: ``each_client``, a dict of lists. The loss and other float metrics of a client without
             examples are nan.
 

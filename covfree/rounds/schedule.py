@@ -60,7 +60,7 @@ def schedule(
     for name, chance in (("dropout", dropout), ("late", late)):
         check_share(name, chance)
     clients = participation(num_clients, per_round, num_rounds, seed=seed, replacement=replacement)
-    # A random stream of its own, so that dropout does not change which clients are drawn.
+    # Use a separate random stream, so that dropout does not change which clients are drawn.
     rng = np.random.default_rng([seed, 1])
     chances = rng.random((clients.shape[0], 2, clients.shape[1]))
     delay = np.where(chances[:, 0] < dropout, -1, np.where(chances[:, 1] < late, 1, 0))
@@ -109,7 +109,7 @@ def as_schedule(
 
 
 def check_schedule(name: str, value: Schedule | np.ndarray, num_clients: int) -> Schedule:
-    """Check a `Schedule`, or make one, in which all uploads arrive, from an array of each round's clients."""
+    """Check a `Schedule`; or make one from an array of each round's clients, whose uploads all arrive."""
     if not isinstance(value, Schedule):
         value = Schedule(np.asarray(value), np.zeros_like(value))
     clients, delay = (np.asarray(part) for part in value)
@@ -208,19 +208,19 @@ def first_rounds(
 
 
 def rounds_to_meet(num_clients: int, per_round: int | float, share: float = 1.0) -> tuple[float, float]:
-    """Mean and standard deviation of the number of rounds until a share of the clients has taken part.
+    """Compute mean and standard deviation of the number of rounds until a share of the clients took part.
 
     This is the batch coupon collector: each round draws ``per_round`` different clients uniformly, and rounds
     are independent (`participation` with replacement). The number m of clients that have taken part is a
-    Markov chain, which gives the moments exactly but for rounding. A round adds j new clients with the
+    Markov chain, from which the moments follow exactly up to rounding. A round adds j new clients with the
     hypergeometric probability p_j of j in b draws from K − m new and m earlier ones. So the number T_m of
     rounds that are left satisfies
 
         E T_m = (1 + Σ_{j≥1} p_j E T_{m+j}) / (1 − p_0),
         Var T_m = (Σ_{j≥1} p_j Var T_{m+j} + Σ_{j≥0} p_j (E T_{m+j} + 1 − E T_m)²) / (1 − p_0).
 
-    All terms are positive, so no digits cancel, unlike in the closed form, an alternating sum of binomials by
-    inclusion and exclusion. Costs K·b operations.
+    All terms are positive, so no digits cancel. (The closed form, by inclusion and exclusion, is an
+    alternating sum of binomials.) Costs K·b operations.
 
     Args:
         num_clients: K.
@@ -243,7 +243,7 @@ def rounds_to_meet(num_clients: int, per_round: int | float, share: float = 1.0)
     num_clients = check_integer("num_clients", num_clients, 1)
     drawn = _clients_per_round(per_round, num_clients)
     check_share("share", check_above_zero("share", share))
-    # Rounded first, as 0.07·100 is 7.000000000000001 in floats and means 7.
+    # Round first: in floats 0.07·100 is 7.000000000000001, but 7 is meant.
     wanted = max(1, math.ceil(round(share * num_clients, 9)))
     # The first round always adds `drawn` clients. Entries from `wanted` on stay 0: no rounds are left.
     mean, variance = np.zeros((2, num_clients + 1))
@@ -261,7 +261,7 @@ def rounds_to_meet(num_clients: int, per_round: int | float, share: float = 1.0)
 def _new_clients(unmet: int, met: int, drawn: int) -> np.ndarray:
     """Probabilities of 0, 1, … new clients in a round, up to a factor; ``met`` is at least ``drawn``."""
     j = np.arange(min(unmet, drawn))
-    # The ratio is p_{j+1}/p_j. Add logarithms, as products of thousands of ratios leave the range of floats.
+    # The ratio is p_{j+1}/p_j. Add logarithms, as products of thousands of ratios overflow or underflow.
     ratio = (unmet - j) * (drawn - j) / ((j + 1) * (met - drawn + j + 1))
     log_weight = np.concatenate([[0.0], np.cumsum(np.log(ratio))])
     return np.exp(log_weight - log_weight.max())

@@ -20,7 +20,7 @@ class ScheduleStatistics(NamedTuple):
         uploads: uploads that arrive in each round.
         clients_seen: clients seen after each round.
         examples_seen: examples of the clients seen after each round.
-        classes_seen: classes of which the clients seen after each round hold an example.
+        classes_seen: classes of which clients seen after each round hold an example.
         first_arrival: the round, from 0, in which each client's first upload arrives; −1 for never.
         times_drawn: how often each client is drawn.
     """
@@ -70,7 +70,7 @@ def schedule_statistics(
     first = np.full(num_clients, rounds)
     np.minimum.at(first, drawn[arrives], arrival[arrives])
     held = clients >= 0
-    # Number the classes that occur: a label may be far larger than their number.
+    # Number the classes that occur: the largest label may far exceed the number of classes.
     present, codes = np.unique(labels[held], return_inverse=True)
     class_first = np.full(present.size, rounds)
     np.minimum.at(class_first, codes, first[clients[held]])

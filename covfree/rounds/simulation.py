@@ -1,4 +1,4 @@
-"""One round of a simulated federation, from the state before it to the state after it."""
+"""One round of a simulated federation: from the state before it to the state after it."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from covfree.rounds.uploads import Parts, packed, size_in_bytes
 
 
 class Held(NamedTuple):
-    """What a run carries from one round to the next.
+    """What a run passes from one round to the next.
 
     Attributes:
         state: the server's state.
@@ -50,7 +50,7 @@ class Round(NamedTuple):
         memories: for each group, its clients (−1 for padding and lost uploads) and their new memory.
         record: the round's record for the history, without evaluation.
         items: the number of items of each table in the total of the uploads.
-        unsound: name of what is not finite; None if all is finite.
+        unsound: the name of a part that is not finite; None if all are finite.
     """
 
     state: Any
@@ -62,7 +62,7 @@ class Round(NamedTuple):
 
 
 class Simulation(NamedTuple):
-    """The parts of a run that stay the same, with the functions that compute a round from them."""
+    """The fixed parts of a run, with the functions that compute a round from them."""
 
     algorithm: Algorithm
     federation: Federation
@@ -93,7 +93,7 @@ class Simulation(NamedTuple):
                 unsound = f"what client {group.clients[lost].min()} remembers"
         now, pending = cohort.due(cast(Compensated, before), held.pending)
         who, sizes, metrics = jax.tree.map(lambda *parts: np.concatenate(parts), *told)
-        # Sort the tables' items by client, so that they do not depend on the groups.
+        # Sort the tables' items by client, so that they do not depend on how clients are grouped.
         orders = [np.argsort(np.concatenate(own), kind="stable") for own in zip(*senders, strict=True)]
         rows = [
             packed(jax.tree.map(lambda *parts, order=order: np.concatenate(parts)[order], *own))
@@ -109,7 +109,7 @@ class Simulation(NamedTuple):
         if self.algorithm.report is not None:
             reported = self.algorithm.report(self.algorithm.params, state)
             record |= {name: np.asarray(value).tolist() for name, value in reported.items()}
-        # An infinite loss is sound: an example of an absent class has one.
+        # An infinite loss is no error: an example of an absent class has one.
         if unsound is None and np.isnan(record.get("loss", 0.0)):
             unsound = "the clients' loss"
         if self.each_client:
@@ -132,7 +132,7 @@ class Simulation(NamedTuple):
         )
 
     def given(self, state: Any, bank: Bank) -> cohort.Answers:
-        """Zeros in the shapes of the answers of one group of members."""
+        """Return zeros in the shapes of the answers of one group of members."""
         one = np.zeros(1, int)
         group = self.federation.groups(one, one, self.place.multiple, self.delays)[0]
 
@@ -142,7 +142,7 @@ class Simulation(NamedTuple):
         return zeros_of(run, state, bank.of_clients(group.clients))
 
     def nothing_pending(self, state: Any, bank: Bank) -> Any:
-        """The pending sums before the first round, all 0; None if all uploads arrive in their round."""
+        """Return the pending sums before the first round, all 0; None if no upload can be late."""
         if self.delays == 1:
             return None
         given = self.given(state, bank).uploads
@@ -154,7 +154,7 @@ class Simulation(NamedTuple):
         return given.sums.total
 
     def names(self, state: Any, bank: Bank) -> set[str]:
-        """The names of the entries of a round's record, without evaluation."""
+        """Return the names of the entries of a round's record, without evaluation."""
         report = self.algorithm.report
         told = {} if report is None else jax.eval_shape(report, self.algorithm.params, state)
         return {"round", "clients", "bytes_up", "bytes_down", "seconds", "each_client", *told} | {
@@ -162,7 +162,7 @@ class Simulation(NamedTuple):
         }
 
     def structure_after(self, items: list[list[int]], held: Held, bank: Bank) -> Any:
-        """The pytree structure of what the run holds after some rounds."""
+        """Return the pytree structure of what the run holds after some rounds."""
         state = held.state
         for counts in items:
             given = self.given(state, bank).uploads
@@ -188,14 +188,14 @@ class Simulation(NamedTuple):
 
         def after(done: int) -> dict[str, Mark]:
             rounds = zip(*(part[:done] for part in self.schedule), strict=True)
-            # Leave out the places of nobody: they do not make another schedule.
+            # Leave out entries for nobody (−1): they do not change the schedule.
             drawn = digest(part[who >= 0] for who, late in rounds for part in (who, late))
             return about | {"participation": Mark(f"clients and delays in {done} rounds", drawn)}
 
         return after
 
     def _computation(self, state: Any, memory: Any) -> str:
-        """A checksum of the computation of a client and the server as JAX traces it, without ``params``."""
+        """Return a checksum of the client's and server's computation as JAX traces it, without ``params``."""
         examples, longest = self.federation.examples, int(self.federation.size.max(initial=1))
 
         def one_round(algorithm: Algorithm, examples: Any, state: Any, memory: Any, key: PRNGKey) -> Any:
@@ -205,7 +205,7 @@ class Simulation(NamedTuple):
             return algorithm.server(algorithm.params, state, upload), memory
 
         traced = jax.make_jaxpr(one_round)(self.algorithm, examples, state, memory, self.key)
-        # Functions are printed with their memory addresses, which differ between processes.
+        # Printed functions contain memory addresses, which differ between processes.
         text = re.sub("0x[0-9a-f]+", "", str(traced))
         return digest([np.frombuffer(text.encode(), np.uint8), *map(np.asarray, traced.consts)])
 
@@ -216,7 +216,7 @@ def _items(here: np.ndarray, part: Any) -> np.ndarray:
 
 
 def _means(metrics: dict[str, np.ndarray], sizes: np.ndarray) -> dict[str, float]:
-    """Means of clients' metrics over those who took part, weighted by their examples."""
+    """Average clients' metrics over those who took part, weighted by their examples."""
     if not sizes.sum():
         return {}
     weight = sizes.astype(float)

@@ -1,4 +1,4 @@
-"""The addition of uploads, which makes them a commutative monoid: arrays are added, tables concatenated."""
+"""The addition of uploads (a commutative monoid): arrays are added, tables are concatenated."""
 
 from __future__ import annotations
 
@@ -73,13 +73,13 @@ def add(first: Any, second: Any) -> Any:
 
 
 def packed(table: list[Any]) -> list[Any]:
-    """Remove a table's padding. This runs on the host, as the new size depends on the data."""
+    """Remove a table's padding, on the host, as the new size depends on the data."""
     *_, kept = table
     return [as_array(np.asarray(part)[np.asarray(kept)]) for part in table]
 
 
 def size_in_bytes(tree: Any) -> int:
-    """The size in bytes of a pytree that is sent; the padding of tables is not sent."""
+    """The size in bytes of a pytree when it is sent; the padding of tables is not sent."""
 
     def size(part: Any) -> int:
         leaves = jax.tree.leaves(part.items if is_table(part) else part)

@@ -125,8 +125,7 @@ def _of_clients(
 def _leading(
     residual: Float[Array, "examples dim"], number: int, degrees: Integer[Array, ""]
 ) -> tuple[Float[Array, "directions dim"], Float[Array, ""]]:
-    """Return rows s_j v_j of the largest singular values, 0 past the degrees; and Σ s_j⁴ / Σ s_j² of the
-    rest.
+    """Return rows s_j v_j of the largest singular values, 0 past the degrees; and the rest's Σ s_j⁴ / Σ s_j².
 
     They are computed from the smaller of R Rᵀ and RᵀR.
     """

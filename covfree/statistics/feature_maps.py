@@ -135,7 +135,7 @@ def fourier_features(
         sigma: σ, above 0, in units of the features' distances; may be swept.
         seed: the seed of the random directions; the same for all parties.
         unit: whether to scale features to norm 1 first. Distances are then between 0 and 2, so that one σ
-        fits features of any scale.
+            fits features of any scale.
 
     Returns:
         The map. It returns at least float32, float64 for float64 features.

@@ -55,7 +55,7 @@ def softmax_sums(
 
     Args:
         scores: the classifier: a function of x and x − m, each [examples, dim], that returns [examples,
-        classes]; −∞ for an absent class.
+            classes]; −∞ for an absent class.
         features: x_i. Half precisions are summed in float32.
         labels: y_i; a label outside [0, classes), or of an absent class, is padding.
         counts: n_i, how often each example counts; 0 for padding.

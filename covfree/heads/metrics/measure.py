@@ -52,7 +52,7 @@ def measure(
         labels: classes; below 0 is padding.
         names: some of ``NAMES``.
         clients: the client of each example, integers of any size; below 0 if it belongs to no client. Needed
-        for the names in ``CLIENT_NAMES``.
+            for the names in ``CLIENT_NAMES``.
 
     Returns:
         The figures as Python floats, for use outside ``jit``. NaN where there is nothing to measure.

@@ -134,14 +134,14 @@ def fishermix(
     Args:
         num_samples: draws of all classes together; fewer than ten for each class make the head worse.
         shrinkage: shrinkage of the common covariance S_W, see `qda`; by default the paper's (1 − a)Σ +
-        a·tr(Σ)/d·I with a = 0.05, up to a factor that changes no direction.
+            a·tr(Σ)/d·I with a = 0.05, up to a factor that changes no direction.
         spread: τ, above 0.
         l2: weight of the penalty, see `softmax_head`.
         seed: the seed of the draws.
 
     Raises:
         ValueError: if a number is out of range, or the rule needs single rows; in ``fit``, if there are more
-        classes than draws.
+            classes than draws.
 
     Source: Turazza, Picone and Mamei (2026), GH-OFL, section on FisherMix. The paper trains by AdamW and
     keeps directions up to a share of the eigenvalues' sum; here L-BFGS trains on all C − 1 directions. The

@@ -221,7 +221,7 @@ def naive_bayes(
 
     Args:
         prior: κ, how many observations the common variances count for. Must be above 0 if a class may have a
-        single example.
+            single example.
         covariance: see `qda`.
 
     Raises:

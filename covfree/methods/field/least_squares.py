@@ -26,8 +26,8 @@ def over_examples(terms: Terms) -> Bound:
 
     Args:
         terms: ``(params, sent, features, targets, kept) -> pytree`` of sums over some examples. Targets are
-        one-hot. If ``kept`` is false, an example's targets are 0, and the sums must leave it out. Half
-        precisions are summed in float32.
+            one-hot. If ``kept`` is false, an example's targets are 0, and the sums must leave it out. Half
+            precisions are summed in float32.
     """
     return bound(_over_examples, terms=terms)
 

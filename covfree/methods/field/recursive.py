@@ -32,8 +32,8 @@ class RecursiveRidge:
         total: sum of the features of each class.
         count: examples of each class.
         margin: how well determined the state is after forgetting. It is 1 before any `downdate`. Then it is
-        the smallest share of any direction's energy that remained after a `downdate`. Rounding errors grow by
-        about 1/margin. 0 means that a `downdate` was refused.
+            the smallest share of any direction's energy that remained after a `downdate`. Rounding errors
+            grow by about 1/margin. 0 means that a `downdate` was refused.
     """
 
     root: Float[Array, "*batch dim dim"]
@@ -49,7 +49,7 @@ def recursive_ridge(dim: int, num_classes: int, ridge: Scalar) -> RecursiveRidge
         dim: d.
         num_classes: C.
         ridge: λ, above 0. With λ = 0 the root would be singular until d independent examples came, and it
-        cannot give the solution of minimum norm. Forgetting the last client would leave a root of 0.
+            cannot give the solution of minimum norm. Forgetting the last client would leave a root of 0.
 
     Returns:
         The state, in float32, or float64 where that is enabled. Features are cast to it.

@@ -138,18 +138,18 @@ def fedpft(
         num_components: k, the most components of a client's class.
         covariance: structure of the components' covariances.
         num_samples: virtual features of all clients together, in proportion to the components' counts; 10,000
-        by default.
+            by default.
         l2: weight of the penalty, see `softmax_head`; 0.001 by default.
         seed: the seed of the virtual features.
         epochs: passes of gradient descent over the draws; replaces ``num_samples`` and ``l2``.
         learning_rate: learning rate of the descent, 0.01 by default. It must suit the features' unit, as
-        these are not scaled.
+            these are not scaled.
         momentum: momentum of the descent, in [0, 1]; 0.9 by default.
         batch_size: draws for each step of the descent; 128 by default.
 
     Raises:
         ValueError: if an argument is unknown or out of range; if ``num_samples`` or ``l2`` is given together
-        with ``epochs``, or a number of the descent without it.
+            with ``epochs``, or a number of the descent without it.
 
     Source: Beitollahi, Bie, Hemati, Brunswic, Li, Chen and Zhang (2024), Alg. 1; Guan, Zhou and Gu (2025),
     experiments, for the descent.

@@ -96,8 +96,8 @@ def corrected(method: Method[Any], rounds: int = 4, *, penalty: Scalar = 0.003) 
 
     Args:
         method: a method whose clients send class means, or a matrix that adds up: `fedcof` and similar
-        methods with any head, `refined` versions of them, `fedncm`, `fed3r`, `qda` from means; with or
-        without a feature map.
+            methods with any head, `refined` versions of them, `fedncm`, `fed3r`, `qda` from means; with or
+            without a feature map.
         rounds: m, evaluations of the gradient, at least 2.
         penalty: λ, above 0. Between 0.001 and 0.01 the results on all data sets that were tried are alike.
 

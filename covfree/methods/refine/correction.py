@@ -156,7 +156,7 @@ def _mean(values: jax.Array, weight: jax.Array) -> jax.Array:
 def _combined(
     start: Head, scale: jax.Array, moments: Moments, point: jax.Array
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Add a linear start to a point: weights and biases for centred features, and which classes are present."""
+    """Add a linear start to a point: weights and biases for centred features, and the present classes."""
     weight, bias = point[:-1], point[-1]
     if not isinstance(start, LinearHead):
         return weight, bias, moments.present

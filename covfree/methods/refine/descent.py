@@ -62,7 +62,7 @@ def descend(
     Args:
         descent: the minimisation so far.
         value: the loss at ``descent.trial``. The step fails if the loss, the gradient or a result from them
-        is not finite.
+            is not finite.
         slope: the gradient there.
         metric: A, factorised; it applies to all rows of a point except the last.
 

@@ -37,7 +37,7 @@ class Progress(NamedTuple):
         rows: clients' class means, which give the scatter between them; None if clients sent only sums.
         own: the parts of the method's totals that a nonlinear head needs.
         covariance: the shrunk covariance, if the search is for a ridge head. (Far from zero it cannot be
-        recovered from the Gram matrix.)
+            recovered from the Gram matrix.)
     """
 
     moments: Moments
@@ -198,16 +198,16 @@ def refined(
 
     Args:
         method: `fedcof` with an LDA, ridge or Student head and one mean for each class of a client, or a
-        similar method: `fedcof_residuals` starts nearer to the exact head. For a Student head the shared
-        covariance is refined; the parts in which classes differ stay those of the class means.
+            similar method: `fedcof_residuals` starts nearer to the exact head. For a Student head the shared
+            covariance is refined; the parts in which classes differ stay those of the class means.
         rounds: m, rounds of products. Three came near to the exact head in all our trials; d/q are exact.
         directions: q, the most directions of a round; by default C − 1 for LDA and C for ridge heads, which
-        span all of the head's columns. With fewer, the leading ones are used, and progress is slower and less
-        even.
+            span all of the head's columns. With fewer, the leading ones are used, and progress is slower and
+            less even.
         shrinkage: shrinkage of the exact covariance S: γ of S + γI, ``covfree.relative(…)`` or
-        `pseudo_observations`. By default the method's own if it is one of these, else `pseudo_observations`:
-        γ = t·min(1, d/ν) with t = tr(S)/d and ν = N − C degrees of freedom. For features with very unequal
-        variances that may be too much; try ``covfree.relative(0.001)``.
+            `pseudo_observations`. By default the method's own if it is one of these, else
+            `pseudo_observations`: γ = t·min(1, d/ν) with t = tr(S)/d and ν = N − C degrees of freedom. For
+            features with very unequal variances that may be too much; try ``covfree.relative(0.001)``.
 
     Returns:
         The method with rounds of products after its own; the numbers are ``params.first``, those of the

@@ -102,12 +102,12 @@ def select(candidates: Sequence[Method[H]], *, by: By = "errors", keep: float = 
 
     Args:
         candidates: two or more methods whose clients send the same; the first is taken among equals.
-        Examples: `fedcof` with different heads or priors, ``qda`` from means; `fed3r` with several λ; some of
-        them `refined` or `corrected`. Leave γ to the automatic rule.
+            Examples: `fedcof` with different heads or priors, ``qda`` from means; `fed3r` with several λ;
+            some of them `refined` or `corrected`. Leave γ to the automatic rule.
         by: what clients add up: ``"errors"``, or ``"losses"`` (−log softmax of the example's class, at most
-        100), which judges probabilities too.
+            100), which judges probabilities too.
         keep: the share of examples that are kept aside, between 0 and 1. The head is fitted to the rest: a
-        class all of whose examples are kept aside is absent.
+            class all of whose examples are kept aside is absent.
 
     Returns:
         The method; its numbers are a tuple of the candidates' numbers. Its head is that of the chosen
@@ -118,7 +118,7 @@ def select(candidates: Sequence[Method[H]], *, by: By = "errors", keep: float = 
     Raises:
         TypeError: if a candidate is no method.
         ValueError: if there are fewer than two candidates; if their clients send different messages, or apply
-        a map or transforms; or if an argument is out of range.
+            a map or transforms; or if an argument is out of range.
 
     Source: covfree; docs/selecting.md.
 

@@ -107,7 +107,7 @@ def barycentre(gaussians: Gaussian) -> Gaussian:
 
     Args:
         gaussians: the Gaussians of all clients, each leaf with a client axis. For equal weights replace
-        ``count``.
+            ``count``.
 
     Raises:
         ValueError: if there is no client axis.
