@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import re
+import sys
+import sysconfig
 from collections.abc import Iterator
 from dataclasses import fields, is_dataclass
 from functools import partial
 from pathlib import Path
-from types import CodeType, FunctionType
+from types import CodeType, FunctionType, MethodType, ModuleType
 from typing import Any
 
 import jax
@@ -17,12 +19,16 @@ import numpy as np
 
 from covfree.methods import Method
 
+# Folders of installed packages and of Python itself.
+_LIBRARIES = tuple(sysconfig.get_path(name) for name in ("purelib", "platlib", "stdlib", "platstdlib"))
+
 
 def fingerprint(method: Method) -> str:
     """Return a digest of a method's functions and numbers, which is the same in every process.
 
-    Functions that are not covfree's count with the text of their file, so that another text is another
-    method; those without a file, of a notebook, with their compiled code.
+    Functions and classes that are not covfree's count with the text of their file and of the files of the
+    user that it imports, so that another text is another method; functions without a file, of a notebook,
+    with their compiled code.
 
     >>> import covfree
     >>> fingerprint(covfree.fed3r(1.0)) == fingerprint(covfree.fed3r(1.0))
@@ -43,7 +49,8 @@ def fingerprint(method: Method) -> str:
 
 
 def _own_code(part: Any, seen: set[int]) -> Iterator[bytes]:
-    """Yield the code of the functions in a method's parts that are not covfree's, and what they enclose."""
+    """Yield the code of the functions and classes in a method's parts that are not covfree's."""
+    yield from _files(sys.modules.get(type(part).__module__), seen)
     if isinstance(part, FunctionType):
         if id(part) in seen:
             return
@@ -53,9 +60,12 @@ def _own_code(part: Any, seen: set[int]) -> Iterator[bytes]:
             file = Path(part.__code__.co_filename)
             yield file.read_bytes() if file.is_file() else _code(part.__code__)
             yield repr([each for each in enclosed if isinstance(each, bool | int | float | str)]).encode()
+            yield from _files(sys.modules.get(part.__module__), seen)
         yield from _own_code(enclosed, seen)
     elif isinstance(part, partial):
         yield from _own_code((part.func, part.args, part.keywords), seen)
+    elif isinstance(part, MethodType):
+        yield from _own_code((part.__func__, part.__self__), seen)
     elif is_dataclass(part):
         yield from _own_code([getattr(part, own.name) for own in fields(part)], seen)
     elif isinstance(part, dict):
@@ -63,6 +73,27 @@ def _own_code(part: Any, seen: set[int]) -> Iterator[bytes]:
     elif isinstance(part, list | tuple):
         for each in part:
             yield from _own_code(each, seen)
+    elif hasattr(part, "__wrapped__"):
+        # What jax.jit or functools.cache made of a function.
+        yield from _own_code(part.__wrapped__, seen)
+
+
+def _files(module: ModuleType | None, seen: set[int]) -> Iterator[bytes]:
+    """Yield the text of a user's module, and of the user's modules that its names come from."""
+    path = getattr(module, "__file__", None) or ""
+    if id(module) in seen or not path.endswith(".py") or path.startswith(_LIBRARIES):
+        return
+    assert module is not None
+    if module.__name__.partition(".")[0] in ("covfree", "jax"):
+        return
+    seen.add(id(module))
+    yield Path(path).read_bytes()
+    for each in list(vars(module).values()):
+        name = getattr(each, "__module__", None)
+        home = (
+            each if isinstance(each, ModuleType) else sys.modules.get(name if isinstance(name, str) else "")
+        )
+        yield from _files(home, seen)
 
 
 def _code(code: CodeType) -> bytes:

@@ -36,11 +36,12 @@ def present(
     table = accuracy_table(results) if several else report.table(results)
     below = "\n".join(report.notes(results))
     show(form, title, table, report.records(results), content, lost, below)
-    for cell, error in study.failed.items():
-        say(f"{study.name(cell)}: failed, and is left out: {error}")
+    failed = [f"{study.name(cell)}: failed, and is left out: {error}" for cell, error in study.failed.items()]
+    for text in failed:
+        say(text)
     if page is not None:
         given = {**given, "report": page.name}
-        write_page(page_of(command, title, results, study.datasets, config, given), page)
+        write_page(page_of(command, title, results, study.datasets, config, given, failed), page)
         say(f"wrote {page}")
     if study.folder is None:
         return

@@ -14,7 +14,7 @@ import numpy as np
 
 import covfree
 from covfree.studies.known import JOINT
-from covfree.studies.result import Result, Run
+from covfree.studies.result import Result, Run, accuracy_cell
 from covfree.studies.table import Cell, Table, as_bytes, as_flops, as_seconds, percent
 
 _BROKEN = ("bytes up", "bytes down", "per client", "client FLOPs", "client time", "server time", "best round")
@@ -53,10 +53,11 @@ def table(results: Sequence[Result]) -> Table:
     more = [f"{name}, {'nats' if name == 'nll' else '%'}" for name in _more(results[0])]
     sizes = ("bytes up", "bytes down", "per client") if down else ("bytes up", "per client")
     columns = ("method", "accuracy, %", *more, *sizes, *_COSTS)
-    return Table(columns, tuple(_line(result, down) for result in results), broken=_BROKEN)
+    seeds = max(len(result.runs) for result in results)
+    return Table(columns, tuple(_line(result, down, seeds) for result in results), broken=_BROKEN)
 
 
-def _line(result: Result, down: bool) -> tuple[Cell, ...]:
+def _line(result: Result, down: bool, seeds: int) -> tuple[Cell, ...]:
     more = {name: result.spread(lambda run, name=name: run.figures[name]) for name in _more(result)}
     sizes = [result.mean(lambda run: run.sent.statistics)]
     sizes += [result.mean(lambda run: run.received)] if down else []
@@ -65,7 +66,7 @@ def _line(result: Result, down: bool) -> tuple[Cell, ...]:
     seconds = [result.median(lambda run: run.client_seconds), result.median(lambda run: run.server_seconds)]
     return (
         Cell(result.title),
-        Cell(percent(*result.accuracy), result.accuracy[0]),
+        accuracy_cell(result, seeds),
         *(Cell(_shown(name, *spread), spread[0]) for name, spread in more.items()),
         *(Cell(as_bytes(size), size) for size in sizes),
         Cell(as_flops(flops), flops),

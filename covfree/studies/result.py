@@ -156,23 +156,31 @@ def place_names(places: Sequence[tuple[str, Federation | None]]) -> tuple[str, .
     return tuple(name(*place) for place in places)
 
 
+def accuracy_cell(result: Result, seeds: int) -> Cell:
+    """Format an accuracy: mean ± standard deviation in percent, and of how many seeds if others have more."""
+    number = len(result.runs)
+    of = f" ({number} seed{'s' * (number > 1)})" if number < seeds else ""
+    return Cell(percent(*result.accuracy) + of, result.accuracy[0])
+
+
 def accuracy_table(results: Iterable[Result]) -> Table:
     """Lay out accuracies with a line per method and a column per federation; mark each column's best.
 
     A cell is the mean in percent ± the standard deviation over seeds; it is empty if the method was not run
-    there. A column is named after the settings that differ between the federations.
+    there. If it failed with some seeds, the cell says how many the others are, and is not marked. A column is
+    named after the settings that differ between the federations.
 
     Args:
         results: results of `summarise`.
     """
-    cells = {
-        (result.title, result.place): Cell(percent(*result.accuracy), result.accuracy[0])
-        for result in results
-    }
-    titles = list(dict.fromkeys(title for title, _ in cells))
-    places = list(dict.fromkeys(place for _, place in cells))
+    every = {(result.method, result.place): result for result in results}
+    places = list(dict.fromkeys(place for _, place in every))
+    seeds = {place: max(len(every[each].runs) for each in every if each[1] == place) for place in places}
+    cells = {key: accuracy_cell(result, seeds[key[1]]) for key, result in every.items()}
+    titles = {method: result.title for (method, _), result in every.items()}
     lines = tuple(
-        (Cell(title), *(cells.get((title, place), Cell("")) for place in places)) for title in titles
+        (Cell(title), *(cells.get((method, place), Cell("")) for place in places))
+        for method, title in titles.items()
     )
     best = frozenset(
         (row, column)
@@ -184,8 +192,8 @@ def accuracy_table(results: Iterable[Result]) -> Table:
 
 
 def _highest(cells: Sequence[str]) -> list[int]:
-    """Indices of the highest accuracy; cells that show the same digits are equal."""
-    means = [f"{float(cell.split()[0]):6.2f}" if cell else None for cell in cells]
+    """Indices of the highest accuracy over all seeds; cells that show the same digits are equal."""
+    means = [f"{float(cell.split()[0]):6.2f}" if cell and "seed" not in cell else None for cell in cells]
     top = max((mean for mean in means if mean is not None), default=None)
     return [index for index, mean in enumerate(means) if mean is not None and mean == top]
 

@@ -250,9 +250,10 @@ def law_of(data: FeatureSet, federation: Federation) -> str:
 
 
 def contents_of(data: FeatureSet) -> str:
-    """Return a digest of all features and labels of both parts."""
+    """Return a digest of all features, labels and clients of both parts."""
     digest = hashlib.sha256()
-    for array in (data.train_features, data.train_labels, data.test_features, data.test_labels):
+    parts = (data.train_features, data.train_labels, data.test_features, data.test_labels)
+    for array in (*parts, *(each for each in (data.clients, data.test_clients) if each is not None)):
         digest.update(f"{array.dtype}{array.shape}".encode())
         for part in blocks(array):
             digest.update(np.ascontiguousarray(array[part]).data)

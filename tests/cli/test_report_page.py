@@ -9,11 +9,14 @@ import browser
 import numpy as np
 import pytest
 
+from covfree import SentBytes
 from covfree.cli.app import run
 from covfree.data.partitions import partition_statistics
+from covfree.studies import Federation, Run, report, summarise
 from covfree.studies.page.details import detail
 from covfree.studies.page.headline import Scored, behind, gains, headline, over_places
 from covfree.studies.page.pictures import as_svg
+from covfree.studies.page.study import scored_of
 from covfree.studies.plots import style as figures
 from covfree.studies.predictions import Predictions
 
@@ -246,7 +249,7 @@ def test_the_headline_says_how_sure_it_is():
         "3.00 points.",
         "A takes 1.0 kB (bytes up), as much as B.",
     ]
-    assert headline([lost], 100, "bytes up") == ["No method has a test accuracy."]
+    assert headline([lost], 100, "bytes up") == ["No method has a test accuracy with all seeds."]
     half = Scored("E", {0: 0.99, 1: float("nan")}, 10)
     alone = headline([half, second], 100, "bytes up")
     assert alone[0].startswith("B: 90.60 ± 0.60 % test accuracy")
@@ -261,6 +264,13 @@ def test_the_headline_says_how_sure_it_is():
     ]
     two = headline([Scored("A", {0: 0.9, 1: 0.8}, 1), Scored("B", {0: 0.8, 1: 0.8}, 1)], 100, "bytes up")
     assert two[0].startswith("A and B are not told apart by 2 seeds: 85.00 ± 7.07 % and 80.00 %")
+    # A fixed split and clients of the data's own: no seed changes anything.
+    fixed = headline([Scored("A", {0: 0.9, 1: 0.9}, 1), Scored("B", {0: 0.8, 1: 0.8}, 1)], 100, "bytes up")
+    assert fixed[1:3] == [
+        "It is 10.00 points above B.",
+        "Seeds that all give the same do not tell how much of this is chance; 100 test examples alone make a "
+        "standard error of 3.00 points.",
+    ]
 
 
 def test_the_headline_says_what_training_lost():
@@ -339,3 +349,18 @@ def test_details_of_few_and_of_many_classes():
     assert sum(int(bar["text"] or 0) for bar in found["spread"]["bars"]) == 40
     assert list(found["confused"][0].values()) == ["class 39", "class 0", 39, "97.5 %"]
     assert len(found["confused"]) == 20
+
+
+def test_a_method_that_failed_with_a_seed_is_not_ranked():
+    """A mean over the easier seeds is no mean over all."""
+    place = {"dataset": "digits", "federation": Federation(10, "inner_dirichlet", 0.1)}
+    runs = [
+        Run(method, seed, accuracy, SentBytes(8, 4), 0, 10, **place)
+        for method, accuracies in (("A", (0.9, 0.8)), ("B", (0.89,)))
+        for seed, accuracy in enumerate(accuracies)
+    ]
+    results = summarise(runs)
+    said = headline(scored_of(results, False), 100, "bytes up")
+    assert said[0].startswith("A: 85.00 ± 7.07 % test accuracy over 2 seeds")
+    assert said[-1] == "B is left out: with 1 of 2 seeds it has no test accuracy."
+    assert [line[1] for line in report.table(results).lines] == ["85.00 ± 7.07", "89.00 (1 seed)"]

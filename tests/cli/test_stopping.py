@@ -99,6 +99,18 @@ def test_other_contents_of_a_file_are_an_error(untyped, cli, tmp_path):
     assert f"--resume: {out} holds runs on other contents of mine" in outcome.err
 
 
+def test_other_clients_of_a_file_are_other_contents(untyped, cli, tmp_path):
+    data = {"features": np.random.default_rng(0).normal(size=(30, 3)), "labels": np.arange(30) % 3}
+    command = ("compare", "--dataset", tmp_path / "mine.npz", "--methods", "fedncm", "--seeds", 1)
+    command = (*command, "--out", tmp_path / "out")
+    np.savez(tmp_path / "mine.npz", **data, clients=np.arange(30) % 4)
+    assert cli(*command).code == 0
+    np.savez(tmp_path / "mine.npz", **data, clients=np.arange(30) // 10)
+    outcome = cli(*command, "--resume")
+    assert outcome.is_one_line
+    assert "holds runs on other contents of mine" in outcome.err
+
+
 def stopped(arguments, sent, line) -> tuple[int, str, str]:
     """The command in a process that is sent a signal when it has said a line: code, stdout, stderr."""
     # A shell that starts these tests in the background makes all that they start ignore Ctrl-C.

@@ -1,5 +1,8 @@
 """What runs come to: means and deviations over seeds, tables, and methods by their texts."""
 
+import importlib
+import sys
+
 import numpy as np
 import pytest
 
@@ -8,6 +11,24 @@ from covfree import studies
 from covfree.studies import Federation, Run
 from covfree.studies.federation import LeftOut
 from covfree.studies.fingerprint import fingerprint
+
+OWN = """
+import dataclasses, jax, covfree, its_helper
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True, eq=False)
+class Twice:
+    num_features = 64
+
+    def __call__(self, features):
+        return 2 * features
+
+
+@jax.jit
+def compiled(covariance, moments):
+    return covfree.LinearHead(its_helper.means(moments), moments.mean[:, 0])
+"""
 
 
 def fake(method, seed, accuracy, dataset="digits", federation=None):
@@ -27,19 +48,42 @@ def test_a_table_of_methods_by_federations():
     few, many = Federation(10, "inner_dirichlet", 0.1), Federation(10, "inner_dirichlet", 0.5)
     runs = [
         *(fake(m, s, a, federation=few) for m, s, a in (("a", 0, 0.9), ("a", 1, 0.92), ("b", 0, 0.95))),
+        *(fake("d", s, 0.9, federation=few) for s in (0, 1)),
         *(fake("b", 0, 0.5, federation=many), fake("c", 0, 0.50001, federation=many)),
     ]
-    table = studies.accuracy_table(studies.summarise(runs, {"a": "Method A"}))
+    # Two methods may have one title.
+    table = studies.accuracy_table(studies.summarise(runs, {"a": "Method A", "d": "Method A"}))
     assert table.columns == ("method", "alpha 0.1", "alpha 0.5")
-    assert table.lines == (("Method A", "91.00 ± 1.41", ""), ("b", "95.00", "50.00"), ("c", "", "50.00"))
-    # Equal to the digits shown is equal.
-    assert table.best == {(1, 1), (1, 2), (2, 2)}
-    assert studies.as_markdown(table).splitlines()[3] == "| b | **95.00** | **50.00** |"
-    assert studies.as_latex(table).splitlines()[4:7] == [
-        r"Method A & 91.00 $\pm$ 1.41 &  \\",
-        r"b & \textbf{95.00} & \textbf{50.00} \\",
-        r"c &  & \textbf{50.00} \\",
+    assert table.lines == (
+        ("Method A", "91.00 ± 1.41", ""),
+        # It failed with the other seed.
+        ("b", "95.00 (1 seed)", "50.00"),
+        ("Method A", "90.00 ± 0.00", ""),
+        ("c", "", "50.00"),
+    )
+    # Equal to the digits shown is equal; fewer seeds are not compared.
+    assert table.best == {(0, 1), (1, 2), (3, 2)}
+    assert studies.as_markdown(table).splitlines()[3] == "| b | 95.00 (1 seed) | **50.00** |"
+    assert studies.as_latex(table).splitlines()[4:6] == [
+        r"Method A & \textbf{91.00} $\pm$ 1.41 &  \\",
+        r"b & 95.00 (1 seed) & \textbf{50.00} \\",
     ]
+
+
+def test_a_user_s_files_tell_methods_apart(tmp_path, monkeypatch):
+    """Also a map's class, a compiled function, and a file that is imported."""
+    monkeypatch.setattr("sys.path", [str(tmp_path), *sys.path])
+    (tmp_path / "its_helper.py").write_text("def means(moments):\n    return moments.mean.T\n")
+    (tmp_path / "its_own.py").write_text(OWN)
+    own = importlib.import_module("its_own")
+    methods = [covfree.fedcof(0.5, feature_map=own.Twice()), covfree.fedcof(0.5, head=own.compiled)]
+    before = [fingerprint(method) for method in methods]
+    assert before == [fingerprint(method) for method in methods]
+    (tmp_path / "its_helper.py").write_text("def means(moments):\n    return 0 * moments.mean.T\n")
+    helped = [fingerprint(method) for method in methods]
+    (tmp_path / "its_own.py").write_text(OWN.replace("2 *", "3 *"))
+    changed = [fingerprint(method) for method in methods]
+    assert len({*before, *helped, *changed}) == 6
 
 
 def test_columns_are_named_after_what_differs():

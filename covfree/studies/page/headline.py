@@ -47,7 +47,9 @@ class Scored(NamedTuple):
 
 
 def interval(differences: Sequence[float]) -> tuple[float, float] | None:
-    """Return the 95 % confidence interval of the mean by Student's t; None for fewer than two differences.
+    """Return the 95 % confidence interval of the mean by Student's t; None if no two differences differ.
+
+    Seeds that all give the same, as with a fixed split and clients of the data's own, tell of no chance.
 
     >>> low, high = interval([0.01, 0.02, 0.03])
     >>> print(f"{low:.4f} {high:.4f}")
@@ -55,7 +57,8 @@ def interval(differences: Sequence[float]) -> tuple[float, float] | None:
     """
     from scipy.stats import t
 
-    if len(differences) < 2:
+    # Accuracies in float32 may differ by rounding.
+    if len(differences) < 2 or max(differences) - min(differences) < 1e-7:
         return None
     half = float(t.ppf(0.975, len(differences) - 1)) * stdev(differences) / sqrt(len(differences))
     return fmean(differences) - half, fmean(differences) + half
@@ -114,7 +117,7 @@ def _left_out(scored: Sequence[Scored]) -> list[str]:
 def _of_all(scored: Sequence[Scored], num_tests: int, bytes_name: str) -> list[str]:
     order = ranked(scored)
     if not order:
-        return ["No method has a test accuracy."]
+        return ["No method has a test accuracy with all seeds."]
     best, *others = order
     seeds = len(best.accuracy)
     values = list(best.accuracy.values())
@@ -147,7 +150,7 @@ def over_places(places: Sequence[Sequence[Scored]]) -> list[str]:
     """Say on how many federations each method is best, and on how many of them it is so with another."""
     tops = [_at_the_top(order) for each in places if (order := ranked(each))]
     if not tops:
-        return ["No method has a test accuracy."]
+        return ["No method has a test accuracy with all seeds."]
     firsts = Counter(title for titles in tops for title in titles)
     ties = Counter(title for titles in tops for title in titles if len(titles) > 1)
     (title, number), *others = firsts.most_common()
@@ -194,13 +197,15 @@ def _ahead(best: Scored, second: Scored, share: str, over: str) -> list[str]:
 
 
 def _sureness(best: Scored, num_tests: int) -> list[str]:
-    """For a single seed, give the standard error that the test examples cause."""
-    if len(best.accuracy) > 1 or not num_tests:
+    """For a single seed, or seeds that change nothing, give the standard error of the test examples."""
+    values = best.accuracy.values()
+    if max(values) - min(values) >= 1e-7 or not num_tests:
         return []
+    which = "One seed does not" if len(values) == 1 else "Seeds that all give the same do not"
     error = 100 * sqrt(best.mean * (1 - best.mean) / num_tests)
     return [
-        f"One seed does not tell how much of this is chance; {num_tests:,} test examples alone make a "
-        f"standard error of {error:.2f} points."
+        f"{which} tell how much of this is chance; {num_tests:,} test examples alone make a standard error "
+        f"of {error:.2f} points."
     ]
 
 

@@ -6,6 +6,7 @@ A page consists of plain dicts. The template escapes every text but drawings.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from math import isnan, nan
 from typing import Any
 
 from covfree.data import FeatureSet
@@ -43,12 +44,13 @@ def page_of(
     datasets: Datasets,
     settings: Mapping[str, Any],
     given: Mapping[str, Any],
+    failed: Sequence[str] = (),
 ) -> dict[str, Any]:
-    """Make the page of the runs' results."""
+    """Make the page of the runs' results, and of what is said of runs that failed."""
     places = list(dict.fromkeys(result.place for result in results))
     groups = [[result for result in results if result.place == place] for place in places]
     several, down = len(places) > 1, report.is_trained(results) or report.receives(results)
-    scored = [[_scored(result, down) for result in group] for group in groups]
+    scored = [scored_of(group, down) for group in groups]
     names = place_names(places) if several else [title]
     notes = _NOTES_OF_TRAINING if report.is_trained(results) else (*report.notes(results), *_NOTES)
     return {
@@ -60,17 +62,24 @@ def page_of(
         "settings": settings,
         "environment": report.environment(),
         "command": command_line(command, given),
-        "notes": [note for note in notes if note],
+        "notes": [*failed, *notes],
         "headline": over_places(scored) if several else [],
         "grid": accuracy_table(results) if several else None,
         "pictures": _sweep(results),
     }
 
 
-def _scored(result: Result, down: bool) -> Scored:
-    size = result.mean(lambda run: run.sent.statistics + (run.received if down else 0))
-    starts = {run.seed: report.start_of(run) for run in result.runs if run.history}
-    return Scored(result.title, {run.seed: run.accuracy for run in result.runs}, size, starts)
+def scored_of(results: Sequence[Result], down: bool) -> list[Scored]:
+    """Return the methods' figures; a method has the accuracy NaN with a seed with which it failed."""
+    lost = {run.seed: nan for result in results for run in result.runs}
+    scored = []
+    for result in results:
+        size = result.mean(lambda run: run.sent.statistics + (run.received if down else 0))
+        starts = {run.seed: report.start_of(run) for run in result.runs if run.history}
+        scored.append(
+            Scored(result.title, lost | {run.seed: run.accuracy for run in result.runs}, size, starts)
+        )
+    return scored
 
 
 def _place(
@@ -95,7 +104,7 @@ def _place(
     }
     names = [class_name(first, label) for label in range(first.num_classes)]
     bytes_name = f"bytes {'up and down' if down else 'up'}, all{' rounds and' * trained} clients together"
-    order = sorted(range(len(results)), key=lambda i: _rank(results[i]))
+    order = sorted(range(len(results)), key=lambda i: _rank(scored[i]))
     ranked, ranked_scores = [results[i] for i in order], [scored[i] for i in order]
     titles = [result.title for result in ranked]
     predictions = [
@@ -120,10 +129,9 @@ def _place(
     }
 
 
-def _rank(result: Result) -> tuple[bool, float]:
+def _rank(scored: Scored) -> tuple[bool, float]:
     """Sort key: the best accuracy first, NaN last."""
-    mean = result.accuracy[0]
-    return mean != mean, -mean
+    return isnan(scored.mean), -scored.mean
 
 
 def _with_gap(table: Table, scored: Sequence[Scored], place: int) -> Table:
