@@ -62,7 +62,7 @@ def test_a_curve_a_method_and_a_panel_for_each_other_setting():
     assert few.get_xscale() == "log"
     labels = [text.get_text() for text in figure.legends[0].texts]
     # The last would squeeze the others into a tenth of the height.
-    assert labels == ["NCM", "COF", "FAR (below the axes)"]
+    assert labels == ["NCM", "COF", "FAR (below the axes)", "mean ± one standard deviation"]
     assert few.get_ylim()[0] > 70
     _, cof, _ = curves(few).values()
     np.testing.assert_allclose(cof[0], [0.1, 1, 10])
@@ -87,3 +87,16 @@ def test_methods_without_the_number_are_horizontal_lines(tmp_path):
     files = sweep.plot(tmp_path / "by.png", "title", BY_SHRINKAGE, "shrinkage")
     assert [file.suffix for file in files] == [".png", ".pdf", ".svg"]
     assert all(file.stat().st_size > 1000 for file in files)
+
+
+def test_zero_has_a_place_beside_decades_and_dollars_are_text():
+    places = [result(f"a:x={x}", f"$a^$ (x={x})", 0.8, dataset=d) for x in (0, 0.1, 1) for d in ("$d^$", "e")]
+    with style.style():
+        figure = sweep.draw("", places, "x")
+        figure.draw_without_rendering()
+    axes = figure.axes[0]
+    across = axes.transData.transform([(x, 80) for x in (0, 0.1, 1)])[:, 0]
+    assert np.diff(across).min() > 0.3 * np.ptp(across)
+    assert axes.get_title(loc="left") == "$d^$"
+    # One seed has no band.
+    assert [text.get_text() for text in figure.legends[0].texts] == ["$a^$"]

@@ -103,7 +103,11 @@ def _handles(every: Sequence[Result]) -> list[Any]:
         lines.append(("closed-form stage", {"linestyle": ":"}))
     if any(run.diverged is not None for curve in every for run in curve.runs):
         lines.append(("diverged", {"linestyle": "", "marker": "x"}))
-    return [Line2D([], [], label=label, **{"color": figures.GREY, **style}) for label, style in lines]
+    bands = [figures.band()] * any(len(curve.runs) > 1 for curve in every)
+    return [
+        *(Line2D([], [], label=label, **{"color": figures.GREY, **style}) for label, style in lines),
+        *bands,
+    ]
 
 
 def _draw_curve(
@@ -120,7 +124,7 @@ def _draw_curve(
     mark = {"color": style["color"], "linestyle": ""}
     if len(curve.runs) > 1:
         axes.fill_between(
-            places, mean - deviation, mean + deviation, alpha=0.15, linewidth=0, color=style["color"]
+            places, mean - deviation, mean + deviation, alpha=figures.BAND, linewidth=0, color=style["color"]
         )
     # A start may lie on the edge of the axes, at 0 or 100 %.
     axes.plot(places[:1], mean[:1], marker="o", clip_on=False, zorder=3, **mark)

@@ -30,6 +30,7 @@ FORMATS = ("png", "pdf", "svg")
 BLUE, VERMILLION, GREEN, ORANGE = "#0072B2", "#D55E00", "#009E73", "#E69F00"
 SKY, PURPLE, BLACK, GREY = "#56B4E9", "#CC79A7", "#000000", "#7F7F7F"
 BROWN = "#8C564B"
+BAND = 0.15  # opacity of the band of a standard deviation around a line
 COLOURS = (BLUE, VERMILLION, GREEN, ORANGE, SKY, PURPLE, BLACK)
 
 _SETTINGS: dict[str, Any] = {
@@ -166,7 +167,7 @@ def legend_below(figure: Figure, handles: Sequence[Any]) -> None:
         for columns in range(1, len(widths) + 1)
         if sum(part.max() for part in np.array_split(widths, columns)) <= 72 * figure.get_figwidth()
     ]
-    figure.legend(
+    legend = figure.legend(
         handles=list(handles),
         loc="outside lower center",
         ncols=max(fitting, default=1),
@@ -174,3 +175,12 @@ def legend_below(figure: Figure, handles: Sequence[Any]) -> None:
         columnspacing=1.2,
         borderaxespad=0.2,
     )
+    for text in legend.get_texts():
+        text.set_parse_math(False)
+
+
+def band() -> Any:
+    """Return the legend's entry of the bands around lines."""
+    from matplotlib.patches import Patch
+
+    return Patch(color=GREY, alpha=BAND, linewidth=0, label="mean ± one standard deviation")

@@ -54,9 +54,9 @@ def swept(results: Sequence[Result]) -> str | None:
 def plot(path: Path, title: str, results: Sequence[Result], number: str) -> list[Path]:
     """Draw accuracy against the swept number, as PNG, PDF and SVG.
 
-    Lines are means over the seeds, bands standard deviations. A method that does not take the number is a
-    horizontal line. A curve far below all others is left out of the axes, so that it does not squeeze them;
-    the legend says so.
+    Lines are means over the seeds, bands standard deviations, which the legend says. A method that does not
+    take the number is a horizontal line. A curve far below all others is left out of the axes, so that it
+    does not squeeze them; the legend says so.
     """
     with figures.style():
         return figures.save_all(draw(title, results, number), path)
@@ -92,7 +92,7 @@ def draw(title: str, results: Sequence[Result], number: str, *, narrow: bool = F
             for curve, style in styles.items()
         }
         below |= _set_limits(axes, {curve: end for curve, end in ends.items() if len(end)})
-        axes.set_title(name if len(panels) > 1 else "", loc="left")
+        axes.set_title(name if len(panels) > 1 else "", loc="left", parse_math=False)
         axes.set_xlabel(_WORDS.get(number, number.replace("_", " ")))
         axes.grid()
     for axes in every[len(panels) :]:
@@ -104,7 +104,8 @@ def draw(title: str, results: Sequence[Result], number: str, *, narrow: bool = F
         [
             Line2D([], [], label=curve + " (below the axes)" * (curve in below), **style)
             for curve, style in styles.items()
-        ],
+        ]
+        + [figures.band()] * any(result.accuracy[1] is not None for result in results),
     )
     return figure
 
@@ -132,15 +133,18 @@ def _is_number(value: Any) -> TypeGuard[float]:
 
 
 def _set_scale(axes: Axes, places: Sequence[float]) -> None:
-    """Take a logarithmic axis for positive numbers that span much; tick where the results are, if few."""
+    """Take a logarithmic axis for numbers from 0 on that span much; tick where the results are, if few."""
     from matplotlib.ticker import NullLocator
 
     values = sorted(set(places))
     if not values:
         axes.set_xticks([])
         return
-    if values[0] > 0 and values[-1] >= 8 * values[0]:
-        axes.set_xscale("log")
+    positive = [value for value in values if value > 0]
+    if values[0] >= 0 and positive and values[-1] >= 8 * positive[0]:
+        # Below the smallest positive number, an axis with 0 is linear.
+        more = {} if values[0] > 0 else {"linthresh": positive[0]}
+        axes.set_xscale("symlog" if more else "log", **more)
     if len(values) <= _TICKS:
         axes.set_xticks(values, [f"{value:g}" for value in values])
         axes.xaxis.set_minor_locator(NullLocator())
@@ -155,12 +159,13 @@ def _draw_curve(axes: Axes, points: Sequence[_Point], style: dict[str, Any]) -> 
     low, mean, high = 100 * (accuracy - deviation), 100 * accuracy, 100 * (accuracy + deviation)
     if points[0].place is None:
         axes.axhline(mean[0], **style)
+        axes.axhspan(low[0], high[0], alpha=figures.BAND, linewidth=0, color=style["color"])
     else:
         places = np.array([point.place for point in points], float)
         order = np.argsort(places)
         axes.plot(places[order], mean[order], marker="o", markersize=3.5, **style)
         axes.fill_between(
-            places[order], low[order], high[order], alpha=0.15, linewidth=0, color=style["color"]
+            places[order], low[order], high[order], alpha=figures.BAND, linewidth=0, color=style["color"]
         )
     return np.concatenate([low, high])
 
