@@ -102,6 +102,7 @@ def compare_command(
     chosen = variants_of(methods, numbers_of(numbers))
     if check:
         _check_contracts(chosen)
+    named = list(chosen)
     if select:
         with named_option("methods"):
             chosen = {**chosen, **chosen_of(chosen)}
@@ -149,9 +150,11 @@ def compare_command(
         runs = list(study.runs(progress))
     if not runs:
         cell, error = next(iter(study.failed.items()))
-        raise ValueError(f"{cell.method}: {error}")
+        values = "" if numbers is None else f" with --set {numbers}"
+        raise ValueError(f"{cell.method}{values}: {error}")
     asked = {
-        "methods": [name for name in chosen if name != POOLED.name],
+        "methods": named,
+        **({"select": True} if select else {}),
         **({"pooled": True} if pooled else {}),
         "seeds": chosen_seeds if "," in seeds else len(chosen_seeds),
     }

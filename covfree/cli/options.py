@@ -43,7 +43,7 @@ Alpha = Annotated[float | None, ALPHA]
 Partition = Annotated[str | None, PARTITION]
 USUAL = Federation(100, "inner_dirichlet", 0.1)
 Out = Annotated[Path | None, typer.Option(help="Folder for files; made if missing.")]
-ReportFile = Annotated[Path | None, typer.Option("--report", help="An .html page to write, with pictures.")]
+ReportFile = Annotated[Path | None, typer.Option("--report", help="An .html page to write, or replace.")]
 Resume = Annotated[bool, typer.Option("--resume", help="Go on with the runs that --out holds.")]
 
 NETWORK = typer.Option(help="Network (covfree backbones), or x.onnx[:TENSOR].")
@@ -109,6 +109,8 @@ def seeds_of(text: str) -> list[int]:
     if "," in text:
         for value in values:
             at_least("seeds", value, 0)
+            if value >= 2**32:
+                raise ValueError(f"--seeds: expected numbers below 2^32, got {value}")
         return values
     at_least("seeds", values[0], 1)
     return list(range(values[0]))

@@ -28,7 +28,7 @@ def entry_of(name: str) -> Entry[Method]:
         return registry()[name]
     path, in_file, function = name.partition(".py:")
     if in_file:
-        return _entry(name, _function(Path(f"{path}.py"), function), f"{Path(path).name}.py:{function}")
+        return _entry(name, _function(Path(f"{path}.py"), function), function)
     if name.endswith(".py"):
         raise ValueError(f"methods: expected a function of the file, such as {name}:my_method, got {name!r}")
     found = {point.name: point for point in entry_points(group=GROUP)}

@@ -86,6 +86,9 @@ def load_named(dataset: str, test_file: Path | None, *, seed: int = 0) -> Featur
         options = {"dataset": "--dataset", "test": "--test-file"}
         name, colon, text = str(error).partition(":")
         raise ValueError(f"{options.get(name, name)}{colon}{text}") from error
+    except FileNotFoundError as error:
+        option = "--test-file" if str(error).startswith(f"{test_file}:") else "--dataset"
+        raise FileNotFoundError(f"{option}: {error}") from error
 
 
 def of_file(dataset: str, test_file: Path | None) -> Source:

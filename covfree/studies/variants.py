@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from inspect import signature
 from itertools import product
 from typing import Any, NamedTuple, cast
 
@@ -10,7 +11,7 @@ from covfree.methods import Method, registry
 from covfree.methods.selecting import select
 from covfree.statistics.transforms import count_noise
 from covfree.studies.federation import several
-from covfree.studies.known import JOINT, entry_of
+from covfree.studies.known import JOINT, entry_of, is_own
 from covfree.studies.names import parsed
 
 
@@ -87,7 +88,7 @@ def _single(names: Sequence[str], numbers: Mapping[str, Sequence[Any]]) -> dict[
         if not any(number in known[name].accepts for name, _ in asked):
             takers = [name for name, entry in known.items() if number in entry.accepts]
             which = f"{asked[0][0]} does not take it" if len(asked) == 1 else "none of the methods takes it"
-            raise ValueError(f"{number}: {which}; expected one of {', '.join(takers)}")
+            raise ValueError(f"{number}: {which}" + ("; expected one of " * bool(takers)) + ", ".join(takers))
     for name, own in asked:
         entry = known[name]
         common = {k: v for k, v in numbers.items() if k in entry.accepts and k not in own}
@@ -106,12 +107,10 @@ def _single(names: Sequence[str], numbers: Mapping[str, Sequence[Any]]) -> dict[
             title, defaults, _ = entry.title.partition(" (")
             words = [f"{k}={v}" for k, v in given.items()] if defaults else shown
             try:
-                method = entry.make(**given)
+                method = _of_user(name, entry.make, given) if is_own(name) else entry.make(**given)
             except (TypeError, ValueError) as error:
-                raise ValueError(f"methods: {key}: {error}" if own else str(error)) from error
-            if not isinstance(method, Method):
-                got = type(method).__name__
-                raise ValueError(f"methods: {name}: expected the function to return a method, got a {got}")
+                plain = not own or is_own(name)
+                raise ValueError(str(error) if plain else f"methods: {key}: {error}") from error
             shown_as = f"{title} ({', '.join(words)})" if words else entry.title
             # Functions of two files may have one title.
             taken = any(shown_as == each.title for each in found.values())
@@ -119,6 +118,23 @@ def _single(names: Sequence[str], numbers: Mapping[str, Sequence[Any]]) -> dict[
     if not found:
         raise ValueError("methods: expected names of methods, got none")
     return found
+
+
+def _of_user(name: str, make: Any, given: Mapping[str, Any]) -> Method:
+    """Call a user's function, which may fail in any way."""
+    key = ":".join([name, *(f"{number}={value}" for number, value in given.items())])
+    for number, argument in signature(make).parameters.items():
+        if argument.annotation in (int, float, "int", "float") and isinstance(given.get(number), str):
+            raise ValueError(f"methods: {key}: expected a number for {number}, which is annotated so")
+    try:
+        method = make(**given)
+    except Exception as error:
+        kind = "" if isinstance(error, ValueError) else f"{type(error).__name__}: "
+        raise ValueError(f"methods: {key}: {kind}{error}") from error
+    if not isinstance(method, Method):
+        got = type(method).__name__
+        raise ValueError(f"methods: {name}: expected the function to return a method, got a {got}")
+    return method
 
 
 def with_noise(variants: Mapping[str, Variant], noise: str) -> dict[str, Variant]:

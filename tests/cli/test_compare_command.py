@@ -610,6 +610,9 @@ def test_what_clients_choose(cli, tmp_path):
     outcome = cli(*small, "fedncm,fedcof", *numbers, "--select", "--out", str(tmp_path / "runs"))
     found = results(outcome)
     own = [name for name in found if "-or-" not in name]
+    # As asked for: `--set` would not reach methods of which one is chosen by name.
+    asked = json.loads(outcome.out)["config"]
+    assert (asked["methods"], asked["select"]) == (own, True)
     assert own == ["fedncm", "fedcof:shrinkage=0.001", "fedcof:shrinkage=1000"]
     chosen = found["-or-".join(own)]
     assert chosen["title"] == f"Clients' choice: {', '.join(own)}"

@@ -44,16 +44,26 @@ def broken():
     return covfree.fedcof(0.5, head=head)
 
 
+def annotated(power: float = 1.0):
+    return covfree.fedcof(power)
+
+
+def raises(power=1.0):
+    return {}[power]
+
+
 NUMBERS = [1]
 """
 # What is asked for, and what the line must say.
 BAD = {
     "mine.py": "expected a function of the file, such as mine.py:my_method, got 'mine.py'",
-    "mine.py:other": "mine.py: cautious, in_a_unit, no_method, needs, spread, broken; got 'other'",
+    "mine.py:other": "in_a_unit, no_method, needs, spread, broken, annotated, raises; got 'other'",
     "mine.py:no_method": "mine.py:no_method: expected the function to return a method, got a list",
     "mine.py:needs": "mine.py:needs: expected a default for every argument, got none for number",
     "mine.py:NUMBERS": "mine.py:NUMBERS: expected a function that returns a method, got a list",
     "mine.py:cautious:width=3": "mine.py:cautious takes shrinkage, got width",
+    "mine.py:annotated:power=much": "power=much: expected a number for power, which is annotated so",
+    "mine.py:raises:power=much": "mine.py:raises:power=much: KeyError: 'much'",
     "absent.py:cautious": "expected a Python file, got 'absent.py', which is not there",
     "median": "unknown method 'median'",
 }
@@ -75,6 +85,7 @@ def test_a_file_s_function_is_compared_like_covfree_s_methods(cli, folder):
     records = {each["method"]: each for each in json.loads(result.out)["results"]}
     own, other, fedcof = (records[name] for name in ways.split(","))
     assert own["bytes_up"] == fedcof["bytes_up"]
+    assert [own["title"], other["title"]] == ["cautious", "cautious (shrinkage=2)"]
     assert own["accuracy_mean"] != other["accuracy_mean"]
     again = cli(*SMALL, "--methods", ways, "--seeds", "1", "--format", "json", "--out", "kept", "--resume")
     assert json.loads(again.out)["results"] == json.loads(result.out)["results"]
@@ -109,6 +120,15 @@ def test_what_is_no_method_is_one_line(cli, folder, asked):
     assert result.is_one_line
     assert result.err.startswith("covfree: --methods: ")
     assert BAD[asked] in result.err
+
+
+def test_values_for_all_methods_are_told_with_an_error(cli, folder):
+    result = cli(*SMALL, "--methods", "mine.py:spread", "--set", "power=much", "--seeds", "1")
+    assert result.code == 2
+    assert "covfree: mine.py:spread with --set power=much: TypeError: " in result.err
+    result = cli(*SMALL, "--methods", "mine.py:raises", "--set", "power=much")
+    assert result.err.startswith("covfree: --methods: mine.py:raises:power=much: KeyError: 'much'")
+    assert cli(*SMALL, "--set", "bogus=1").err.endswith("--set: bogus: none of the methods takes it\n")
 
 
 def test_a_package_names_its_methods(cli, folder):
