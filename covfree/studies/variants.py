@@ -53,7 +53,7 @@ def variants(names: Iterable[str], numbers: Mapping[str, Sequence[Any]] | None =
     found = _single(plain, numbers) if plain or not names else {}
     for name in names:
         if JOINT in name:
-            choice = chosen_of(_single(name.split(JOINT), {} if plain else numbers))
+            choice = chosen_of(_single(name.split(JOINT), numbers, all_taken=not plain))
             if choice.keys() & found:
                 raise ValueError(f"methods: expected different names, got {name} twice")
             found |= choice
@@ -70,8 +70,10 @@ def chosen_of(variants: Mapping[str, Variant]) -> dict[str, Variant]:
     return {name: Variant(f"Clients' choice: {', '.join(variants)}", method)}
 
 
-def _single(names: Sequence[str], numbers: Mapping[str, Sequence[Any]]) -> dict[str, Variant]:
-    """Make methods of names that stand for one each."""
+def _single(
+    names: Sequence[str], numbers: Mapping[str, Sequence[Any]], *, all_taken: bool = True
+) -> dict[str, Variant]:
+    """Make methods of names that stand for one each; ``all_taken`` numbers must each have a taker."""
     found = dict[str, Variant]()
     made: dict[str, tuple[str, dict[str, Any]]] = {}
     asked = [
@@ -85,7 +87,7 @@ def _single(names: Sequence[str], numbers: Mapping[str, Sequence[Any]]) -> dict[
                 takes = ", ".join(sorted(known[name].accepts)) or "no number"
                 raise ValueError(f"methods: {name} takes {takes}, got {number}")
     for number in numbers:
-        if not any(number in known[name].accepts for name, _ in asked):
+        if all_taken and not any(number in known[name].accepts for name, _ in asked):
             takers = [name for name, entry in known.items() if number in entry.accepts]
             which = f"{asked[0][0]} does not take it" if len(asked) == 1 else "none of the methods takes it"
             raise ValueError(f"{number}: {which}" + ("; expected one of " * bool(takers)) + ", ".join(takers))

@@ -136,6 +136,12 @@ def test_methods_by_their_texts():
     prints = {name: fingerprint(method) for name, method in methods.items()}
     assert len(set(prints.values())) == 4
     assert prints["fedcof:shrinkage=0.1"] == fingerprint(covfree.fedcof(0.1))
+    # Beside others, a choice takes the numbers as it does alone.
+    alone, beside = (
+        studies.variants([*names, "fedncm-or-fedcof"], {"shrinkage": [0.1]})["fedncm-or-fedcof"]
+        for names in ([], ["fedcof"])
+    )
+    assert fingerprint(alone.method) == fingerprint(beside.method)
     # One value for all is in no name, and in the title where it takes a default's place.
     (one,) = studies.variants(["fedcof"], {"shrinkage": [0.1]}).items()
     assert (one[0], one[1].title) == ("fedcof", "FedCOF (shrinkage=0.1)")
