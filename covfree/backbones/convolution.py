@@ -1,8 +1,8 @@
-"""Convolutions and max pooling, each in the form that is fast on the device in use.
+"""Convolutions and max pooling, each in the form that is fastest on the device in use.
 
-On a CPU XLA's own forms take 3 to 26 times as long for one channel a group, twice as long for 1 × 1 kernels,
-and up to 6 times as long for max pooling (``benchmarks/backbones.py``). Inside a loop, as in training,
-gradients of XLA's own dense convolutions take up to 40 times as long.
+On a CPU, XLA's own forms take 3 to 26 times as long with one channel per group, twice as long for 1 × 1
+kernels, and up to 6 times as long for max pooling (``benchmarks/backbones.py``). Inside a loop, as in
+training, gradients of XLA's own dense convolutions take up to 40 times as long.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ def convolve(
     precision: Any = None,
     **settings: Any,
 ) -> jax.Array:
-    """Convolve images, channels last, as Flax's convolutions call ``lax.conv_general_dilated``.
+    """Convolve images (channels last) with the arguments of Flax's calls of ``lax.conv_general_dilated``.
 
     For networks of your own, use ``nn.Conv(…, conv_general_dilated=convolve)``. Results are equal up to
-    rounding. On a CPU it is faster if a group has one channel, and if derivatives are taken inside a loop, as
-    in training by rounds: there, derivatives of XLA's convolutions of 64 channels take 40 times as long.
+    rounding. On a CPU it is faster for groups of one channel, and for derivatives inside a loop, as in
+    training by rounds: there, derivatives of XLA's convolutions of 64 channels take 40 times as long.
 
     With one group it may have no forward-mode derivatives (``jvp``, ``hessian``).
 
@@ -49,8 +49,8 @@ def convolve(
         padding: "SAME", "VALID", or for each side the positions added before and after.
         feature_group_count: number of groups of channels.
         precision: precision of the products.
-        settings: other arguments of ``lax.conv_general_dilated``. With most of them, or another number of
-            sides, that function itself is called.
+        settings: other arguments of ``lax.conv_general_dilated``. With most of them, or with images that are
+            not two-dimensional, that function itself is called.
 
     Returns:
         [batch, height, width, outputs].
@@ -82,11 +82,11 @@ def convolve(
     return general(x, kernel)
 
 
-# Largest height · width · channels for which one product of all patches is fastest: 2 to 4 times in training.
+# The largest height · width · channels for which one product of all patches is fastest (2 to 4 times).
 _FEW = 32
-# Largest result in bytes for which that holds: for a larger one malloc takes fresh memory each time.
+# The largest result in bytes for which this holds: for a larger one malloc takes new memory each time.
 _SMALL = 2**25
-# Largest window that `_maxima` takes, as each position adds operations; XLA's own form takes larger ones.
+# The largest window for `_maxima`, as each position adds operations; XLA's form takes larger windows.
 _MANY = 64
 _LAYOUT = ("NHWC", "HWIO", "NHWC")
 
@@ -119,9 +119,9 @@ def _dense(
 ) -> jax.Array:
     """Convolve with one group and no dilation.
 
-    On a CPU, XLA rewrites convolutions into the form for which it has fast code only at the top level. Inside
-    a loop, such as training, JAX's own derivatives take 40 times as long, so `_backward` writes them in that
-    form (https://github.com/jax-ml/jax/issues/12868).
+    On a CPU, XLA has fast code for convolutions in one form, and rewrites others into it only at the top
+    level. Inside a loop, such as training, JAX's own derivatives take 40 times as long. So `_backward` writes
+    them in that form (https://github.com/jax-ml/jax/issues/12868).
     """
     return lax.conv_general_dilated(x, kernel, strides, pads, dimension_numbers=_LAYOUT, precision=precision)
 
@@ -142,11 +142,11 @@ def _backward(
     x, kernel = given
     convolved = partial(lax.conv_general_dilated, dimension_numbers=_LAYOUT, precision=precision)
     size = kernel.shape[:2]
-    # The part of the image that the windows cover; with strides it may be less than all.
+    # The part of the image that the windows cover; with strides it may not be all of it.
     reached = [(n - 1) * step + k for n, step, k in zip(slope.shape[1:3], strides, size, strict=True)]
     sides = [(low, r - n - low, 0) for (low, _), r, n in zip(pads, reached, x.shape[1:3], strict=True)]
     padded = lax.pad(x, jnp.zeros((), x.dtype), ((0, 0, 0), *sides, (0, 0, 0)))
-    # Convolve the image with the slope, the batch in the place of channels.
+    # Convolve the image with the slope; the batch takes the role of the channels.
     by_kernel = convolved(
         padded.transpose(3, 1, 2, 0), slope.transpose(1, 2, 0, 3), (1, 1), "VALID", rhs_dilation=strides
     ).transpose(1, 2, 0, 3)
@@ -179,7 +179,7 @@ def max_pool(
 ) -> Float[Array, "batch rows columns channels"]:
     """Take the maxima of windows, as ``flax.linen.max_pool`` does; padding is never a maximum.
 
-    On a CPU it is faster, above all with derivatives. Of equal maxima the first, row by row, gets the
+    On a CPU it is faster, especially with derivatives. Of equal maxima the first one, row by row, gets the
     gradient, as in XLA.
 
     Args:
@@ -218,7 +218,7 @@ def _maxima_and_slope(
             jnp.where(first == place, image, 0) for place, image in enumerate(_moved(slope, size, strides))
         ]
         return maxima, functools.reduce(jnp.add, chosen)
-    # Windows do not overlap, so the gradient reads each number once; the form above would add padded images.
+    # If windows do not overlap, the gradient reads each number once; the form above would add padded images.
     batch, rows, columns, channels = maxima.shape
     windows = slope[:, : rows * size[0], : columns * size[1]].reshape(
         batch, rows, size[0], columns, size[1], channels
@@ -251,14 +251,14 @@ def _padded(x: jax.Array, pads: Sequence[tuple[int, int]], value: float = 0.0) -
     if np.min(pads) < 0:
         sides = [(low, high, 0) for low, high in pads]
         return lax.pad(x, jnp.array(value, x.dtype), ((0, 0, 0), *sides, (0, 0, 0)))
-    # As jax2onnx writes it for any number of images.
+    # jax2onnx can write this form for any number of images.
     return jnp.pad(x, ((0, 0), *pads, (0, 0)), constant_values=value)
 
 
 def _moved(x: jax.Array, size: Sequence[int], strides: Sequence[int]) -> Iterator[jax.Array]:
-    """Yield, for each position in a window, row by row, the values there in all windows.
+    """Yield, for each position in a window, row by row, the values at this position in all windows.
 
-    Sums and maxima of these become one loop over memory, as XLA fuses slices and arithmetic.
+    XLA fuses slices and arithmetic, so sums and maxima of these become one loop over memory.
     """
     batch, height, width, channels = x.shape
     for i in range(size[0]):

@@ -27,11 +27,11 @@ class Backbone:
     """A network that turns images into features. It holds no parameters; see `backbone`.
 
     Parameters are Linen's variables: ``{"params": …}`` and, for a network with batch norms, the running
-    statistics ``{"batch_stats": …}``, whose derivatives are 0. Parameters are float32, whatever the network
-    computes in.
+    statistics ``{"batch_stats": …}``, whose derivatives are 0. Parameters are float32, whatever the data type
+    of the computation.
 
     Attributes:
-        spec: the backbone's line in `BACKBONES`, or one of your own.
+        spec: the backbone's entry in `BACKBONES`, or a `Spec` of your own.
         dtype: the data type in which the network computes: ``"float32"`` or ``"bfloat16"``.
     """
 
@@ -60,7 +60,7 @@ class Backbone:
 
     @property
     def _architecture(self) -> Any:
-        # Importing Flax takes half a second, so import it only when a network is built.
+        # Importing Flax takes half a second, so do it only when a network is built.
         optional("flax", "backbones")
         return importlib.import_module(f"covfree.backbones.{self.spec.module}")
 
@@ -86,11 +86,12 @@ class Backbone:
 
         Args:
             params: from `init` or `load`.
-            images: as `preprocess` gives them. Sizes other than the spec's need ``spec.any_size``.
-            train: normalise by the batch's statistics. Otherwise an image's features do not depend on the
-                others.
+            images: the output of `preprocess`. Sizes other than the spec's need ``spec.any_size``.
+            train: whether to normalise by the batch's statistics. If not, an image's features do not depend
+                on other images.
             key: the PRNG key of dropout and stochastic depth, for training; None for neither.
-            prompts: more tokens for a vision transformer's first layer, between class token and patches.
+            prompts: additional tokens for a vision transformer's first layer, between class token and
+                patches.
             kept: which prompts are attended to; the others are padding. None for all.
 
         Returns:
@@ -123,7 +124,7 @@ class Backbone:
         return self._run(params, images, True, key)
 
     def load(self, path: str | PathLike[str] | None = None) -> Params:
-        """Read parameters from a file that uses the reference's names.
+        """Read parameters from a file in which tensors have the reference's names.
 
         The file's classifier is ignored.
 
@@ -132,7 +133,7 @@ class Backbone:
                 ``pretrained`` extra installs (``spec.package``).
 
         Raises:
-            ValueError: if the file is damaged, or a tensor is missing, one too many, of another shape or not
+            ValueError: if the file is damaged, or a tensor is missing, superfluous, of another shape or not
                 finite; the message names the tensors.
             ImportError: if the package of weights is not installed.
             FileNotFoundError: if there is no such file.
@@ -200,7 +201,7 @@ class Backbone:
         return {"prompts": jnp.asarray(prompts), "kept": None if kept is None else jnp.asarray(kept)}
 
 
-# Under jit the unused features are not computed.
+# Compiled, so that the unused features are not computed.
 @functools.partial(jax.jit, static_argnums=0)
 def _drawn(network: Backbone, key: PRNGKey) -> Params:
     """Parameters at random."""

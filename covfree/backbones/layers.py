@@ -1,7 +1,7 @@
 """Layers that the architectures share: convolutions, norms, dense layers, dropout.
 
-Layers have the reference's names (``"layer1.0.conv1"``), so that a path in the tree of parameters, joined
-with dots, is the tensor's name in a file of weights.
+Layers have the reference's names (``"layer1.0.conv1"``): a path in the tree of parameters, joined by dots, is
+the tensor's name in a file of weights.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ class Style:
     Attributes:
         dtype: the data type in which the network computes; parameters are float32.
         epsilon: added to a norm's variance.
-        momentum: share of a batch norm's running statistics that an update keeps.
-        same: whether convolutions pad as TensorFlow's "SAME" does, with an odd position at the end; otherwise
-            both ends get the same.
+        momentum: the share of a batch norm's running statistics that an update keeps.
+        same: whether convolutions pad as TensorFlow's "SAME": an odd position is added at the end. Otherwise
+            both ends get the same padding.
     """
 
     dtype: Any
@@ -39,7 +39,7 @@ class Style:
 
     @property
     def precision(self) -> jax.lax.Precision | None:
-        """Full precision for float32, which accelerators would round by default; the default for bfloat16."""
+        """Full precision for float32, which accelerators would otherwise round; the default for bfloat16."""
         return None if self.dtype == jnp.bfloat16 else jax.lax.Precision.HIGHEST
 
     def conv(
@@ -69,7 +69,7 @@ class Style:
         )
 
     def norm(self, name: str, train: bool) -> nn.BatchNorm:
-        """Build a batch norm: by the batch's statistics in training, by the running ones otherwise."""
+        """Build a batch norm, which uses the batch's statistics in training and else the running ones."""
         return nn.BatchNorm(
             use_running_average=not train,
             momentum=self.momentum,
@@ -88,7 +88,7 @@ class Dropout(nn.Module):
     """Dropout of single numbers or whole examples; without a key it does nothing.
 
     Attributes:
-        rate: chance to be dropped.
+        rate: the probability of dropping.
         whole: whether whole examples are dropped, as in stochastic depth.
     """
 
@@ -97,7 +97,7 @@ class Dropout(nn.Module):
 
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
-        """Drop values if there is a key, and scale the others so that the mean stays."""
+        """Drop values if there is a key, and scale the others so that the mean is preserved."""
         if not (self.rate > 0 and self.has_rng("dropout")):
             return x
         shape = (x.shape[0],) + (1,) * (x.ndim - 1) if self.whole else x.shape
@@ -106,6 +106,6 @@ class Dropout(nn.Module):
 
 
 def pooled(x: jax.Array) -> jax.Array:
-    """Mean over the positions of ``[batch, height, width, channels]``, summed in float32 at least."""
+    """Average ``[batch, height, width, channels]`` over the positions, in float32 at least."""
     accurate = jnp.promote_types(x.dtype, jnp.float32)
     return x.mean((1, 2), dtype=accurate).astype(x.dtype)

@@ -1,4 +1,4 @@
-"""ONNX files as extractors: what timm, Hugging Face and MONAI export."""
+"""ONNX files as extractors, such as those exported by timm, Hugging Face or MONAI."""
 
 from __future__ import annotations
 
@@ -23,20 +23,20 @@ def from_onnx(
     preprocessing: Preprocessing | None = None,
     threads: int | None = None,
 ) -> Extractor:
-    """Make an extractor of an ONNX file, which onnxruntime runs (extra ``onnx``).
+    """Make an extractor from an ONNX file, which onnxruntime runs (extra ``onnx``).
 
     Args:
-        path: a network with one input: images in float32, [n, 3, height, width] or [n, height, width, 3], of
-            any n or of a fixed one. If the file leaves all axes free, the second is that of channels.
-        output: the tensor that holds the features [n, d]: an output, or any tensor inside, such as the one
-            before the classifier. None if there is one output.
-        preprocessing: of images; None reads ``preprocessor_config.json`` or timm's ``config.json`` beside the
-            file.
+        path: a network with one input: images in float32, [n, 3, height, width] or [n, height, width, 3],
+            where n may be fixed. If the file leaves all axes open, the second axis is that of the channels.
+        output: the tensor that holds the features [n, d]: an output or any inner tensor, such as the one
+            before the classifier. None if there is only one output.
+        preprocessing: preprocessing of images; None reads ``preprocessor_config.json`` or timm's
+            ``config.json`` from the file's folder.
         threads: threads of onnxruntime; None for its own choice.
 
     Returns:
-        The extractor. ``weights`` is the SHA-256 of the file and of files with weights beside it; ``name``
-        is ``"onnx"``, with the output if there are others: a renamed file makes the same features.
+        The extractor. ``weights`` is the SHA-256 of the file and of separate files with weights. ``name`` is
+        ``"onnx"``, followed by the output if there are several, so a renamed file makes the same features.
 
     Raises:
         ValueError: if the file is no such network, ``output`` is not in it (the message lists the outputs),
@@ -97,7 +97,7 @@ def from_onnx(
 
 
 def _entry(inputs: Any, path: Path, crop: int) -> tuple[str, int | None, bool]:
-    """The input's name, its batch size if it is fixed, and whether channels come before height and width."""
+    """Return the input's name, its batch size if fixed, and whether channels come before height and width."""
     shapes = {each.name: each.shape for each in inputs}
     shape = next(iter(shapes.values()), [])
     if len(shapes) != 1 or len(shape) != 4 or (isinstance(shape[1], int) and 3 not in (shape[1], shape[3])):
@@ -115,7 +115,7 @@ def _entry(inputs: Any, path: Path, crop: int) -> tuple[str, int | None, bool]:
 
 
 def _digest(path: Path, graph: Any, onnx: Any) -> str:
-    """The SHA-256 of the file, and of the files beside it that hold its weights."""
+    """Compute the SHA-256 of the file, and of separate files that hold its weights."""
     digest = hashlib.sha256(path.read_bytes())
     beside = {
         entry.value

@@ -12,7 +12,7 @@ from covfree.backbones.table import Preprocessing, Spec
 from covfree.core.optional import optional
 from covfree.core.types import AnyArray
 
-# The whole resized image is made before the crop, so a damaged header must not ask for gigabytes.
+# The whole resized image is made before the crop, so limit what a damaged header can ask for.
 _LONGEST = 1000
 
 
@@ -25,7 +25,7 @@ def preprocess(image: Any, spec: Spec) -> Float[np.ndarray, "crop crop 3"]:
     Args:
         image: a Pillow image, or its grey levels: uint8 ``[height, width, 3]``, or ``[height, width]`` for a
             grey image.
-        spec: the backbone's line in `BACKBONES`.
+        spec: the backbone's entry in `BACKBONES`.
 
     Returns:
         The normalised pixels, in float32.
@@ -55,7 +55,7 @@ def crop(image: Any, preprocessing: Preprocessing) -> UInt8[np.ndarray, "crop cr
         image = pillow.fromarray(np.ascontiguousarray(image))
     image = image.convert("RGB")
     short, size = min(image.size), preprocessing.crop
-    # As in torchvision: the longer side is rounded down to whole pixels, the margins to the nearest.
+    # As in torchvision, round the longer side down to whole pixels, and margins to the nearest pixel.
     resize = preprocessing.resize
     width, height = resize if isinstance(resize, tuple) else (side * resize // short for side in image.size)
     if max(image.size) > _LONGEST * short:

@@ -1,4 +1,4 @@
-"""Preprocessing of other libraries' networks: from Hugging Face's files, or typed."""
+"""Preprocessing of other libraries' networks, from Hugging Face's files or as typed by a user."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from covfree.backbones.hub import timm_preprocessing
 from covfree.backbones.table import Preprocessing
 
 _FILE = "preprocessor_config.json"
-# Types of processors that do no more than resize, crop and normalise, and whether a size of one number means
-# both sides or the shorter one.
+# Types of processors that only resize, crop and normalise; and whether a size of one number means both sides
+# or the shorter one.
 _TYPES = {
     "BeitImageProcessor": True,
     "BitImageProcessor": False,
@@ -26,7 +26,7 @@ _TYPES = {
     "SiglipImageProcessor": True,
     "ViTImageProcessor": True,
 }
-# What processors may do beside that.
+# Further steps that processors may have; they are refused.
 _UNKNOWN = (
     "do_flip_channel_order",
     "do_pad",
@@ -35,7 +35,7 @@ _UNKNOWN = (
     "rescale_offset",
     "size_divisor",
 )
-# Pillow's numbers of what `Preprocessing` knows.
+# Pillow's numbers of the interpolations that `Preprocessing` supports.
 _RESAMPLE = {2: "bilinear", 3: "bicubic"}
 _TYPED = "resize=256:crop=224:interpolation=bicubic:mean=0.485,0.456,0.406:std=0.229,0.224,0.225"
 
@@ -62,7 +62,7 @@ def read_processor(path: Path) -> Preprocessing:
         return ValueError(f"{path}: {name}: expected {expected}, got {config.get(name)!r}")
 
     kind = config.get("image_processor_type", config.get("feature_extractor_type"))
-    # Older names of the same types, and of those that compute by PyTorch.
+    # Older names of the same types, and names of their PyTorch versions.
     plain = str(kind).removesuffix("Fast").replace("FeatureExtractor", "ImageProcessor")
     if kind is not None and plain not in _TYPES:
         name = "image_processor_type" if "image_processor_type" in config else "feature_extractor_type"
@@ -81,7 +81,7 @@ def read_processor(path: Path) -> Preprocessing:
         raise wrong("resample", "2 (bilinear) or 3 (bicubic)")
     size = config.get("size")
     cropped = config.get("do_center_crop", "crop_size" in config)
-    # Without a type, images that are not cropped are squeezed: a batch has one size.
+    # Without a type, images that are not cropped are squeezed to a square, as a batch has one size.
     square = _TYPES.get(plain, not cropped and "crop_pct" not in config)
     if not isinstance(size, dict):
         size = {"height": size, "width": size} if square else {"shortest_edge": size}
@@ -94,7 +94,7 @@ def read_processor(path: Path) -> Preprocessing:
         raise wrong("crop_size" if cropped else "size", "a square of pixels")
     if "shortest_edge" in size:
         resize: Any = size["shortest_edge"]
-        # As ConvNeXt: the square is cut out of a larger image, or a large image is squeezed.
+        # As in ConvNeXt: the square is cut out of a larger image, or a large image is squeezed.
         if not cropped and ("crop_pct" in config or plain == "ConvNextImageProcessor"):
             resize = int(side / (config.get("crop_pct") or 224 / 256)) if side < 384 else (side, side)
         right = resize == (side, side) or (type(resize) is int and resize >= side)
@@ -112,7 +112,7 @@ def read_processor(path: Path) -> Preprocessing:
 
 
 def preprocessing_of(text: str) -> Preprocessing:
-    """Read what was typed: a file of `read_processor`, or numbers such as ``resize=256:crop=224:…``."""
+    """Read what a user typed: a file for `read_processor`, or numbers such as ``resize=256:crop=224:…``."""
     path = Path(text)
     if path.suffix == ".json":
         if not path.is_file():
@@ -139,7 +139,7 @@ def preprocessing_of(text: str) -> Preprocessing:
 
 
 def _made(resize: Any, crop: int, method: str, mean: list[Any], std: list[Any]) -> Preprocessing:
-    """From mean and standard deviation of colours from 0 to 1."""
+    """Make a preprocessing from mean and standard deviation of colours in [0, 1]."""
     if min(std) <= 0 or not all(map(math.isfinite, (*mean, *std))):
         raise ValueError(f"std: expected three finite numbers above 0, got {std}")
     levels: Any = [tuple(255 * float(value) for value in colours) for colours in (mean, std)]

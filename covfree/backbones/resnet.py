@@ -54,7 +54,7 @@ def build(dtype: Any, *, blocks: tuple[int, ...], bottleneck: bool) -> ResNet:
     return ResNet(Style(dtype), blocks, bottleneck)
 
 
-# The references' name of the classifier, whose tensors are ignored.
+# The references' name of the classifier; its tensors are ignored.
 CLASSIFIER = "fc"
 
 

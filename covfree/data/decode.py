@@ -1,4 +1,4 @@
-"""Decode images in a pool of threads, while the device computes with earlier ones."""
+"""Decode images in a pool of threads, while the device computes with earlier images."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from covfree.data.image_set import ImageSet, is_damage
 ON_DAMAGED = ("stop", "skip")
 _LEAVE_OUT = "on_damaged='skip' (covfree extract --on-damaged skip) leaves such images out"
 
-# What Pillow raises on damaged files; its plugins for AVIF and DDS raise RuntimeError. The other built-in
+# What Pillow raises for damaged files (its plugins for AVIF and DDS raise RuntimeError). Other built-in
 # exceptions (TypeError, KeyError, …) would be bugs, so they are not caught.
 _DAMAGE = (OSError, ValueError, SyntaxError, EOFError, OverflowError, RuntimeError, struct.error, zlib.error)
 
@@ -32,10 +32,10 @@ class DecodedBatch(NamedTuple):
 
     Attributes:
         start: index of the first image.
-        size: number of images, those that could not be read included.
-        pixels: [batch, crop, crop, 3], uint8, or what an `Extractor` prepares; 0 past ``size`` and
-            where an image could not be read.
-        skipped: for each image that could not be read, by its index in the set, why.
+        size: number of images, including those that could not be read.
+        pixels: [batch, crop, crop, 3], uint8, or what an `Extractor` prepares; 0 past ``size`` and for images
+            that could not be read.
+        skipped: for each image that could not be read, the reason by its index in the set.
     """
 
     start: int
@@ -45,7 +45,7 @@ class DecodedBatch(NamedTuple):
 
     @property
     def kept(self) -> np.ndarray:
-        """Rows of ``pixels`` that hold images."""
+        """Indices of the rows of ``pixels`` that hold images."""
         rows = range(self.size)
         return np.array([row for row in rows if self.start + row not in self.skipped], np.intp)
 
@@ -64,16 +64,16 @@ def decoded_batches(
     start: int = 0,
     on_damaged: str = "stop",
 ) -> Generator[DecodedBatch, None, None]:
-    """Decode images, resized and cropped, in batches of one size and in order.
+    """Decode images in order, resized and cropped, in batches of one size.
 
     One thread for each CPU core decodes a bounded number of batches ahead of the consumer. The threads end
     when the iterator is exhausted, closed or garbage-collected.
 
     Args:
         images: the image set.
-        preprocessing: resizing and cropping; normalising is left to the device, as uint8 needs a quarter of
-            the bytes of float32 to send. Or what an `Extractor` says instead.
-        batch_size: images of a batch; the last is filled up with zeros.
+        preprocessing: how to resize and crop; the device normalises, as uint8 needs a quarter of the bytes of
+            float32 to be sent. Or what an `Extractor` prescribes.
+        batch_size: images of a batch; the last batch is filled with zeros.
         start: index of the first image.
         on_damaged: ``"skip"`` leaves out an image that cannot be read, and says why; ``"stop"`` raises.
 
@@ -90,14 +90,14 @@ def _batches(
     images: ImageSet, how: Prepared, batch_size: int, start: int, skip: bool
 ) -> Generator[DecodedBatch, None, None]:
     threads = _cores()
-    # Every thread has work while the consumer holds a batch, however small batches are.
+    # Decode so many batches ahead that every thread has work while the consumer holds a batch.
     ahead = 1 + -(-2 * threads // batch_size)
     damage = (*_DAMAGE, optional("PIL.Image", "pretrained").DecompressionBombError)
     shape = (batch_size, *how.shape)
     pool = ThreadPoolExecutor(threads, thread_name_prefix="covfree-decode")
 
     def decode(index: int, out: np.ndarray) -> None:
-        # Assignment would stretch an input of another shape.
+        # Assignment would broadcast an input of another shape.
         if np.shape(made := how.prepare(images.read(index))) != how.shape:
             raise ValueError(f"prepared to {list(np.shape(made))}, expected {list(how.shape)}")
         out[...] = made
@@ -113,7 +113,7 @@ def _batches(
             try:
                 future.result()
             except damage as error:
-                # Image sets wrap the cause in an error that names the image, as the text here does.
+                # Image sets wrap the cause in an error that names the image; the text here names it too.
                 cause = error.__cause__ or error
                 reason = " ".join(str(cause).split()) or type(cause).__name__
                 text = f"images: {images.ids[index]}: cannot be read ({reason})"
@@ -133,12 +133,12 @@ def _batches(
         while waiting:
             yield finish(*waiting.popleft())
     finally:
-        # Wait for images that are being decoded, at most one a thread; cancel the others.
+        # Wait for the images that are being decoded, at most one for each thread; cancel the others.
         pool.shutdown(wait=True, cancel_futures=True)
 
 
 def _cores() -> int:
-    """CPU cores that this process may use."""
+    """Return the number of CPU cores that this process may use."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1

@@ -31,7 +31,7 @@ from covfree.data.image_set import ImageSet
 from covfree.data.kept import Extracted, Progress, keep
 from covfree.data.texts import TextSet
 
-# Batches of texts that are sorted by length and written together.
+# How many batches of texts are sorted by length and written together.
 _BATCHES = 16
 
 
@@ -43,7 +43,7 @@ def feature_key(
     preprocessing: Preprocessing | None = None,
     dtype: str = "float32",
 ) -> dict[str, Any]:
-    """Everything that features depend on; a feature file with an equal key is used again.
+    """Everything that features depend on; a feature file with an equal key is reused.
 
     Labels, clients and the batch size are not part of the key.
     """
@@ -54,7 +54,7 @@ def feature_key(
 def extractor_key(
     network: Backbone, weights: str, preprocessing: Preprocessing, dtype: str = "float32"
 ) -> dict[str, Any]:
-    """The part of `feature_key` that all sites of a federation must share: what makes features of images."""
+    """The part of `feature_key` that a federation's sites must share: how features are made of images."""
     return {
         "backbone": network.name,
         "computed_in": network.dtype,
@@ -86,15 +86,15 @@ def extract_features(
 
     The file holds ``features [n, d]``, ``labels [n]``, ``ids [n]`` and ``class_names [C]``; ``clients [n]``
     and ``is_test [n]`` if the images have them; ``skipped_ids`` and ``skipped_reasons`` of images that were
-    left out. These may be taken away: the file, or what there is of it, is then still that of the others.
+    left out. These images may be deleted later: the file, even an unfinished one, is still recognised.
 
     Args:
         images: the image set.
-        network: the backbone, whose classifier is not used; or an `Extractor`, which knows its weights and
-            preprocessing: give none of these then.
-        params: the backbone's parameters, or a function that returns them, called only if they are needed;
-            or the file that holds them, or ``owner/name@commit``, as ``covfree extract --weights`` takes
-            it: its SHA-256 and preprocessing are then those of the weights, and the files' keys are the same.
+        network: the backbone, whose classifier is not used; or an `Extractor`, which has its own weights and
+            preprocessing, so that none may be given.
+        params: the backbone's parameters; or a function that returns them, called only if they are needed; or
+            the file that holds them; or ``owner/name@commit``, as in ``covfree extract --weights``. The last
+            two give SHA-256 and preprocessing of the weights themselves, so that both have the same key.
         out: the file, ``.npz``.
         weights: a string that identifies the parameters, such as their file's SHA-256; None for the SHA-256
             of the parameters themselves.
@@ -102,7 +102,7 @@ def extract_features(
         batch_size: images that are computed together; rounded up to a multiple of the number of devices.
         dtype: data type of the features in the file: ``"float32"``, or ``"float16"`` for half the size.
         on_damaged: ``"stop"`` raises at an image that cannot be read; ``"skip"`` leaves it out.
-        progress: called now and then with the number of images done and the number of all images.
+        progress: called repeatedly with the number of finished images and the number of all images.
 
     Returns:
         The path of the file, and how many images were computed and left out.
@@ -167,7 +167,7 @@ def _of_backbone(
     weights: str | None,
     preprocessing: Preprocessing | None,
 ) -> Extractor:
-    """Make an extractor of a network of covfree; its parameters are read when it first computes."""
+    """Make an extractor from a covfree network; its parameters are read at its first computation."""
     if isinstance(params, str | PathLike):
         found = find_weights(str(params), network.spec)
         params, preprocessing = partial(network.load, found.path), preprocessing or found.preprocessing
@@ -188,7 +188,7 @@ def _of_backbone(
     def compute(pixels: np.ndarray) -> jax.Array:
         if not placed:
             placed.append(jax.device_put(params() if callable(params) else params, whole))
-        # JAX only dispatches this.
+        # JAX dispatches this and returns at once.
         return features_of_pixels(placed[0], jax.device_put(pixels, spread), network, chosen)
 
     settings: dict[str, Any] = {"preprocessing": chosen, "inputs": Prepared.of(chosen)}
@@ -208,9 +208,9 @@ def encode_texts(
 ) -> Extracted:
     """Compute the features of all texts, once, into a file that `load_npz` reads.
 
-    Like `extract_features`, the function continues where it stopped, computes nothing again for the same
-    texts and encoder, and writes the same arrays. Parameters are read only if they are needed. One device
-    computes.
+    As with `extract_features`, an interrupted call is continued by the next, nothing is computed again for
+    the same texts and encoder, and the file holds the same arrays. Parameters are read only if they are
+    needed. One device computes.
 
     Args:
         texts: the text set.
@@ -218,7 +218,7 @@ def encode_texts(
         out: the file, ``.npz``.
         batch_size: texts that are computed together; 16 batches are written at a time.
         dtype: data type of the features in the file: ``"float32"``, or ``"float16"`` for half the size.
-        progress: called now and then with the number of texts done and the number of all texts.
+        progress: called repeatedly with the number of finished texts and the number of all texts.
 
     Returns:
         The path of the file, and how many texts were computed.
@@ -266,7 +266,7 @@ def encode_texts(
 
 
 def _digest(params: Params) -> str:
-    """A hash of the parameters' names, shapes and numbers."""
+    """Return a hash of the parameters' names, shapes and numbers."""
     digest = hashlib.sha256()
     for path, leaf in jax.tree_util.tree_leaves_with_path(params):
         array = np.asarray(leaf)
@@ -285,7 +285,7 @@ def _compute(
     on_damaged: str,
     tell: Callable[[], None],
 ) -> None:
-    """Compute the features that the writer lacks."""
+    """Compute the features that the writer does not have yet."""
     devices = len(jax.local_devices())
     batches = decoded_batches(
         images,
@@ -302,7 +302,7 @@ def _compute(
     with closing(batches):
         under_way = None
         for batch in batches:
-            # A device computes this while the features before are written.
+            # The device computes this batch while the previous features are written.
             features = extractor.compute(batch.pixels)
             if under_way is not None:
                 write(*under_way)
@@ -318,5 +318,5 @@ def features_of_pixels(
     network: Backbone,
     preprocessing: Preprocessing,
 ) -> Float[Array, "batch features"]:
-    """Normalise on the device too: uint8 pixels are a quarter of the bytes to send."""
+    """Normalise on the device, and compute features; uint8 pixels need a quarter of the bytes to be sent."""
     return network.apply(params, normalise(pixels, preprocessing)).astype(jnp.float32)

@@ -1,4 +1,4 @@
-"""Files of features: ``.npz`` without compression, so that the features in them can be memory-mapped."""
+"""Feature files: uncompressed ``.npz``, so that the features in them can be memory-mapped."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class FeatureFile(NamedTuple):
 
 
 def read_feature_file(path: StrPath) -> FeatureFile:
-    """Read a finished file. Checksums of the whole file are checked; the features stay on disk.
+    """Read a finished file. The checksums of the whole file are compared; the features stay on disk.
 
     Raises:
         ValueError: if the file is cut short, was altered, or no `FeatureWriter` wrote it; the error names the
@@ -61,10 +61,11 @@ def read_feature_file(path: StrPath) -> FeatureFile:
 
 
 def rewrite(path: StrPath, arrays: Mapping[str, np.ndarray]) -> None:
-    """Replace all arrays of a finished file but the features and their key, as a whole or not at all.
+    """Replace all arrays of a finished file except the features and their key, atomically.
 
     Raises:
-        ValueError: as `read_feature_file`, or if an array holds objects or is called ``features`` or ``key``.
+        ValueError: if `read_feature_file` raises, or if an array holds objects or is called ``features`` or
+            ``key``.
         FileNotFoundError: if there is no such file.
         BlockingIOError: if another process is writing the file.
     """
@@ -78,7 +79,7 @@ def rewrite(path: StrPath, arrays: Mapping[str, np.ndarray]) -> None:
             with ZipFile(path) as before, before.open("features.npy") as features:
                 write_file(path, key, arrays, lambda member: shutil.copyfileobj(features, member))
         finally:
-            # A state means that a writer has begun to write the file anew: keep its data.
+            # A state file means that a writer has begun to write the file again: keep its data.
             if not (folder / "state.json").exists():
                 remove_folder(folder)
 
@@ -89,7 +90,7 @@ def differences(theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> list[str]
     >>> differences({"crop": {"size": 224}, "seed": 0}, {"crop": {"size": 256}, "seed": 0})
     ['crop.size: 224 there, 256 here']
     """
-    # Compare as JSON files hold them: tuples become lists.
+    # Compare as JSON: tuples become lists.
     there, here = (dict(_entries(json.loads(json.dumps(value)))) for value in (theirs, ours))
     shown = {
         name: [repr(each[name]) if name in each else "nothing" for each in (there, here)]
@@ -107,7 +108,7 @@ def _entries(value: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, 
 
 
 def locked(folder: Path) -> BinaryIO:
-    """Make the folder, and hold its lock until the returned file is closed or the process ends.
+    """Make the folder, and lock it until the returned file is closed or the process ends.
 
     Raises:
         BlockingIOError: if another process holds the lock.
@@ -119,7 +120,7 @@ def locked(folder: Path) -> BinaryIO:
     except FileNotFoundError:
         # Another process has just finished and removed the folder.
         raise busy from None
-    # The lock of a file that was removed in the meantime excludes nobody.
+    # If the file was removed in the meantime, its lock excludes nobody.
     if not lock(file) or os.fstat(file.fileno()).st_nlink == 0:
         file.close()
         raise busy
@@ -127,7 +128,7 @@ def locked(folder: Path) -> BinaryIO:
 
 
 def remove_folder(folder: Path) -> None:
-    """Remove the folder, and first its state, which must not outlive the data that it counts."""
+    """Remove the folder, starting with its state file, which must not outlive the data that it counts."""
     (folder / "state.json").unlink(missing_ok=True)
     shutil.rmtree(folder, ignore_errors=True)
 
@@ -159,5 +160,5 @@ def write_file(
 
 
 def _entry(name: str) -> ZipInfo:
-    # `ZipInfo` has a constant time by default, so that the same features make the same file.
+    # `ZipInfo` has a constant time by default, so that equal features give equal files.
     return ZipInfo(f"{name}.npy")

@@ -1,7 +1,8 @@
-"""Write features in a job that may be killed at any moment.
+"""Writing features in a process that may be killed at any moment.
 
-Until all features are there, a folder beside the file holds their bytes and a small state file that says how
-many of them count. The state file is replaced as a whole after each piece, so a later job can continue.
+Until all features are computed, a folder next to the file holds their bytes, and a small state file that says
+how many of them count. The state file is replaced atomically after each piece, so that a later process can
+continue.
 """
 
 from __future__ import annotations
@@ -27,16 +28,16 @@ from covfree.data.feature_file import (
     write_file,
 )
 
-# Bytes that are copied at a time.
+# How many bytes are copied at a time.
 _BLOCK = 2**22
 
 
 class FeatureWriter:
-    """Writes a feature file piece by piece, and continues where an earlier writer stopped or was killed.
+    """Writes a feature file piece by piece; continues where an earlier writer stopped or was killed.
 
     Attributes:
-        done: examples whose features, or the reason why they have none, are on disk.
-        skipped: for each of those examples that has no features, why.
+        done: the number of examples whose features are on disk, or the reason why they have none.
+        skipped: for each of these examples without features, the reason.
 
     >>> import numpy as np, tempfile
     >>> from covfree.data import read_feature_file
@@ -66,18 +67,18 @@ class FeatureWriter:
         dtype: str,
         identities: Sequence[str] | None = None,
     ) -> None:
-        """Open what an earlier writer left in the folder ``<path>.partial``, or start anew.
+        """Open what an earlier writer left in the folder ``<path>.partial``, or start from the beginning.
 
         Args:
             path: the file, ``.npz``; an existing file stays until the new one is complete.
-            key: what the features are computed from, as JSON can hold it. Pieces of another key are not
+            key: what the features are computed from, as JSON values. Pieces with another key are not
                 continued.
             num_examples: number of all examples.
             num_features: d.
             dtype: ``"float16"`` or ``"float32"``, the data type in the file.
-            identities: a string for each example that tells it from others. If given, an earlier writer's
-                pieces count even if ``key["images"]`` differs, as long as the examples that have features are
-                the same: damaged images may have been removed.
+            identities: for each example, a string that distinguishes it from others. If given, an earlier
+                writer's pieces count even if ``key["images"]`` differs, as long as the examples with features
+                are the same: damaged images may have been removed.
 
         Raises:
             ValueError: if an argument is wrong, or the folder holds pieces of another key.
@@ -106,7 +107,7 @@ class FeatureWriter:
         Args:
             features: [rows, d], the features of the next ``rows + len(skipped)`` examples, without those in
                 ``skipped``.
-            skipped: for each example without features, by its index, why.
+            skipped: for each example without features, the reason, by its index.
         """
         if features.ndim != 2 or features.shape[1] != self._num_features:
             raise ValueError(
@@ -129,7 +130,7 @@ class FeatureWriter:
                 f"features: example {example} has {features[row, place]} at position {place}; "
                 f"expected finite numbers that {self._dtype} can hold"
             )
-        # Seek the place: an earlier call may have failed half-way, e.g. on a full disk.
+        # Seek: an earlier call may have failed half-way, e.g. on a full disk.
         self._data.seek(self._size)
         self._data.write(rows.tobytes())
         self._data.flush()
@@ -137,7 +138,7 @@ class FeatureWriter:
         self._save(stop, {**self.skipped, **skipped})
 
     def finish(self, arrays: Mapping[str, np.ndarray]) -> Path:
-        """Write the file, as a whole or not at all, and remove the folder.
+        """Write the file atomically, and remove the folder.
 
         Args:
             arrays: the file's other arrays by name, of numbers, booleans or strings.
@@ -166,7 +167,7 @@ class FeatureWriter:
         return self._path
 
     def close(self) -> None:
-        """Release the lock, so that others may write the file; what was appended stays."""
+        """Release the lock, so that others can write the file; what was appended stays."""
         self._data.close()
         self._lock.close()
 
@@ -182,7 +183,7 @@ class FeatureWriter:
         return (self.done - len(self.skipped)) * self._num_features * self._dtype.itemsize
 
     def _resume(self) -> None:
-        """Continue what an earlier writer left, or start anew."""
+        """Continue an earlier writer's work, or start from the beginning."""
         path = self._folder / "state.json"
         state = json.loads(path.read_bytes()) if path.exists() else None
         differing = None if state is None else differences(state["about"], self._about)
@@ -199,7 +200,7 @@ class FeatureWriter:
             self._save(self.done, self.skipped)
 
     def _finished(self, state: Mapping[str, Any]) -> tuple[int, dict[int, str]] | None:
-        """Find the finished examples of other images among these; None unless all with features are there."""
+        """Find an earlier writer's finished examples among the present ones; None unless all are there."""
         about, identities = state["about"], self._identities
         same = [
             {**each, "num_examples": 0, "key": {**each["key"], "images": ""}} for each in (about, self._about)
@@ -218,7 +219,7 @@ class FeatureWriter:
         return (done, skipped) if identity_of(identities[:done], skipped) == state.get("kept") else None
 
     def _kept(self, identities: Sequence[str], done: int, skipped: Mapping[int, str]) -> str:
-        """`identity_of` the first examples; those hashed before are not hashed again."""
+        """Compute `identity_of` the first examples, without hashing again those already hashed."""
         before, digest = self._hashed
         self._hashed = done, _hashed(digest, identities, skipped, before, done)
         return digest.hexdigest()
@@ -228,7 +229,7 @@ class FeatureWriter:
         with replacing(self._folder / "state.json") as file:
             state = {"about": self._about, "done": done, "skipped": skipped}
             if self._identities is not None:
-                # By these, examples are known again after damaged ones were taken away.
+                # With these, examples are recognised after damaged ones were removed.
                 state |= {"kept": self._kept(self._identities, done, skipped)}
                 state |= {"without": {example: self._identities[example] for example in skipped}}
             file.write(json.dumps(state).encode())
@@ -236,7 +237,7 @@ class FeatureWriter:
 
 
 def identity_of(identities: Sequence[str], skipped: Mapping[int, str]) -> str:
-    """A hash of the identities of all examples but the skipped ones."""
+    """Hash the identities of all examples except the skipped ones."""
     return _hashed(hashlib.sha256(), identities, skipped, 0, len(identities)).hexdigest()
 
 

@@ -1,4 +1,4 @@
-"""Federations that papers share by name: published tables say whose each image is, and which are the test."""
+"""Named federations from the literature: published tables give each image's client, and the test part."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from covfree.data.image_set import ImageSet, image_arrays, image_formats
 
 
 class _Tables(NamedTuple):
-    """Where a federation's tables and images lie below its folder, and what to download."""
+    """Where a federation's tables and images are in its folder, and what to download."""
 
     train: str
     images: str
@@ -39,21 +39,21 @@ _TABLES = {
     ),
 }
 _FEMNIST = "what LEAF writes by data/femnist/preprocess.sh -s niid --sf 1.0 -k 0 -t sample"
-# What `federation` opens.
+# The names that `federation` accepts.
 FEDERATIONS = ("femnist", *_TABLES)
 
 
 def federation(name: str, *, data_dir: StrPath | None = None) -> ImageSet:
-    """Open a federation by its name: the images, the clients and the test part that papers share.
+    """Open a federation by name: the images, the clients and the test part that papers share.
 
     Args:
         name: ``"femnist"``, ``"landmarks-user-160k"`` or ``"inaturalist-user-120k"``.
-        data_dir: the folder that holds a folder of this name; by default ``$COVFREE_DATA``, or
-            ``covfree-data`` in the user's folder. Nothing is downloaded: the error for a folder that is not
-            there says what belongs into it.
+        data_dir: the folder that contains a folder of this name; by default ``$COVFREE_DATA``, or
+            ``covfree-data`` in the user's folder. Nothing is downloaded: if the folder is missing, the error
+            says what belongs in it.
 
     Raises:
-        ValueError: if the name is unknown, or a file does not hold what is expected.
+        ValueError: if the name is unknown, or a file does not contain what is expected.
         FileNotFoundError: if something is missing.
 
     Source: Caldas et al. (2018), LEAF; Hsu, Qi and Brown (2020), Federated visual classification with
@@ -86,22 +86,22 @@ def image_table(
     image_column: str = "image_id",
     label_column: str = "class",
 ) -> ImageSet:
-    """Open images whose clients and classes stand in tables, as files of comma-separated values.
+    """Open images whose clients and classes are listed in tables (comma-separated values).
 
     Args:
-        folder: holds the images at any depth.
-        train: the table of the training images: a line for each, below a line of the columns' names.
+        folder: the folder of the images, at any depth.
+        train: the table of the training images: a line of column names, then one line for each image.
         test: the table of the test images, which needs no clients.
-        client_column: the column that says whose an image is.
-        image_column: the column of the file's name, with or without its extension.
+        client_column: the column of the image's client.
+        image_column: the column of the file name, with or without its extension.
         label_column: the column of the class.
 
     Returns:
-        The image set, in the order of the tables. Files that no table names are left aside unsaid. Classes
-        are sorted, by number if all are numbers. The fingerprint is that of `image_folder`.
+        The image set, in the order of the tables. Files that are in no table are ignored silently. Classes
+        are sorted, as numbers if all are numbers. The fingerprint is computed as by `image_folder`.
 
     Raises:
-        ValueError: if a column is missing, a value is empty, or two files or lines have one name.
+        ValueError: if a column is missing, a value is empty, or two files or lines have the same name.
         FileNotFoundError: if a table or an image is missing.
     """
     columns = (image_column, label_column, client_column)
@@ -146,7 +146,7 @@ def image_table(
 
 
 def _lines(path: Path, needed: tuple[str, ...], other: tuple[str, ...]) -> list[tuple[str, str, str]]:
-    """Image, class and client of each line of a table; no client is ``""``."""
+    """Yield image, class and client of each line of a table; no client is ``""``."""
     with path.open(newline="", encoding="utf-8") as file:
         table = csv.DictReader(file)
         held = table.fieldnames or []
@@ -164,10 +164,10 @@ def _lines(path: Path, needed: tuple[str, ...], other: tuple[str, ...]) -> list[
 
 
 def leaf_images(folder: StrPath) -> ImageSet:
-    """Open images that LEAF's scripts wrote: JSON files in the folders ``train`` and ``test``.
+    """Open images that LEAF's scripts wrote as JSON files in the folders ``train`` and ``test``.
 
-    Each file has ``users``, and ``user_data`` with ``x`` and ``y`` of each user: square images of one
-    channel in [0, 1], row by row, and labels from 0. All of it is read into memory.
+    Each file has ``users``, and ``user_data`` with ``x`` and ``y`` of each user: square images of one channel
+    in [0, 1], row by row, and labels from 0. Everything is read into memory.
 
     Raises:
         ValueError: if a file does not hold this; the message names it.
@@ -195,7 +195,7 @@ def leaf_images(folder: StrPath) -> ImageSet:
 
 
 def _users(file: Path) -> list[tuple[str, np.ndarray, np.ndarray]]:
-    """Name, grey levels [n, side, side] and labels of each user with examples."""
+    """Yield name, grey levels [n, side, side] and labels of each user with examples."""
     try:
         content = json.loads(file.read_bytes())
         found = [(user, content["user_data"][user]) for user in content["users"]]

@@ -16,7 +16,7 @@ import numpy as np
 from covfree.data.dataset import StrPath
 from covfree.data.image_set import ImageSet, decode_image, image_formats
 
-# The part of the data by the name of its folder, in any case.
+# The part of the data for each name of a folder, in lower case.
 PARTS = {"train": "train", "training": "train", "test": "test", "testing": "test"}
 PARTS.update({name: "validation" for name in ("val", "valid", "validation")})
 _BY_CLASS = "(?P<class>[^/]+)/"
@@ -30,32 +30,31 @@ def image_folder(
 
     Args:
         path: the folder.
-        pattern: a regular expression with a group named ``class``, and perhaps ``split`` and ``client``, that
-            matches the beginning of each image's path below the folder (with slashes), such as
-            ``r"(?P<class>[^/]+)/user(?P<client>\d+)_"``. If not given, the first folder is the class; where
-            there is a folder ``train`` and one of ``test`` or ``val``, these are the split, and the next is
-            the class: ``"(?P<split>[^/]+)/(?P<class>[^/]+)/"``.
-        class_names: all classes, in the order of their numbers. Machines with a folder each must agree on the
-            order; a folder need not hold all classes. By default the sorted names that are found.
+        pattern: a regular expression with a group named ``class``, and perhaps ``split`` and ``client``. It
+            must match the beginning of each image's path below the folder (with slashes), such as
+            ``r"(?P<class>[^/]+)/user(?P<client>\d+)_"``. By default the first folder is the class. If there
+            are folders ``train`` and ``test`` or ``val``, these are the split, and the next one is the class:
+            ``"(?P<split>[^/]+)/(?P<class>[^/]+)/"``.
+        class_names: all classes, in the order of their numbers. Machines with different folders must agree on
+            this order; a folder need not contain all classes. By default the sorted names that are found.
 
     Returns:
         The image set, in the order of the sorted paths.
 
-    A split may be called train or training; test or testing; val, valid or validation, in any case. The
-    test split is the test part, and the validation images are left aside; without a test split, the
-    validation images are the test part. Every class needs an image to train on, unless ``class_names`` are
-    given. If the pattern has a client, every image to train on needs one; an image to test on may be without
-    (``""``).
+    A split may be called train or training; test or testing; val, valid or validation, in upper or lower
+    case. The test split is the test part, and validation images are ignored; without a test split, the
+    validation images are the test part. Every class needs a training image, unless ``class_names`` are given.
+    If the pattern has a client, every training image needs one; a test image may have none (``""``).
 
-    Left aside, and named in ``ignored``, are files whose extension Pillow cannot read, images that the
-    pattern does not match, empty folders, and hidden files and folders (with names that start with a dot).
-    Links are followed.
+    Ignored, and listed in ``ignored``, are files whose extension Pillow cannot read, images that the pattern
+    does not match, empty folders, and hidden files and folders (with names that start with a dot). Links are
+    followed.
 
-    ``read`` decodes an image in full and turns it upright as its EXIF orientation says, as torchvision's
-    ``ImageFolder`` does not. Like ``ImageFolder`` it drops transparency. An image with more than 8 bits a
-    channel is an error.
+    ``read`` decodes an image in full, and turns it upright according to its EXIF orientation, which
+    torchvision's ``ImageFolder`` does not do. Like ``ImageFolder`` it drops transparency. An image with more
+    than 8 bits per channel is an error.
 
-    The fingerprint hashes each image's path, size and time of change, and reads no file. It misses a
+    The fingerprint is a hash of each image's path, size and modification time; no file is read. It misses a
     change that keeps size and time, and a copy with other times has another fingerprint.
 
     Raises:
@@ -81,7 +80,7 @@ def image_folder(
             f"{_few(held) if held else 'nothing'}"
         )
     parts = [_part(root, match) for match in matches]
-    # With a test split, leave the validation images aside; without one, test on them.
+    # With a test split, ignore the validation images; without one, test on them.
     aside = "validation" if "test" in parts else None
     ends = {
         match.string[: match.end("split")]
@@ -116,14 +115,14 @@ def image_folder(
     )
 
 
-# Not a closure: those cannot be pickled, so the image set could not be sent to another process.
+# Not a closure: closures cannot be pickled, so the image set could not be sent to another process.
 def read_below(root: Path, ids: tuple[str, ...], i: int) -> Any:
     """Read the image whose path below the folder is ``ids[i]``."""
     return decode_image(root / ids[i], ids[i])
 
 
 class Found(NamedTuple):
-    """The content of a folder, as paths below it, with size and time of change of each file."""
+    """The content of a folder: paths below it, with the size and modification time of each file."""
 
     files: dict[str, tuple[int, int]]
     folders: list[str]
@@ -131,9 +130,10 @@ class Found(NamedTuple):
 
 
 def scan(root: Path) -> Found:
-    """List a folder and all below it."""
+    """List a folder and everything below it."""
     found = Found({}, [], [])
-    # Each entry: a folder, its files' prefix, and the identities of it and all above, to notice cycles.
+    # Each entry: a folder, its files' prefix, and the identities of it and all folders above, to notice
+    # cycles.
     todo: list[tuple[str, str, tuple[tuple[int, int], ...]]] = [(str(root), "", (_identity(str(root)),))]
     while todo:
         folder, prefix, above = todo.pop()
@@ -193,7 +193,7 @@ def _compiled(pattern: str) -> re.Pattern[str]:
 
 
 def _part(root: Path, match: re.Match[str]) -> str:
-    """The part that an image belongs to: train, test or validation."""
+    """Return the part that an image belongs to: train, test or validation."""
     split = match.groupdict().get("split", "train") or ""
     if split.lower() not in PARTS:
         raise ValueError(f"{root}: expected splits named train, test or val, got {split!r} in {match.string}")
@@ -201,7 +201,7 @@ def _part(root: Path, match: re.Match[str]) -> str:
 
 
 def _empty(found: Found) -> list[str]:
-    """Folders without a file anywhere below them, each with a slash at the end."""
+    """List the folders without a file anywhere below them, each with a slash at the end."""
     holding = {str(above) for file in found.files for above in Path(file).parents}
     return [f"{folder}/" for folder in found.folders if folder not in holding]
 
@@ -209,7 +209,7 @@ def _empty(found: Found) -> list[str]:
 def _numbered(
     root: Path, classes: list[str], is_test: np.ndarray, class_names: Sequence[str] | None
 ) -> tuple[tuple[str, ...], np.ndarray]:
-    """The names of all classes, and each image's number among them."""
+    """Return the names of all classes, and each image's class number."""
     names = tuple(sorted(set(classes)) if class_names is None else map(str, class_names))
     number = {name: label for label, name in enumerate(names)}
     if len(number) < len(names):

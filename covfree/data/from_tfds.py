@@ -41,16 +41,16 @@ def tfds(
         data_dir: the folder of TFDS's data; by default TFDS's own.
 
     Returns:
-        The image set, in TFDS's order. An image's id is its split and its place in the whole split
+        The image set, in TFDS's order. An image's id is its split and its index in the whole split
         (``"train/17"``), even if only a part of the split was asked for. Examples without a label (below 0)
-        are left aside.
+        are ignored.
 
     Missing data are downloaded and prepared in the format array_record, as by ``tfds.data_source``; data
     prepared in another format are an error. All examples are read once for their labels; images are decoded
-    on access, as those of a folder are, see `image_folder`.
+    on access, as in `image_folder`.
 
-    The fingerprint hashes the data set's name and version, and the names, sizes and times of change of its
-    files; see `image_folder` for changes that this misses.
+    The fingerprint is a hash of the data set's name and version, and of the names, sizes and modification
+    times of its files; see `image_folder` for changes that it misses.
 
     Raises:
         ImportError: if TFDS is not installed.
@@ -123,13 +123,13 @@ def tfds(
 
 
 def _prepared(library: Any, name: str, data_dir: StrPath | None) -> Any:
-    """TFDS's builder of this data set, after the files were prepared if they were missing."""
+    """Return TFDS's builder of this data set; prepare its files if they are missing."""
     where = None if data_dir is None else os.fspath(data_dir)
     try:
         builder = library.builder(name, data_dir=where)
         if not builder.info.splits:
             builder.download_and_prepare(file_format="array_record")
-    # TFDS and the libraries below it raise nearly anything, with messages of up to a thousand lines.
+    # TFDS and the libraries below it raise many kinds of errors, with messages of up to a thousand lines.
     except Exception as error:
         folder = "" if where is None else f", data_dir={where!r}"
         raise ValueError(
@@ -152,7 +152,7 @@ def _first_line(error: Exception) -> str:
 
 
 def _columns(library: Any, builder: Any, image: str, label: str, client: str | None) -> dict[str, Any]:
-    """The features asked for, or raise unless they are of the right kind."""
+    """Return the features asked for; raise unless they are of the right kind."""
     kinds = library.features
     features = builder.info.features
     wanted = (
@@ -174,7 +174,7 @@ def _columns(library: Any, builder: Any, image: str, label: str, client: str | N
 
 
 def _is_image(kinds: Any, feature: Any) -> bool:
-    # TFDS stores a float image as raw bytes, which are no image file.
+    # TFDS stores a float image as raw bytes, which are not an image file.
     return isinstance(feature, kinds.Image) and feature.np_dtype == np.uint8
 
 
@@ -185,7 +185,7 @@ def _is_name(kinds: Any, feature: Any) -> bool:
 
 
 def _instructions(builder: Any, expression: str) -> Sequence[Any]:
-    """The files, and the part of each, that a split expression stands for."""
+    """Return the files, and the part of each, that a split expression selects."""
     splits = builder.info.splits
     try:
         return splits[expression].file_instructions
@@ -198,8 +198,8 @@ def _instructions(builder: Any, expression: str) -> Sequence[Any]:
 
 
 def _names(builder: Any, instructions: Sequence[Any]) -> list[str]:
-    """The ids of the examples: the split, and the place in the whole split."""
-    # The split of each file, and the number of examples in the split's files before it.
+    """Return the ids of the examples: the split, and the index in the whole split."""
+    # For each file its split, and the number of examples in that split's earlier files.
     before = {}
     for split, info in builder.info.splits.items():
         count = 0
@@ -215,7 +215,7 @@ def _names(builder: Any, instructions: Sequence[Any]) -> list[str]:
 
 
 def _records(library: Any, builder: Any, expression: str, instructions: Sequence[Any]) -> Sequence[Any]:
-    """The serialised examples, with random access."""
+    """Return the serialised examples, with random access."""
     if not instructions:
         return ()
     raw = library.decode.DeserializeMethod.RAW_BYTES
@@ -225,7 +225,7 @@ def _records(library: Any, builder: Any, expression: str, instructions: Sequence
 def _parse(features: Any, records: Sequence[Any], place: int, name: str, **options: Any) -> Any:
     try:
         example = features.deserialize_example_np(records[place], **options)
-        # The reader returns empty messages for a file that was cut off.
+        # For a file that was cut off, the reader returns empty messages.
         if missing := [column for column in features if example[column] is None]:
             raise ValueError(f"it holds no {missing[0]!r}")
         return example

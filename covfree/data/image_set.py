@@ -1,4 +1,4 @@
-"""Labelled sets; image sets, of files or arrays; the decoding of one image file."""
+"""Labelled sets, image sets of files or arrays, and the decoding of an image file."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class LabelledSet:
 
 @dataclass(frozen=True)
 class ImageSet(LabelledSet):
-    """Images that are read one at a time, with their labels and other data known without reading them.
+    """Images that are read one at a time; labels and other data are known without reading images.
 
     `image_folder`, `tfds` and `image_arrays` make image sets; you may make your own.
 
@@ -73,14 +73,14 @@ class ImageSet(LabelledSet):
         read: returns image i as `covfree.backbones.preprocess` takes it: a Pillow image or uint8 grey levels.
             Several threads call it at once. It raises OSError or ValueError if the image is damaged.
         fingerprint: a hash of the images and their order, in hexadecimal.
-        clients: [n], the name or number of each image's client, if the data says so; ``""`` or below 0 where
-            an image has none.
+        clients: [n], the name or number of each image's client, if the data says so; ``""`` or below 0 for no
+            client.
         is_test: [n] booleans, if the data is split.
-        ignored: files and examples that were left out, as they are no images or have no class. A folder that
-            was left out as a whole is named once, with a slash at the end.
-        identities: [n] a string for each image that tells it from others, such as a file's path, size and
-            time of change. An extraction continues if the identities of the finished images are unchanged;
-            with None, only if the fingerprint is.
+        ignored: files and examples that were left out because they are no images or have no class. A folder
+            that was left out as a whole is listed once, with a slash at the end.
+        identities: [n] for each image, a string that distinguishes it from others, such as a file's path,
+            size and modification time. An extraction is continued if the identities of the finished images
+            are unchanged; if this is None, only if the fingerprint is unchanged.
 
     Raises:
         TypeError: if an array is of the wrong type.
@@ -114,7 +114,7 @@ def image_arrays(
     Args:
         images: uint8 ``[n, height, width, 3]``, or ``[n, height, width]`` for grey images.
         labels: [n] integers from 0.
-        clients: [n] strings, or integers of which those below 0 are no client.
+        clients: [n] strings, or integers; those below 0 are no client.
         is_test: [n] booleans.
         class_names: [C] strings; the labels themselves if not given.
         name: the name of the data in tables.
@@ -166,7 +166,7 @@ def image_arrays(
     )
 
 
-# Not a closure: those cannot be pickled, so the image set could not be sent to another process.
+# Not a closure: closures cannot be pickled, so the image set could not be sent to another process.
 def _row(images: np.ndarray, i: int) -> np.ndarray:
     return images[i]
 
@@ -177,7 +177,7 @@ _NOT_DECODED = {"BUFR", "EPS", "GRIB", "HDF5", "MPEG", "WMF"}
 
 @cache
 def image_formats() -> dict[str, str]:
-    """The extensions of image files in lower case, each with Pillow's name of the format."""
+    """Return the extensions of image files in lower case, each with Pillow's name of the format."""
     pillow = optional("PIL.Image", "pretrained")
     extensions = pillow.registered_extensions()
     return {
@@ -188,16 +188,16 @@ def image_formats() -> dict[str, str]:
 
 
 def decode_image(file: StrPath | BytesIO, name: str) -> Any:
-    """Read an image file in full, as a Pillow image in RGB, turned upright as its EXIF orientation says.
+    """Read an image file in full, as an RGB Pillow image, turned upright according to its EXIF orientation.
 
-    Transparency is dropped and the colours are kept, as in torchvision's ``ImageFolder``. An animation gives
-    its first frame.
+    Transparency is dropped and colours are kept, as in torchvision's ``ImageFolder``. An animation gives its
+    first frame.
     """
     pillow, ops = optional("PIL.Image", "pretrained"), optional("PIL.ImageOps", "pretrained")
     try:
         with pillow.open(file, formats=sorted(set(image_formats().values()))) as image:
             most, pixels = pillow.MAX_IMAGE_PIXELS, image.width * image.height
-            # Up to twice the limit Pillow only warns, and filters of warnings are not thread-safe.
+            # Up to twice the limit Pillow only warns, and warning filters are not thread-safe: raise here.
             if most is not None and pixels > most:
                 raise ValueError(f"{pixels} pixels, more than PIL.Image.MAX_IMAGE_PIXELS, {most}")
             upright = ops.exif_transpose(image)
@@ -206,12 +206,13 @@ def decode_image(file: StrPath | BytesIO, name: str) -> Any:
                     f"its mode {upright.mode} has more than 8 bits a channel; convert it to 8 bits"
                 )
             if upright.mode == "P" and "transparency" in upright.info:
-                # Via RGBA the colours are the same, without Pillow's warning about a palette's transparency.
+                # Converting via RGBA gives the same colours without Pillow's warning about a palette's
+                # transparency.
                 upright = upright.convert("RGBA")
             return upright.convert("RGB")
     except pillow.UnidentifiedImageError as error:
         raise ValueError(f"{name}: is no image that Pillow can read") from error
-    # A damaged file makes Pillow raise nearly anything: SyntaxError, struct.error, IndexError, ...
+    # A damaged file makes Pillow raise many kinds of errors: SyntaxError, struct.error, IndexError, ...
     except Exception as error:
         if not is_damage(error):
             raise
@@ -219,8 +220,8 @@ def decode_image(file: StrPath | BytesIO, name: str) -> Any:
 
 
 def is_damage(error: BaseException) -> bool:
-    """Whether reading failed because of the file's content, not of the system (a lost disk, say)."""
+    """Whether reading failed because of the file's content, and not of the system (such as a lost disk)."""
     if isinstance(error, OSError):
-        # Damaged files may make a reader seek before the beginning or past any end.
+        # With a damaged file, a reader may seek before the beginning or past the end.
         return error.errno in (None, errno.EINVAL, errno.EOVERFLOW)
     return not isinstance(error, MemoryError)

@@ -19,14 +19,15 @@ def load_images(source: StrPath) -> ImageSet:
 
     Args:
         source: a folder, see `image_folder`; ``"tfds:NAME"``, see `tfds`; a federation's name, see
-            `federation`; or an ``.npz`` file, see below. To pass more arguments, call these functions.
+            `federation`; or an ``.npz`` file, see below. To pass more arguments, call these functions
+            directly.
 
-    An ``.npz`` file holds ``images`` (uint8 ``[n, height, width, 3]`` or ``[n, height, width]``) and
-    ``labels [n]``, and, if there are any, ``clients [n]``, ``is_test [n]`` and ``class_names [C]``, as
-    `image_arrays` takes them. All of it is read into memory.
+    An ``.npz`` file holds ``images`` (uint8 ``[n, height, width, 3]`` or ``[n, height, width]``) and ``labels
+    [n]``, and optionally ``clients [n]``, ``is_test [n]`` and ``class_names [C]``, see `image_arrays`.
+    Everything is read into memory.
 
     Raises:
-        ValueError: if the source is none of these, or does not hold what is expected.
+        ValueError: if the source is none of these, or does not contain what is expected.
         FileNotFoundError: if there is no such file or folder.
     """
     name = str(source)

@@ -1,4 +1,4 @@
-"""Compute features once and keep them in a file, for images and texts alike."""
+"""Computing features once and keeping them in a file, for images and texts."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from covfree.data.feature_file import FeatureFile, differences, read_feature_fil
 from covfree.data.feature_writer import FeatureWriter, identity_of
 from covfree.data.image_set import LabelledSet
 
-# A callback, called with the number of finished examples and the number of all.
+# A callback that gets the number of finished examples and the number of all examples.
 Progress = Callable[[int, int], None]
 
 
@@ -22,8 +22,8 @@ class Extracted(NamedTuple):
 
     Attributes:
         path: the file.
-        computed: number of examples whose features were computed in this call.
-        skipped: the reason for each example that was left out, by its id.
+        computed: the number of examples whose features were computed in this call.
+        skipped: for each example that was left out, the reason, by its id.
     """
 
     path: Path
@@ -42,10 +42,10 @@ def keep(
     on_damaged: str = "stop",
     progress: Progress | None = None,
 ) -> Extracted:
-    """Write a file of features, continue where an earlier call stopped, or use the finished file again.
+    """Write a feature file, continue where an earlier call stopped, or reuse the finished file.
 
     Returns:
-        See `Extracted`. Labels, clients and the split of the file are those of ``examples``.
+        An `Extracted`. Labels, clients and the split in the file are those of ``examples``.
     """
     path, total = Path(out), len(examples)
     tell = progress or (lambda done, total: None)
@@ -69,7 +69,7 @@ def keep(
 
 
 def _reuse(path: Path, key: Mapping[str, Any], examples: LabelledSet, on_damaged: str) -> dict[str, str]:
-    """Update the labels in a finished file, and return the reason for each example that it leaves out."""
+    """Update the labels in a finished file; return why it leaves out examples, by their ids."""
     file = read_feature_file(path)
     names = ("skipped_ids", "skipped_reasons")
     ids, reasons = (file.arrays.get(name, np.array([], str)).tolist() for name in names)
@@ -95,7 +95,7 @@ def _reuse(path: Path, key: Mapping[str, Any], examples: LabelledSet, on_damaged
 
 
 def _same_images(file: FeatureFile, key: Mapping[str, Any], examples: LabelledSet) -> bool:
-    """Whether the images are those of the file, but for damaged ones that are gone."""
+    """Whether the file's images are the present ones, apart from damaged images that were removed."""
     identities, without = getattr(examples, "identities", None), file.arrays.get("skipped_identities")
     if identities is None or without is None:
         return False
@@ -123,7 +123,7 @@ def _check_skipped(place: str, ids: list[str], on_damaged: str) -> None:
 
 
 def _arrays(examples: LabelledSet, skipped: Mapping[str, str]) -> dict[str, np.ndarray]:
-    """The arrays of the file without the features, for the examples that have features."""
+    """Return the file's arrays except the features, for the examples that have features."""
     kept = np.array([name not in skipped for name in examples.ids], bool)
     arrays = {
         "labels": np.asarray(examples.labels)[kept].astype(np.int32),
@@ -134,7 +134,7 @@ def _arrays(examples: LabelledSet, skipped: Mapping[str, str]) -> dict[str, np.n
     }
     if (identities := getattr(examples, "identities", None)) is not None:
         without = {place: name for place, name in enumerate(examples.ids) if name in skipped}
-        # By these, the images are known again after damaged ones were taken away.
+        # With these, the images are recognised after damaged ones were removed.
         arrays["kept_images"] = np.array(identity_of(identities, without))
         arrays["skipped_identities"] = np.array([identities[place] for place in without], str)
     if examples.clients is not None:

@@ -1,4 +1,4 @@
-"""Text sets: texts with labels, from CSV, TSV and JSON files."""
+"""Text sets: texts with labels from CSV, TSV and JSON files."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ class TextSet(LabelledSet):
         labels: [n] int32, in [0, C).
         class_names: [C].
         texts: [n] strings.
-        clients: [n], the name or number of each text's client, if the data says so; ``""`` or below 0 where a
-            text has none.
+        clients: [n], the name or number of each text's client, if the data says so; ``""`` or below 0 for no
+            client.
         is_test: [n] booleans, if the data is split.
         ignored: parts of the file that were left out.
 
@@ -61,7 +61,7 @@ class TextSet(LabelledSet):
         """A hash of the texts and their order, in hexadecimal."""
         digest = hashlib.sha256()
         for text in self.texts:
-            # JSON can hold lone surrogates, which plain UTF-8 refuses to encode.
+            # JSON may contain lone surrogates, which plain UTF-8 refuses to encode.
             digest.update(hashlib.sha256(text.encode("utf-8", "surrogatepass")).digest())
         return digest.hexdigest()
 
@@ -79,24 +79,24 @@ def load_texts(
 
             - ``.csv`` or ``.tsv`` with columns ``text`` and ``label``, and perhaps ``client`` and ``split``,
               named in the first line; other columns are ignored. In ``.tsv`` quotation marks are text;
-            - ``.jsonl``: on each line an object with these keys, whose values are strings or whole numbers;
-            - ``.json``: an object that holds, for each split, a list of pairs of text and label, as
-              ``data_full.json`` of CLINC150 does. Its other lists are left aside.
-        class_names: all classes, in the order of their numbers. Machines with a file each must agree on the
-            order. By default the sorted labels of the file, sorted as numbers if all are whole numbers.
-        columns: the file's own names for ``text``, ``label``, ``client`` and ``split``, where they differ:
-            ``{"text": "query", "label": "intent"}``. Not for ``.json``, which has no names.
+            - ``.jsonl``: on each line an object with these keys; values are strings or whole numbers;
+            - ``.json``: an object with a list of pairs of text and label for each split, as in CLINC150's
+              ``data_full.json``. Its other lists are ignored.
+        class_names: all classes, in the order of their numbers. Machines with different files must agree on
+            this order. By default the sorted labels of the file, sorted as numbers if all are whole numbers.
+        columns: the file's names for ``text``, ``label``, ``client`` and ``split``, if they differ:
+            ``{"text": "query", "label": "intent"}``. Not for ``.json``, which has no column names.
 
     Returns:
         The text set, in the order of the file; ids are ``"line 2"`` or, for ``.json``, ``"train/0"``.
 
-    Splits are named and used as in `image_folder`: with a test split, the validation split is left aside.
-    Every text to train on needs a client, if any text has one, and every class needs a text to train
-    on, unless ``class_names`` are given.
+    Splits are named and used as in `image_folder`: if there is a test split, the validation split is ignored.
+    If any text has a client, every training text needs one. Every class needs a training text, unless
+    ``class_names`` are given.
 
     Raises:
         FileNotFoundError: if there is no such file.
-        ValueError: if the file is of another kind, or a line of it is wrong; the message names the line.
+        ValueError: if the file is of another kind, or a line is wrong; the message names the line.
 
     >>> import tempfile
     >>> from pathlib import Path
@@ -134,7 +134,7 @@ def load_texts(
 
 
 class _Item(NamedTuple):
-    """A text with its label, client and split; a split of None marks a part that is left aside."""
+    """A text with its label, client and split; a split of None marks a text that is ignored."""
 
     id: str
     text: str
@@ -146,7 +146,7 @@ class _Item(NamedTuple):
 def _table(path: Path, names: Mapping[str, str]) -> Iterator[_Item]:
     delimiter = _TABLES[path.suffix]
     quoting = csv.QUOTE_MINIMAL if delimiter == "," else csv.QUOTE_NONE
-    # Spreadsheets write a byte order mark before the first name, which utf-8-sig drops.
+    # Spreadsheets write a byte order mark before the first name; utf-8-sig drops it.
     with path.open(encoding="utf-8-sig", newline="") as stream:
         rows = csv.DictReader(stream, delimiter=delimiter, quoting=quoting, strict=True)
         columns = [name for name in rows.fieldnames or [] if name in names]
@@ -165,7 +165,7 @@ def _table(path: Path, names: Mapping[str, str]) -> Iterator[_Item]:
 
 
 def _needed(names: Mapping[str, str]) -> set[str]:
-    """The file's own names of the columns that it must have."""
+    """Return the file's names of the columns that it must have."""
     return {given for given, name in names.items() if name in ("text", "label")}
 
 
@@ -259,7 +259,7 @@ def _text_set(
 
 
 def _class_names(labels: Sequence[str]) -> tuple[str, ...]:
-    """The distinct labels, sorted as numbers if all are whole numbers, else as strings."""
+    """Return the distinct labels, sorted as numbers if all are whole numbers, else as strings."""
     names = set(labels)
     if all(name.isascii() and name.lstrip("-").isdecimal() for name in names):
         return tuple(sorted(names, key=lambda name: (int(name), name)))

@@ -1,6 +1,6 @@
 """Partitioners, which divide data among clients, and statistics of a partition.
 
-All functions run on the host, in NumPy; `docs/partitions.md` says which partitioner to use when.
+All functions run on the host, in NumPy; `docs/partitions.md` says when to use which partitioner.
 """
 
 from collections.abc import Callable

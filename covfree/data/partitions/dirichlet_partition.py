@@ -40,9 +40,9 @@ def inner_dirichlet(
       of Acar et al., "Federated Learning Based on Dynamic Regularization" (ICLR 2021, arXiv:2111.04263), and
       of Flower Datasets' `InnerDirichletPartitioner`. The same setting gives about 3,370 pairs.
 
-    Hsu et al. (arXiv:1909.06335) draw p_k ~ Dir(α·q) with q the class frequencies, which sum to one: for C
-    balanced classes their α is C times the one here. Here p_k does not depend on q: on imbalanced data even a
-    large α gives clients equal shares of all classes, until the rare ones run out.
+    Hsu et al. (arXiv:1909.06335) draw p_k ~ Dir(α·q), where q are the class frequencies, which sum to one:
+    for C balanced classes their α is C times the one here. Here p_k does not depend on q: on imbalanced data
+    even a large α gives clients equal shares of all classes, until the rare classes run out.
 
     The p_k are not drawn. Instead, if client k has drawn class c n_kc times so far, its next class is c with
     probability (α + n_kc) / Σ_c' (α + n_kc'), summed over the classes that are left (Pólya's urn). Dropping
@@ -110,7 +110,7 @@ def inner_dirichlet(
 
 
 def _random_turns(room: list[int], rng: np.random.Generator) -> np.ndarray:
-    """Draw the order in which clients take examples: at each step a uniform one of those with `room` left."""
+    """Draw the order in which clients take examples: each step picks uniformly among clients with `room`."""
     uniform = _uniforms(rng).__next__
     clients = _OpenSet(room)
     turns = []
@@ -126,11 +126,11 @@ def _urn_draws(
 ) -> np.ndarray:
     """Draw a class for each turn of a client; there are `counts` examples of each class.
 
-    Let `fresh` classes be open, that is, have examples left, and let the client have made m draws of these.
-    The urn's probabilities (α + n_c) / (α·fresh + m) are a mixture: with probability α·fresh / (α·fresh + m)
-    any open class uniformly, otherwise the class of a uniformly chosen earlier draw. If that class has run
-    out, the earlier draw is removed from the urn and the choice is repeated: rejection sampling, which gives
-    the same distribution.
+    Call a class open if it has examples left. Let `fresh` classes be open, and let the client have made m
+    draws of open classes. The urn's probabilities (α + n_c) / (α·fresh + m) are a mixture: with probability
+    α·fresh / (α·fresh + m) any open class uniformly, otherwise the class of a uniformly chosen earlier draw.
+    If that class has run out, the earlier draw is removed from the urn and the choice is repeated: this
+    rejection sampling gives the same distribution.
     """
     uniform = _uniforms(rng).__next__
     classes = _OpenSet(counts)
@@ -140,7 +140,7 @@ def _urn_draws(
         urn = urns[client]
         while True:
             fresh = len(classes.items)
-            # α·fresh / (α·fresh + m) compared in a form that neither overflows nor is 0/0 at any α.
+            # Compare α·fresh / (α·fresh + m) in a form that neither overflows nor is 0/0 for any α.
             if uniform() * (fresh + len(urn) / alpha) < fresh:
                 drawn = classes.items[int(uniform() * fresh)]
                 break
@@ -157,7 +157,7 @@ def _urn_draws(
 
 
 class _OpenSet:
-    """The indices whose number `left` is above 0, as unordered `items`, updated in constant time."""
+    """The indices for which `left` is above 0, as unordered `items`, updated in constant time."""
 
     def __init__(self, numbers: list[int]):
         self.left = list(numbers)
@@ -165,7 +165,7 @@ class _OpenSet:
         self._place = {item: place for place, item in enumerate(self.items)}
 
     def use(self, item: int) -> None:
-        """Lower the number left of `item` by one; at 0, remove it from `items`."""
+        """Decrease the item's `left` by one; at 0, remove it from `items`."""
         self.left[item] -= 1
         if not self.left[item]:
             place, last = self._place.pop(item), self.items.pop()
@@ -175,7 +175,7 @@ class _OpenSet:
 
 
 def _uniforms(rng: np.random.Generator) -> Iterator[float]:
-    """Yield uniform numbers in [0, 1) without end. They are drawn in blocks: NumPy is slow one at a time."""
+    """Yield uniform numbers in [0, 1) without end, drawn in blocks, as NumPy is slow for single numbers."""
     while True:
         yield from rng.random(4096).tolist()
 
@@ -190,15 +190,16 @@ def dirichlet(
     max_attempts: int = 10,
     seed: int,
 ) -> Clients:
-    """Partition with Dirichlet proportions over the clients for each class: label and quantity skew in one.
+    """Partition with Dirichlet proportions over the clients for each class: both label and quantity skew.
 
     For each class c, p_c ~ Dir(α·1_K) over the K clients, and client k gets N_c·p_ck of its N_c examples, up
     to rounding: Yurochkin et al., "Bayesian Nonparametric Federated Learning of Neural Networks" (ICML 2019,
     arXiv:1905.12022), and Flower Datasets' `DirichletPartitioner`. The size of a client is random.
 
-    The rounding is systematic: with u uniform in [0, 1), client k gets the examples from ⌊N_c·P_c,k-1 + u⌋ to
-    ⌊N_c·P_ck + u⌋, P the cumulative sums of p_c. So their number has the mean N_c·p_ck and is always within
-    one of it. Plain floors (u = 0) would give the last client an example of nearly every class.
+    The rounding is systematic: with u uniform in [0, 1) and P the cumulative sums of p_c, client k gets the
+    examples from ⌊N_c·P_c,k-1 + u⌋ to ⌊N_c·P_ck + u⌋. So the expected number is N_c·p_ck, and the actual one
+    differs by less than one. Rounding down (u = 0) would give the last client an example of nearly every
+    class.
 
     Args:
         labels: [n] class of each example, integers ≥ 0.
@@ -208,7 +209,7 @@ def dirichlet(
         min_partition_size: redraw everything until each client has at least this many examples.
         self_balancing: go through the classes in ascending order, and give no more to a client that holds
             more than n/K examples. Client sizes become more even, and fewer clients share the later classes.
-        max_attempts: largest number of draws to meet `min_partition_size`.
+        max_attempts: the largest number of draws to reach `min_partition_size`.
         seed: seed of the draw, ≥ 0.
 
     Returns:
@@ -265,21 +266,21 @@ def _concentration(alpha: object, num_partitions: int) -> np.ndarray:
             )
         for value in given.tolist():
             check_above_zero("alpha", value)
-    # Above this bound the proportions have long been those of α to the last bit, and NumPy's draw overflows.
+    # Above this bound the proportions are equal to the last bit, but NumPy's draw would overflow.
     return given / max(1, given.max() / 1e100)
 
 
 def _class_splits(
     counts: list[int], alpha: np.ndarray, self_balancing: bool, rng: np.random.Generator
 ) -> np.ndarray:
-    """Draw once for `dirichlet`: the client of each example, examples in the order of `by_class`."""
+    """Draw once for `dirichlet`: return the client of each example, in the order of `by_class`."""
     num_partitions = alpha.size
     average = sum(counts) / num_partitions
     sizes = np.zeros(num_partitions, np.int64)
     splits = []
     for count in counts:
-        # A Dirichlet vector set to zero at the full clients and renormalised is a Dirichlet over the others.
-        # Not all can be full: their sizes would sum to more than n.
+        # A Dirichlet vector set to zero for full clients and renormalised is a Dirichlet vector over the
+        # others. Not all clients can be full: their sizes would sum to more than n.
         open_clients = np.flatnonzero(sizes <= average) if self_balancing else np.arange(num_partitions)
         cumulative = np.cumsum(rng.dirichlet(alpha[open_clients]))
         cuts = np.minimum(np.floor(cumulative * count + rng.random()), count)

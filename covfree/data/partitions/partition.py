@@ -1,4 +1,4 @@
-"""Partitions that do not look at the labels, and what all partitioners share."""
+"""Partitions that do not use the labels, and functions that all partitioners share."""
 
 import warnings
 
@@ -70,7 +70,7 @@ def lognormal_sizes(
     num_partitions = check_num_partitions(num_partitions, num_examples)
     sigma = float(check_strength("sigma", sigma))
     rng = generator(seed)
-    # Relative to the largest z, so that no weight overflows at any σ.
+    # Subtract the largest z, so that no weight overflows for any σ.
     z = rng.standard_normal(num_partitions)
     weights = np.exp(sigma * (z - z.max()))
     shares = (num_examples - num_partitions) * (weights / weights.sum())
@@ -100,7 +100,7 @@ def natural_id(ids: ArrayLike) -> Clients:
     >>> natural_id(["ward 7", "ward 12", "ward 7", "home"])
     array([2, 1, 2, 0], dtype=int32)
     """
-    # Keep Python objects: NumPy would turn a NaN among strings into the id "nan".
+    # Keep Python objects: NumPy would convert a NaN among strings to the id "nan".
     values = ids.tolist() if hasattr(ids, "tolist") else list(ids)  # pyright: ignore
     if not values or isinstance(values[0], list):
         raise ValueError(f"ids: expected one for each example, got shape {list(np.shape(ids))}")
@@ -122,7 +122,7 @@ def _random_of_sizes(sizes: np.ndarray, rng: np.random.Generator) -> Clients:
 
 
 def warn_of_left_out(labels: np.ndarray, clients: Clients) -> Clients:
-    """Return the clients, after a warning of how many examples and whole classes no client holds."""
+    """Return the clients, and warn how many examples and whole classes no client holds."""
     held = clients >= 0
     if not held.all():
         classes = np.unique(labels).size - np.unique(labels[held]).size
@@ -136,7 +136,7 @@ def warn_of_left_out(labels: np.ndarray, clients: Clients) -> Clients:
 
 
 def check_num_examples(labels: ArrayLike | int) -> int:
-    """Return n for a partitioner that does not use the labels, and so accepts n in their place."""
+    """Return n for a partitioner that does not use the labels, and therefore accepts n instead."""
     if np.ndim(labels) == 0:
         return check_integer("labels", labels, 1)
     return check_integers("labels", labels, 0).size

@@ -21,7 +21,7 @@ class PartitionStatistics:
         num_unassigned: examples that no client holds.
         sizes: [K] examples of each client.
         classes_per_client: [K] classes that each client holds.
-        clients_per_class: [C] K_c, the clients that hold each class; 0 for a class that none holds.
+        clients_per_class: [C] K_c, the number of clients that hold each class; may be 0.
         label_entropy: [K] entropy of the labels on each client in bits: log2(C) if it holds all classes
             evenly, 0 if it holds one class or nothing.
         pair_clients: [M] client of each pair, ascending.
@@ -159,7 +159,7 @@ def partition_statistics(
 def check_assignment(
     labels: ArrayLike, clients: ArrayLike, num_clients: int | None
 ) -> tuple[np.ndarray, np.ndarray, int]:
-    """Return labels, clients and K, or raise unless each example has a class and a client, or none (−1)."""
+    """Return labels, clients and K; raise unless each example has a class, and a client or −1 for none."""
     labels = check_integers("labels", labels, 0)
     clients = check_integers("clients", clients, -1)
     if labels.size != clients.size:

@@ -25,7 +25,7 @@ def shards(
     shard_size: int | None = None,
     seed: int,
 ) -> Clients:
-    """Sort the examples by label, cut them into shards, and give these to the clients at random.
+    """Sort the examples by label, cut them into shards, and give the shards to clients at random.
 
     McMahan et al., "Communication-Efficient Learning of Deep Networks from Decentralized Data" (AISTATS 2017,
     arXiv:1602.05629), use two shards a client, so that most clients hold two classes. The arguments are those
@@ -35,8 +35,8 @@ def shards(
       and each client gets this many.
     - both: each client gets `num_shards_per_partition` shards of exactly `shard_size` examples; the other
       examples stay unassigned.
-    - `shard_size` alone: all whole shards are given out, and the clients' numbers of shards differ by at most
-      one. The remaining examples stay unassigned.
+    - `shard_size` alone: all complete shards are given out, and the clients' numbers of shards differ by at
+      most one. The remaining examples stay unassigned.
 
     Args:
         labels: [n] class of each example, integers ≥ 0. Ties are sorted at random.
@@ -46,7 +46,7 @@ def shards(
         seed: seed of the draw, ≥ 0.
 
     Returns:
-        [n] int32 client of each example, -1 where `shard_size` leaves examples over; a warning says how many.
+        [n] int32 client of each example, -1 if `shard_size` leaves the example over; a warning says how many.
         No client is empty.
 
     Raises:
@@ -163,7 +163,7 @@ def pathological(
             'num_partitions or num_classes_per_partition, or class_assignment_mode="deterministic"'
         )
 
-    # The clients of each class in ascending order, class by class, as `examples` is.
+    # The clients of each class in ascending order, class by class, in the same order as `examples`.
     client_of_choice = np.repeat(np.arange(num_partitions), per_client)[np.argsort(chosen, kind="stable")]
     clients = np.full(labels.size, -1, np.int32)
     first_holder, first_example = np.cumsum(holders) - holders, np.cumsum(counts) - counts
@@ -203,8 +203,8 @@ def dominant_classes(
 
     Personalised methods are compared on such partitions. Guan et al. (FedCGS, AAAI 2025) take a uniform share
     of 20 % and clients of equal size, but do not say how many classes dominate, nor how examples are drawn.
-    Here a random part of all examples, of the size of that share, is divided as by `iid`. The others are
-    sorted by label, cut into shards and given out as by `shards`.
+    Here a random part of all examples, with that share, is divided as by `iid`. The others are sorted by
+    label, cut into shards and given out as by `shards`.
 
     Args:
         labels: [n] class of each example, integers ≥ 0.
@@ -235,7 +235,7 @@ def dominant_classes(
     per_client = check_integer("num_shards_per_partition", num_shards_per_partition, 1)
     rng = generator(seed)
     sizes = equal_sizes(labels.size, num_partitions)
-    # Cumulated before rounding, so that the share of all examples is as given.
+    # Cumulate before rounding, so that the share of all examples is exact.
     uniform = np.diff(np.rint(share * np.append(0, np.cumsum(sizes))).astype(np.int64))
     order = rng.permutation(labels.size)
     clients = np.empty(labels.size, np.int32)
