@@ -309,7 +309,7 @@ def _split(
     is_test: np.ndarray | None = None,
     own_test: np.ndarray | None = None,
 ) -> FeatureSet:
-    """Split into training and test part; ``own_test`` has the test features if they come from another file."""
+    """Split into training and test part; ``own_test`` has the test features if they are in another file."""
     fixed_split = is_test is not None
     if is_test is None:
         is_test = held_out(labels, seed)

@@ -1,4 +1,4 @@
-"""Rounds between machines: a federation's description, its server, its sites, and folders between them."""
+"""Federations of machines: the description, the server, the sites, and a shared folder between them."""
 
 from covfree.deployment.client import Client as Client
 from covfree.deployment.description import Description as Description

@@ -1,4 +1,4 @@
-"""A site of a federation, which knows no transport: it answers the server's bytes with bytes."""
+"""A site of a federation. It has no network code: it answers the server's messages, as bytes, with bytes."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ class _Kept(NamedTuple):
     """What a site keeps between turns.
 
     Attributes:
-        before: what it remembers if its last upload did not count.
-        after: what it remembers if it did.
+        before: the memory to use if the last upload did not count.
+        after: the memory to use if it did.
         turn: the turn of that upload; −1 before the first.
-        secret: its client in a secure sum that goes on; empty if there is none.
-        came: the numbers of the sites in the last secure sum that it agreed to.
+        secret: the site's client in an unfinished secure sum; empty if there is none.
+        came: the numbers of the sites in the last secure sum to which this site agreed.
     """
 
     before: Any
@@ -47,9 +47,9 @@ class _Kept(NamedTuple):
 class Client(Machine):
     """A site's side of a federation; see `docs/deployment.md`.
 
-    `answer` gives the bytes that answer a broadcast of the server's. What the site remembers from round to
-    round, and its last answer, are on the disk when it returns: killed at any point and made anew with the
-    same folder, the site goes on, and gives the same bytes to the same broadcast.
+    `answer` returns the bytes that answer a broadcast of the server. When it returns, the site's memory and
+    its last answer are on disk. So the process may be killed at any time: a new one with the same folder goes
+    on, and answers the same broadcast with the same bytes.
 
     Attributes:
         site: the site's name.
@@ -74,18 +74,19 @@ class Client(Machine):
         Args:
             description: the federation.
             site: the site's name in the description.
-            folder: the site's own, which nobody else may write to.
+            folder: the site's own folder; nobody else may write to it.
             key: the site's private key, from `load_key`.
-            features: [n, d], float32; or of a network that is trained, the images, see `load_images`.
+            features: [n, d], float32; or images if a network is trained, see `load_images`.
             labels: [n], classes by the description's numbers; below 0 is padding.
-            uses: what made the features, from `read_site`; None vouches for what the description asks for.
-            algorithm: the algorithm, if the description's name stands for one of your own, or a network is
+            uses: what made the features, from `read_site`; None asserts that it is what the description asks
+                for.
+            algorithm: needed if the description names an algorithm of your own, or a network is
                 trained; see `Description.make_algorithm`.
             now: the clock, in seconds since 1970.
 
         Raises:
-            ValueError: if the site, its key, its features or what made them is not what the description
-                says; the message names all that differs.
+            ValueError: if the site, its key, its features or what made them differ from the description; the
+                message names every difference.
         """
         description.check_key(site, key)
         self.uses = dict(description.agreed if uses is None else uses)
@@ -107,14 +108,14 @@ class Client(Machine):
         super().__init__(description, folder, key, algorithm, now)
 
     def answer(self, data: bytes) -> bytes:
-        """Answer a broadcast; the same bytes again if it was answered before.
+        """Answer a broadcast; if it was answered before, with the same bytes.
 
         Args:
             data: the message, from `Server.open` or anybody.
 
         Raises:
-            Refused: if it is not signed by the server, of another federation, expired, of a round that is
-                over, or says that the server has left this site out; the text says what differs, and why.
+            Refused: if the message is not signed by the server, is of another federation or of a round that
+                is over, has expired, or says that the server left this site out; the text names the reason.
         """
         about, arrays = self._read(data, "ask")
         turn, expires = about["turn"], about["expires"]
@@ -129,7 +130,7 @@ class Client(Machine):
         if expires is not None and self._now() > expires:
             raise Refused(f"expired: round {turn} was to close {self._now() - expires:.0f} s ago", SERVER)
         if turn == self.turn:
-            # Opened again: the same content under the new opening's number, whatever is asked now.
+            # The round was opened again: send the same content with the new opening's number.
             opened = unseal(self._answer, self.description.sites)
             content, examples, kept = opened.arrays, opened.about["examples"], self._kept
         elif self.description.sums is None:
@@ -137,7 +138,7 @@ class Client(Machine):
             content, examples = own.arrays(), own.examples
         else:
             content, kept = self._step(turn, about, arrays)
-            examples = 0  # Their number is hidden, too.
+            examples = 0  # in a secure sum, their number is hidden too
         reply = {
             "kind": "answer",
             "sender": self.site,
@@ -159,7 +160,7 @@ class Client(Machine):
         old = self._kept
         before = old.after if counted[self._number] == old.turn >= 0 else old.before
         number, _ = self.description.place(turn)
-        # A server that took the state of an earlier round would see that round's statistics twice.
+        # A server that sent the state of an earlier round again would learn that round's statistics twice.
         if len(about["items"]) != number:
             raise Refused(f"items: expected those of {number} rounds, got {len(about['items'])}", SERVER)
         state = self._steps.skeleton(about["items"])
@@ -168,7 +169,7 @@ class Client(Machine):
         return own, old._replace(before=before, after=after, turn=turn)
 
     def _step(self, turn: int, about: Mapping[str, Any], arrays: Mapping[str, Any]) -> tuple[Any, _Kept]:
-        """Answer a step of a secure sum, once: what the site keeps tells which steps it has answered."""
+        """Answer a step of a secure sum, once; what the site keeps shows which steps it has answered."""
         number, step = self.description.place(turn)
         size, kept = about.get("words"), self._kept
         if type(size) is not int or size < 1:
@@ -202,20 +203,20 @@ class Client(Machine):
                 kept = self._same_came(kept, arrays)
             content = answer(step, client, self._number, arrays, words)
         except secure.Refused as error:
-            # Nobody may try what this site would answer: it has no further part in this round.
+            # After a refusal take no further part in this round: nobody may probe what the site would answer.
             self._keep(self._asked, self._answer, kept._replace(secret=b""))
             raise Refused(f"{self.description.named(turn)}: {error}", SERVER) from error
         return content, kept._replace(secret=b"" if step == STEPS[-1] else client.saved())
 
     def _same_came(self, kept: _Kept, arrays: Mapping[str, Any]) -> _Kept:
-        """Raise if all rounds need the same sites, and this round's sum is of others than the last."""
+        """Raise if all rounds need the same sites, but this round's sum is over other sites than the last."""
         came = tuple(np.ravel(arrays.get("came", ())).tolist())
         if kept.came and kept.came != came and self._algorithm.same_clients:
             raise secure.Refused(f"came: expected the sites of the sum before, {kept.came}, got {came}")
         return kept._replace(came=came)
 
     def _keep(self, reply: Mapping[str, Any], answer: bytes, kept: _Kept) -> None:
-        """Put on the disk what the site has answered and what it remembers: one file, replaced as a whole."""
+        """Write what the site answered and its memory to disk, in one file that is replaced atomically."""
         arrays = {
             f"{name}.{i}": np.asarray(leaf)
             for name, tree in (("before", kept.before), ("after", kept.after))
@@ -234,10 +235,10 @@ class Client(Machine):
             data: the message, from `Server.end` or anybody.
 
         Returns:
-            The file that it brings, and why the federation stopped early; None if it did not.
+            The file that it contains, and why the federation stopped early; None if it did not.
 
         Raises:
-            Refused: if it is not the server's, or no last broadcast.
+            Refused: if it is not signed by the server, or is not the last broadcast.
         """
         about, arrays = self._read(data, "end")
         return arrays["file"].tobytes(), about["stopped"]
@@ -247,7 +248,7 @@ class Client(Machine):
         return self._folder / f"{self.site}{SUFFIX}"
 
     def _read(self, data: bytes, kind: str) -> Opened:
-        """Read a message of the server's, or raise unless it is of this federation and of the kind."""
+        """Read a message from the server; raise unless it is of this federation and of this kind."""
         own = self.description
         if len(data) > own.max_bytes:
             raise Refused(f"message: expected at most {own.max_bytes} bytes, got {len(data)}")
@@ -259,7 +260,7 @@ class Client(Machine):
         return opened
 
     def _load(self) -> None:
-        """Read what an earlier process left."""
+        """Load what an earlier process left."""
         self.turn, self._answer, self._asked = -1, b"", dict[str, Any]()
         memory = self._steps.start()[1]
         self._kept = _Kept(memory, memory)

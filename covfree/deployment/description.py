@@ -1,4 +1,4 @@
-"""The description of a federation: all that its machines must agree on, in one small file of JSON."""
+"""The description of a federation: everything its machines must agree on, in a small JSON file."""
 
 from __future__ import annotations
 
@@ -35,40 +35,41 @@ _PARTS: dict[str, Any] = {"sums": SecureSums, "private": PrivateSums}
 
 @dataclass(frozen=True)
 class Description:
-    """What a federation is; whoever starts it writes it, and every machine reads the same file.
+    """The settings of a federation. The one who starts it writes them to a file that all machines read.
 
     Attributes:
-        algorithm: a method or an algorithm of `covfree.finetune` by name, perhaps with numbers, such as
-            ``"fedcof-refined:rounds=3"`` or ``"fedadam"``, which trains from a linear head of zeros. Of
-            ``"fedcof-or-fedncm"`` the sites choose one, as `covfree.select` does.
+        algorithm: the name of a method or of an algorithm of `covfree.finetune`, perhaps with numbers, such
+            as ``"fedcof-refined:rounds=3"`` or ``"fedadam"``, which trains from a linear head of zeros. Among
+            methods joined by "or", ``"fedcof-or-fedncm"``, the sites choose one, as `covfree.select` does.
         class_names: [C], the classes by their numbers.
-        dim: d, the size of a feature before the method's own map.
-        sites: the public key of each site, by its name; see `new_key`. A site's number is its place among the
+        dim: d, the size of a feature before the method's own feature map.
+        sites: the public key of each site, by its name; see `new_key`. A site's number is its index among the
             sorted names.
         server: the server's public key, whose signature opens each round.
-        extractor: what makes features, as ``covfree extract`` writes it into their file: ``backbone``,
+        extractor: what makes features, as ``covfree extract`` writes it to their file: ``backbone``,
             ``weights`` (the SHA-256 of their file), ``preprocessing``, ``computed_in`` and ``dtype``. Empty
-            if sites have features from elsewhere, of which nothing is checked but d.
+            if sites have features from elsewhere; then only d is checked.
         rounds: the number of rounds of an algorithm that takes any number; else None.
         deadline: seconds from the opening of a round until it closes; None waits for all sites.
-        fewest: the fewest sites whose answers close a round.
-        max_examples: most examples of a site; clients that compute with padding pad to at most it.
-        max_norm: largest norm of a feature; None for a bound that all messages give, as `covfree.collect`
-            derives it.
-        max_bytes: the largest message.
-        train: what an algorithm of `covfree.finetune` trains: the ``"head"`` on features; or on images the
-            extractor's network, the ``"backbone"``, or ``"all"``.
+        fewest: the least number of sites whose answers close a round.
+        max_examples: the most examples of a site; clients that compute with padding pad to at most this
+            number.
+        max_norm: the largest norm of a feature; None for a bound derived from all messages, as in
+            `covfree.collect`.
+        max_bytes: the size of the largest message.
+        train: what an algorithm of `covfree.finetune` trains: the ``"head"`` on features; or, on images, the
+            extractor's network (``"backbone"``) or ``"all"``.
         judge_sites: whether to leave out sites whose class means fail `covfree.diagnose_sites`.
-        seed: of all random draws.
-        sums: how single uploads are hidden from the server, which then sees their sum alone: all uploads are
-            sums, and each round takes the steps of `covfree.secure`. None for uploads that it sees.
-        private: what is promised to those whose data it is, as sites add noise to their sums, or to their
-            updates in training; it needs ``sums``. None for sums without noise.
-        run: tells this federation from others with the same settings, such as the date or a random text.
+        seed: the seed of all random draws.
+        sums: how single uploads are hidden from the server, which then sees only their sum. All uploads must
+            be sums, and each round takes the steps of `covfree.secure`. None if the server sees the uploads.
+        private: the privacy promise for sums to which sites add noise, or in training for their noisy
+            updates; needs ``sums``. None for sums without noise.
+        run: a text that distinguishes federations with equal settings, such as the date or random characters.
 
     Raises:
         TypeError: if a field has another type.
-        ValueError: if a value is out of its range, or the algorithm is not known.
+        ValueError: if a value is out of its range, or the algorithm is unknown.
     """
 
     algorithm: str
@@ -94,7 +95,7 @@ class Description:
         names = tuple(self.class_names)
         object.__setattr__(self, "class_names", check_class_names(names, len(names)))
         object.__setattr__(self, "sites", dict(sorted(self.sites.items())))
-        # As a file holds it: tuples become lists.
+        # Convert as a JSON file would: tuples become lists.
         object.__setattr__(self, "extractor", json.loads(json.dumps(dict(self.extractor))))
         for name in ("dim", "fewest", "max_examples", "max_bytes"):
             check_positive(name, getattr(self, name))
@@ -151,7 +152,7 @@ class Description:
 
     @cached_property
     def identity(self) -> str:
-        """The SHA-256 of the description, which every message bears."""
+        """The SHA-256 of the description; every message contains it."""
         return hashlib.sha256(self._json().encode()).hexdigest()
 
     @property
@@ -161,22 +162,22 @@ class Description:
 
     @property
     def steps(self) -> tuple[str, ...]:
-        """The steps of a round; in each, the server asks all sites, and they answer."""
+        """The steps of a round; in each step the server asks all sites, and they answer."""
         return ("answer",) if self.sums is None else STEPS
 
     def place(self, turn: int) -> tuple[int, str]:
-        """The round and the step of a turn: turns count the steps of all rounds, from 0."""
+        """Return the round and the step of a turn; turns count the steps of all rounds, from 0."""
         number, step = divmod(turn, len(self.steps))
         return number, self.steps[step]
 
     def named(self, turn: int) -> str:
-        """A turn in words, such as ``"round 2 of 3, step mask"``."""
+        """Describe a turn in words, such as ``"round 2 of 3, step mask"``."""
         number, step = self.place(turn)
         return f"round {number + 1} of {self.num_rounds}" + ("" if self.sums is None else f", step {step}")
 
     @cached_property
     def words(self) -> Encoding:
-        """How the numbers of an upload become words, of a federation with secure sums."""
+        """How the numbers of an upload are encoded as words, in a federation with secure sums."""
         if self.private is not None:
             return Exact() if self.private_updates is None else self.private_updates
         if self.sums is None or self.sums.bound is None:
@@ -184,7 +185,7 @@ class Description:
         return FixedPoint(self.sums.bound, len(self.sites))
 
     def session(self, number: int, size: int) -> Session:
-        """The one session of a round; see `SecureSums.session`.
+        """Make the session of a round; see `SecureSums.session`.
 
         Args:
             number: the round, from 0.
@@ -196,12 +197,12 @@ class Description:
 
     @property
     def agreed(self) -> dict[str, Any]:
-        """What a site's file of features must agree with; see `differences`."""
+        """What a site's feature file must agree with; see `differences`."""
         return {"dim": self.dim, **self.extractor, "class_names": list(self.class_names)}
 
     @property
     def example(self) -> np.ndarray:
-        """One example of zeros as sites have them: features, or an image in grey levels for a network."""
+        """A site's example of zeros: a feature vector, or for a network an image in grey levels."""
         if self.train == "head":
             return np.zeros((1, self.dim), np.float32)
         side = self.extractor["preprocessing"]["crop"]
@@ -222,7 +223,7 @@ class Description:
         return self._made(network)
 
     def _made(self, network: Any) -> Algorithm:
-        """The algorithm; without a network a head stands for it, which takes as many rounds."""
+        """Make the algorithm; if no network is given, with a head instead, which takes as many rounds."""
         made, classes = self.private_method, len(self.class_names)
         if made is not None:
             sums = as_algorithm(made.method, num_classes=classes)
@@ -230,14 +231,14 @@ class Description:
         hidden = self.sums is not None
         own = algorithm_named(self.algorithm, self.dim, classes, self.train, network, sums=hidden)
         if self.private is not None:
-            # An upload's weight is a part of what is clipped.
+            # The weight of an upload counts towards the norm that is clipped.
             own = replace(own, params=own.params._replace(uniform=jax.numpy.asarray(True)))
         holders = None if self.sums is None else self.sums.holders
         return own if holders is None else common_classes(own, holders)
 
     @property
     def private_method(self) -> Private | None:
-        """The private method of a federation that adds noise to its sums; None for others."""
+        """The private method if the federation adds noise to its sums; else None."""
         method = None if self.private is None else method_named(self.algorithm)
         if self.private is None or method is None:
             return None
@@ -247,14 +248,14 @@ class Description:
 
     @cached_property
     def private_updates(self) -> PrivateUpdates | None:
-        """The noise of a federation that trains in rounds; None for others."""
+        """The noise if the federation trains in rounds; else None."""
         if self.private is None or method_named(self.algorithm) is not None:
             return None
         return self.private.updates(self.fewest, self.rounds or 1, len(self.sites))
 
     @property
     def promise(self) -> Promise | None:
-        """What is promised to those whose data it is; None without noise."""
+        """The privacy promise to the people behind the data; None without noise."""
         made = self.private_method or self.private_updates
         return None if made is None else made.promise
 
@@ -263,7 +264,7 @@ class Description:
         check_own(self.sites, site, key)
 
     def key(self) -> jax.Array:
-        """The key of all random draws, as `covfree.rounds.run` takes it."""
+        """The key of all random draws, as for `covfree.rounds.run`."""
         return jax.random.key(self.seed)
 
     def save(self, path: str | PathLike[str]) -> None:
@@ -276,7 +277,7 @@ class Description:
         """Read the file.
 
         Raises:
-            ValueError: if it holds something else; the error names the path.
+            ValueError: if the file contains something else; the error names the path.
             OSError: if it cannot be read.
         """
         try:
@@ -292,7 +293,7 @@ class Description:
     def _fields(self) -> dict[str, Any]:
         names = (each.name for each in dataclasses.fields(self) if each.name not in _PARTS)
         own = {name: getattr(self, name) for name in names}
-        # Left out if they are None, so that federations from before it keep their identity.
+        # Left out if None, so that older federations keep their identity.
         parts = {"sums": self.sums, "private": self.private}
         more = {name: dataclasses.asdict(part) for name, part in parts.items() if part is not None}
         return {"version": _VERSION, **own, "class_names": list(self.class_names), **more}

@@ -1,4 +1,4 @@
-"""What differs between what a federation agreed on and what a site uses, by name."""
+"""The differences between what a federation agreed on and what a site uses."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ _SHA_256 = re.compile("[0-9a-f]{64}")
 
 
 def differences(expected: Mapping[str, Any], found: Mapping[str, Any]) -> list[str]:
-    """Name what differs between what a federation agreed on and what a site uses.
+    """List the differences between what a federation agreed on and what a site uses, by name.
 
     >>> agreed = {"dim": 2, "weights": "81b6ae", "class_names": ["cat", "cow", "dog"]}
     >>> differences(agreed, {"dim": 2, "weights": "5793ff", "class_names": ["cow", "cat", "dog"]})
     ['weights: expected 81b6ae, got 5793ff', 'class_names: classes 0 and 1 are swapped']
     """
-    # As JSON holds them: tuples become lists.
+    # Convert as JSON would: tuples become lists.
     wanted, own = (json.loads(json.dumps(dict(each))) for each in (expected, found))
     classes = [each.pop("class_names", None) for each in (wanted, own)]
     left, right = dict(_entries(wanted)), dict(_entries(own))
@@ -40,7 +40,7 @@ def _entries(value: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, 
 def _shown(value: Any) -> str:
     if value is None:
         return "none"
-    # Of a SHA-256 the first digits tell enough.
+    # The first digits of a SHA-256 are enough.
     return f"{value[:12]}…" if isinstance(value, str) and _SHA_256.fullmatch(value) else str(value)
 
 

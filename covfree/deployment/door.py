@@ -1,4 +1,4 @@
-"""The server's door: answers that are not of this federation, and class rows that no honest site sends."""
+"""The server's checks: whether an answer belongs to this federation, and whether class rows are credible."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from covfree.rounds.algorithm import Algorithm
 
 
 class TooFew(RuntimeError):
-    """A round closed with fewer answers than the federation asks for; `Server.open` opens it again."""
+    """A round closed with too few answers; `Server.open` opens it again."""
 
 
 class Stopped(RuntimeError):
-    """The server stopped before there was a result, and left the reason; it may go on where it was."""
+    """The server stopped before there was a result, and gave the reason; it may be resumed."""
 
 
 class Receipt(NamedTuple):
-    """What became of a message.
+    """The outcome for a message.
 
     Attributes:
-        site: whose name it bears, perhaps falsely if it was set aside; None if it bears none.
+        site: the site that the message names, perhaps falsely if it was set aside; None if it names none.
         reason: why it was set aside; None if it counts.
     """
 
@@ -35,7 +35,7 @@ class Receipt(NamedTuple):
 
 
 def check_federation(about: Mapping[str, Any], theirs: Any, description: Description) -> None:
-    """Raise unless a signed message is of this federation, and name what differs in what was used."""
+    """Raise unless a signed message is of this federation; the error names the differences."""
     texts = differences(description.agreed, theirs if isinstance(theirs, dict) else {})
     if (found := about.get("federation")) != description.identity:
         texts = [f"federation: expected {description.identity[:12]}…, got {str(found)[:12]}…", *texts]
@@ -44,7 +44,7 @@ def check_federation(about: Mapping[str, Any], theirs: Any, description: Descrip
 
 
 def check_answer(about: Mapping[str, Any], description: Description) -> None:
-    """Raise unless a signed message is an answer of this federation, of a site that is as it says."""
+    """Raise unless a signed message is an answer in this federation, from a site with the agreed settings."""
     check_federation(about, about.get("uses"), description)
     if about.get("kind") != "answer":
         raise Refused(f"kind: expected an answer, got {about.get('kind')!r}", about["sender"])
@@ -54,12 +54,12 @@ def check_answer(about: Mapping[str, Any], description: Description) -> None:
 
 
 def stopping(description: Description, key: Any, reason: str) -> bytes:
-    """The server's message that the federation stops before its end, and why.
+    """Make the server's message that the federation stops before its end, and why.
 
     Args:
         description: the federation.
         key: the server's private key.
-        reason: what the server, if it runs, and all sites are told.
+        reason: the text that is shown to the running server and to all sites.
     """
     about = {"kind": "stop", "sender": SERVER, "federation": description.identity, "reason": reason}
     return seal(key, about, {})
@@ -74,7 +74,7 @@ def stop_reason(data: bytes, description: Description) -> str:
 
 
 class _Messages(Mapping[str, Message]):
-    """Sites' messages, read from the disk when they are asked for: together they may not fit in memory."""
+    """Sites' messages, read from disk on access, as together they may not fit in memory."""
 
     def __init__(self, read: Callable[[str], Message], sites: list[str]) -> None:
         self._read, self._sites = read, sites
@@ -92,13 +92,13 @@ class _Messages(Mapping[str, Message]):
 def judge(
     sites: list[str], read: Callable[[str], Message], algorithm: Algorithm, description: Description
 ) -> tuple[dict[str, str], str | None]:
-    """Why messages of class rows are set aside, each by itself and beside all others; see `covfree.collect`.
+    """Find messages of class rows to be set aside, each by itself and compared to all; see `covfree.collect`.
 
-    The second value says how many sites were judged by their class means; None if the description asks for no
+    The second result is how many sites were judged by their class means; None if the description asks for no
     judgement.
     """
     method = algorithm.params.method
-    # A solution's matrix, as AFL sends it, has no bound by norms.
+    # The matrix of a solution, as AFL sends it, is not bounded by the features' norms.
     kind = Rules(2, method=method).kind if method.one_shot else None
     norm: Any = "derived" if description.max_norm is None else description.max_norm
     rules = Rules(

@@ -1,4 +1,4 @@
-"""Signed messages between machines: safetensors behind an Ed25519 signature of all of it."""
+"""Signed messages between machines: an Ed25519 signature, followed by the signed safetensors."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from covfree.core.atomic import replacing
 from covfree.core.optional import optional
 from covfree.protocol.tensors import DTYPES, check_places, read_exactly, read_header, tensor_of
 
-# What is signed begins with this, so that a signature of something else is none of a message.
+# Signed data begins with this, so that a signature made for another purpose is not valid for a message.
 _MAGIC = b"covfree federation 1\n"
 _SIGNATURE = 64
 _KEY = re.compile("[0-9a-f]{64}")
-# A site's name is that of files too.
+# A site's name is also used as a file name.
 _NAME = re.compile("[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 SERVER = "server"
 
@@ -30,7 +30,7 @@ class Refused(ValueError):
     """A message that is not used; the text says which part of it differs from what was expected.
 
     Attributes:
-        sender: whose name the message bears, perhaps falsely; None if it bears none.
+        sender: the site that the message names, perhaps falsely; None if it names none.
     """
 
     def __init__(self, text: str, sender: str | None = None) -> None:
@@ -39,7 +39,7 @@ class Refused(ValueError):
 
 
 class Opened(NamedTuple):
-    """A message whose signature holds: what it says about itself, and its arrays."""
+    """A message with a valid signature: its metadata and its arrays."""
 
     about: dict[str, Any]
     arrays: dict[str, np.ndarray]
@@ -50,16 +50,16 @@ def _keys() -> Any:
 
 
 def new_key(path: str | PathLike[str]) -> str:
-    """Draw a private key, write it to a file that only its owner may read, and give the public key.
+    """Draw a private key, write it to a file that only its owner may read, and return the public key.
 
     Args:
-        path: the file, which must not be there yet.
+        path: the file, which must not exist yet.
 
     Returns:
         The public key, 64 hexadecimal digits.
 
     Raises:
-        FileExistsError: if the file is there.
+        FileExistsError: if the file exists.
         ImportError: if ``cryptography`` is not installed.
     """
     key = _keys().Ed25519PrivateKey.generate()
@@ -73,7 +73,7 @@ def load_key(path: str | PathLike[str]) -> Any:
     """Read a private key that `new_key` wrote.
 
     Raises:
-        ValueError: if the file holds none.
+        ValueError: if the file contains no private key.
         OSError: if it cannot be read.
     """
     try:
@@ -83,12 +83,12 @@ def load_key(path: str | PathLike[str]) -> Any:
 
 
 def public_key(key: Any) -> str:
-    """The public key of a private one, in 64 hexadecimal digits."""
+    """Return the public key of a private key, as 64 hexadecimal digits."""
     return key.public_key().public_bytes_raw().hex()
 
 
 def check_keys(sites: Mapping[str, str], server: str) -> None:
-    """Raise unless sites have sound names, and they and the server a public key each, of their own."""
+    """Raise unless sites have valid names, and each site and the server have different valid public keys."""
     for name in sites:
         if not _NAME.fullmatch(name) or name == SERVER:
             raise ValueError(
@@ -108,13 +108,13 @@ def check_own(sites: Mapping[str, str], site: str, key: Any) -> None:
     if site not in sites:
         raise ValueError(f"site: expected one of {', '.join(sites)}, got {site!r}")
     if public_key(key) != sites[site]:
-        # Both files hold 64 digits, and are easily taken for each other.
+        # Both files contain 64 digits, and are easily confused.
         what = "its public key" if bytes.fromhex(sites[site]) == key.private_bytes_raw() else "another"
         raise ValueError(f"key: expected the private key of {site!r} in the description, got {what}")
 
 
 def seal(key: Any, about: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> bytes:
-    """Make a message: the signature, then safetensors with ``about`` as one JSON value of its metadata.
+    """Make a message: the signature, then safetensors with ``about`` as a JSON value in its metadata.
 
     The same arguments give the same bytes.
     """
@@ -128,7 +128,8 @@ def unseal(data: bytes, keys: Mapping[str, str]) -> Opened:
     """Check a message's signature, and read it.
 
     Raises:
-        Refused: if it is cut short or no message, its sender has no key, or the signature is of another key.
+        Refused: if it is cut short or no message, its sender has no key, or the signature does not match the
+            key.
     """
     about, header, length, file = _parts(data)
     sender = about.get("sender")
@@ -166,10 +167,10 @@ def _parts(data: bytes) -> tuple[dict[str, Any], dict[str, Any], int, Any]:
 
 
 def write(path: Path, data: bytes) -> None:
-    """Write a file, which is on the disk as a whole, under its name, when this returns."""
+    """Write a file; when this returns, it is on disk as a whole, under its name."""
     with replacing(path) as file:
         file.write(data)
-    # The name is on the disk once the folder is.
+    # Flush the folder too, or the name may not be on disk.
     descriptor = os.open(path.parent, os.O_RDONLY)
     try:
         os.fsync(descriptor)

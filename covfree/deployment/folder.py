@@ -1,4 +1,4 @@
-"""A folder that carries a federation's messages: a shared disk, a synchronised folder, a memory stick."""
+"""A shared folder that carries a federation's messages: a shared disk, a synchronised folder, a USB stick."""
 
 from __future__ import annotations
 
@@ -24,19 +24,19 @@ Say = Callable[[str], None]
 
 
 class Folder:
-    """The layout of a shared folder, in which every file is there as a whole or not at all.
+    """The layout of a shared folder; every file in it is written atomically.
 
-    ``federation.json`` is the description; ``asks/`` has the server's broadcasts, one for each round,
-    ``answers/`` a folder for each round with a file of each site, ``end.message`` the last broadcast,
-    ``stop.message`` why the server stopped before it. What others wrote is read without following links, up
-    to the description's ``max_bytes``.
+    ``federation.json`` is the description. ``asks/`` has the server's broadcasts, one for each round;
+    ``answers/`` has a folder for each round, with a file from each site; ``end.message`` is the last
+    broadcast, and ``stop.message`` says why the server stopped before it. Files of others are read without
+    following links, up to the description's ``max_bytes``.
     """
 
     def __init__(self, path: str | PathLike[str]) -> None:
-        """Open a folder that holds a description.
+        """Open a folder that contains a description.
 
         Raises:
-            ValueError: if the description is not sound.
+            ValueError: if the description is not valid.
             FileNotFoundError: if there is none.
         """
         self.path = Path(path)
@@ -46,11 +46,11 @@ class Folder:
         self.description = Description.load(file)
 
     def ask(self, turn: int) -> Path:
-        """The file of a round's broadcast."""
+        """The file of a turn's broadcast."""
         return self.path / "asks" / f"{turn:05d}{SUFFIX}"
 
     def answers(self, turn: int) -> Path:
-        """The folder of a round's answers."""
+        """The folder of a turn's answers."""
         return self.path / "answers" / f"{turn:05d}"
 
     @property
@@ -66,11 +66,11 @@ class Folder:
 
     @property
     def stop(self) -> Path:
-        """The file of `stopping`."""
+        """The file with the message of `stopping`."""
         return self.path / f"stop{SUFFIX}"
 
     def put(self, path: Path, data: bytes) -> None:
-        """Write a file, unless it holds these bytes already."""
+        """Write a file, unless it has this content already."""
         path.parent.mkdir(parents=True, exist_ok=True)
         with suppress(OSError, Refused):
             if self.read(path) == data:
@@ -82,10 +82,10 @@ class Folder:
 
         Args:
             path: the file.
-            most: bytes of the largest that is read; None for the description's ``max_bytes``.
+            most: the most bytes to read; None for the description's ``max_bytes``.
 
         Raises:
-            Refused: if it is no file of its own, or too large.
+            Refused: if it is not a regular file, or is too large.
             OSError: if it cannot be read.
         """
         try:
@@ -94,14 +94,14 @@ class Folder:
             raise Refused(str(error)) from error
         most = self.description.max_bytes if most is None else most
         with os.fdopen(descriptor, "rb") as file:
-            # To read, and to check the signature of, a GiB takes seconds.
+            # Reading a GiB and checking its signature takes seconds.
             data = b"" if (size := os.fstat(file.fileno()).st_size) > most else file.read(most + 1)
         if (size := max(size, len(data))) > most:
             raise Refused(f"path: {shown(path)}: expected at most {most} bytes, got {size}")
         return data
 
     def asked(self) -> Opened | None:
-        """The broadcast of the latest round that the server signed; None if there is none."""
+        """Return the broadcast of the latest round that the server signed; None if there is none."""
         for path in reversed(_new(self.path / "asks", {})):
             with suppress(OSError, Refused):
                 return unseal(self.read(path), {SERVER: self.description.server})
@@ -121,16 +121,16 @@ def serve(
     Args:
         server: the server.
         folder: the shared folder.
-        file_of: from the result to the content of the file that sites get at the end.
-        poll: seconds between two looks into the folder.
-        say: is told what happens, a line at a time.
+        file_of: function from the result to the content of the file that sites get at the end.
+        poll: seconds between checks of the folder.
+        say: function that is called with each line of progress.
 
-    Sites that wait are told if the server stops by an error. A process that is killed tells nobody, as it
-    is to be started again.
+    If the server stops because of an error, waiting sites are told. A killed process tells nobody; it is
+    expected to be started again.
 
     Raises:
         TooFew: if a round closed with too few answers; another call opens it again.
-        Stopped: if the message of `stopping` came meanwhile.
+        Stopped: if the message of `stopping` arrived meanwhile.
     """
     folder.stop.unlink(missing_ok=True)
     try:
@@ -150,13 +150,13 @@ def _serve(
     sites, named = server.description.sites, server.description.named
     while not server.finished:
         turn = server.turn
-        # A server that was down past the deadline closes the round, or else opens it again.
+        # If the deadline passed while the server was down, close the round, or else open it again.
         if not (server.is_over and _closes(server)):
             folder.put(folder.ask(turn), server.open())
             until = "all sites answer" if server.expires is None else clock(server.expires)
             say(f"{named(turn)} is open until {until}")
             while True:
-                # A late answer to the round before is told that it is late.
+                # If an answer to the previous round comes late, tell its site so.
                 for number in (turn - 1, turn):
                     for path in _new(folder.answers(number), seen):
                         _take(server, folder, path, say)
@@ -187,7 +187,7 @@ def _closes(server: Server) -> bool:
 
 
 def _new(where: Path, seen: dict[str, tuple[int, int, int]]) -> list[Path]:
-    """A folder's files that were not looked at, or have changed since, by their names."""
+    """Return the files in a folder that are new or have changed, by name."""
     found = list[Path]()
     if not where.is_dir():
         return found
@@ -197,7 +197,7 @@ def _new(where: Path, seen: dict[str, tuple[int, int, int]]) -> list[Path]:
                 continue
             try:
                 status = entry.stat(follow_symlinks=False)
-            except OSError:  # It is gone.
+            except OSError:  # the file is gone
                 continue
             mark = status.st_ino, status.st_size, status.st_mtime_ns
             if seen.get(entry.path) != mark:
@@ -227,21 +227,21 @@ def join(
     wait: float | int | None = None,
     say: Say = print,
 ) -> tuple[bytes, str | None]:
-    """Answer the rounds of a server over a shared folder, until the last broadcast.
+    """Answer a server's rounds over a shared folder, until the last broadcast.
 
     Args:
         client: the site.
         folder: the shared folder.
-        poll: seconds between two looks into the folder.
+        poll: seconds between checks of the folder.
         wait: seconds without a new broadcast after which to give up; None for never.
-        say: is told what happens, a line at a time.
+        say: function that is called with each line of progress.
 
     Returns:
-        The file of the last broadcast, and why the federation stopped early; None if it did not.
+        The file in the last broadcast, and why the federation stopped early; None if it did not.
 
     Raises:
-        TooFew: if nothing came for so long.
-        Stopped: if the server stopped before there was a result; another call goes on once it does.
+        TooFew: if no broadcast came for ``wait`` seconds.
+        Stopped: if the server stopped before there was a result; call again once it is resumed.
     """
     heard, seen, told = time.monotonic(), dict[str, tuple[int, int, int]](), set[str]()
     while True:
@@ -251,14 +251,14 @@ def join(
             except (Refused, OSError) as error:
                 _tell(f"{folder.end.name}: {error}", told, say)
         folder.check_stop()
-        # The latest first: once it is answered, those before it are over.
+        # The latest first: once it is answered, earlier ones are over.
         for path in reversed(_new(folder.path / "asks", seen)):
             try:
                 answer = client.answer(folder.read(path))
             except Refused as error:
                 _tell(f"a broadcast was refused: {error}", told, say)
                 continue
-            except OSError:  # It is looked at again.
+            except OSError:  # try again at the next check
                 del seen[str(path)]
                 continue
             folder.put(folder.answers(client.turn) / f"{client.site}{SUFFIX}", answer)
@@ -271,12 +271,12 @@ def join(
 
 
 def _tell(text: str, told: set[str], say: Say) -> None:
-    """Say a text once."""
+    """Say a text, but only the first time."""
     if text not in told:
         told.add(text)
         say(text)
 
 
 def clock(seconds: float) -> str:
-    """A time since 1970 as the machine's clock shows it."""
+    """Format a time in seconds since 1970 as the machine's local time."""
     return datetime.fromtimestamp(seconds).astimezone().strftime("%Y-%m-%d %H:%M:%S %Z")

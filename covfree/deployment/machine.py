@@ -1,4 +1,4 @@
-"""What a server and a site share: a description, a key, pure steps, and a folder that one process holds."""
+"""The common part of a server and a site: a description, a key, pure steps, and a locked folder."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SUFFIX = ".message"
 
 
 class Machine:
-    """A machine of a federation, on which all is kept in a folder; a context that ends lets it go.
+    """A machine of a federation, which keeps everything in a folder; as a context it releases the folder.
 
     Attributes:
         description: the federation.
@@ -37,7 +37,7 @@ class Machine:
         algorithm: Algorithm | None,
         now: Callable[[], float],
     ) -> None:
-        """Take the folder, and raise if another process holds it or it is of another federation."""
+        """Lock the folder; raise if another process holds it, or it belongs to another federation."""
         self.description, self._key, self._now = description, key, now
         self._algorithm = description.make_algorithm() if algorithm is None else algorithm
         self._turns = (self._algorithm.rounds or description.num_rounds) * len(description.steps)
@@ -64,7 +64,7 @@ class Machine:
             raise
 
     def _load(self) -> None:
-        """Read what an earlier process left."""
+        """Load what an earlier process left."""
         raise NotImplementedError
 
     def __enter__(self) -> Any:
@@ -72,15 +72,15 @@ class Machine:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Let another process have the folder."""
+        """Release the folder for another process."""
         self._lock.close()
 
 
 def unflattened(like: Any, arrays: Mapping[str, np.ndarray], name: str) -> Any:
-    """A pytree like another, of a message's arrays by this name and their places.
+    """Build a pytree with the structure of ``like`` from a message's arrays, numbered under this name.
 
     Raises:
-        Refused: if one is missing or has another shape or data type.
+        Refused: if an array is missing, or has another shape or data type.
     """
     leaves, tree = jax.tree.flatten(like)
     found = []
@@ -89,6 +89,6 @@ def unflattened(like: Any, arrays: Mapping[str, np.ndarray], name: str) -> Any:
         if own is None or own.shape != leaf.shape or own.dtype != leaf.dtype:
             got = None if own is None else f"{own.dtype}{list(own.shape)}"
             raise Refused(f"{name}.{i}: expected {leaf.dtype}{list(leaf.shape)}, got {got}")
-        # JAX would cut numbers of 64 bits.
+        # JAX would truncate 64-bit numbers, so keep them in NumPy.
         found.append(jnp.asarray(own) if canonicalize_dtype(own.dtype) == own.dtype else own)
     return tree.unflatten(found)

@@ -1,4 +1,4 @@
-"""Methods and algorithms by the names that a description has for them."""
+"""Methods and algorithms by their names in a description."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from covfree.rounds.from_method import as_algorithm
 
 
 def method_named(text: str) -> Method[Any] | None:
-    """The method of a name such as ``"fedcof:shrinkage=0.1"`` or ``"fedcof-or-fedncm"``; None if none."""
+    """Return the method with a name such as ``"fedcof:shrinkage=0.1"`` or ``"fedcof-or-fedncm"``, or None."""
     from covfree.methods import registry
     from covfree.studies.known import JOINT
     from covfree.studies.names import parsed
@@ -32,7 +32,7 @@ def method_named(text: str) -> Method[Any] | None:
 def algorithm_named(
     text: str, dim: int, num_classes: int, train: str, network: Any, *, sums: bool
 ) -> Algorithm:
-    """The algorithm of a name: a method, or one of `covfree.finetune` on a linear head from zeros."""
+    """Return the algorithm with a name: a method, or one of `covfree.finetune` on a linear head of zeros."""
     from covfree.finetune import linear_model, network_model
     from covfree.finetune import registry as trained
     from covfree.methods import registry

@@ -1,4 +1,4 @@
-"""Private methods between machines: each site adds its share of the noise inside the masks."""
+"""Private methods between machines: each site adds its share of the noise before it masks its upload."""
 
 from __future__ import annotations
 
@@ -26,18 +26,20 @@ _KINDS: tuple[Kind, ...] = ("sums", "matrix")
 
 @dataclass(frozen=True)
 class PrivateSums:
-    """What a federation promises; see `covfree.privacy.private`, of which these are arguments.
+    """The privacy promise of a federation; the fields are arguments of `covfree.privacy.private`.
 
     Attributes:
         epsilon: ε of all rounds together.
         delta: δ.
-        clip: B, the bound on a feature's norm; of an algorithm of `covfree.finetune`, that on an upload's,
-            above 1, which is a site's weight.
-        unit: what is hidden, ``"example"`` or ``"client"``, which is a site; the latter for training.
+        clip: B, the bound on a feature's norm. For an algorithm of `covfree.finetune`, the bound on the norm
+            of an upload; above 1, as the upload includes the site's weight, 1.
+        unit: what is hidden: one ``"example"`` or one ``"client"`` (a site). For training it must be the
+            client.
         neighbours: ``"add_remove"`` or ``"replace_one"``.
-        honest: sites that surely take part and add their noise; None for `Description.fewest`.
-        weight: with ``unit="client"``, the most examples that a site may weigh.
-        projection: the number of features after a public projection, by the description's seed; or None.
+        honest: the number of sites that surely take part and add their noise; None for `Description.fewest`.
+        weight: with ``unit="client"``, the most examples with which a site may count.
+        projection: the number of features after a public random projection, drawn with the description's
+            seed; or None.
     """
 
     epsilon: float | int
@@ -50,10 +52,10 @@ class PrivateSums:
     projection: int | None = None
 
     def updates(self, fewest: int, rounds: int, num_sites: int) -> PrivateUpdates:
-        """The noise of an algorithm of training in rounds; see `covfree.privacy.private_updates`.
+        """Return the noise for an algorithm of training in rounds; see `covfree.privacy.private_updates`.
 
         Raises:
-            ValueError: as of `method`, or if it is to hide single examples.
+            ValueError: if `method` raises it, or if single examples should be hidden.
         """
         if self.unit != "client" or self.weight is not None or self.projection is not None:
             raise ValueError(
@@ -77,10 +79,10 @@ class PrivateSums:
         return honest
 
     def method(self, method: Method[Any], fewest: int, seed: int) -> Private:
-        """The private method.
+        """Make the private method.
 
         Raises:
-            ValueError: if a number is out of range, or more sites are to be honest than are sure to answer.
+            ValueError: if a number is out of range, or more sites should be honest than are sure to answer.
         """
         return private(
             method,
@@ -98,11 +100,11 @@ class PrivateSums:
 
 
 class _State(NamedTuple):
-    """What the server knows: the noisy totals so far, in arrays whose shapes are the same in all rounds.
+    """The server's state: the noisy totals so far; the shapes are the same in all rounds.
 
     Attributes:
-        kind: place in `_KINDS` of what is asked for next, or was last.
-        noises: [rounds] how many noises each total has; 0 if it is still to come.
+        kind: the index in `_KINDS` of the sums that are asked for next, or were last.
+        noises: [rounds] how many shares of noise each total has; 0 if the total is still to come.
         first: [C, d + 2], the first total.
         second: [numbers] the second total, as long as the longer kind.
     """
@@ -114,40 +116,40 @@ class _State(NamedTuple):
 
 
 class PrivateSteps:
-    """The pure steps of a private method, as `covfree.deployment.steps.Steps` has them of an algorithm.
+    """The pure steps of a private method, with the interface of `covfree.deployment.steps.Steps`.
 
-    They are NumPy's, as integers of 64 bits are, and noise is the operating system's.
+    They use NumPy, for 64-bit integers, and take noise from the operating system.
 
     Attributes:
         made: the private method.
     """
 
     def __init__(self, made: Private, num_classes: int, dim: int) -> None:
-        """Take what all machines of a federation agree on."""
+        """Take the settings on which all machines of a federation agree."""
         self.made, self._classes, self._dim = made, num_classes, dim
         mapped = jax.eval_shape(made.method.mapped, jnp.zeros((1, dim), jnp.float32)).shape[1]
         self._sums, self._matrix = (num_classes, mapped + 2), (mapped * (mapped + 1) // 2,)
 
     def start(self) -> tuple[_State, Any]:
-        """The server's first state, and a site's first memory: sites remember nothing."""
+        """Return the server's first state, and a site's first memory (sites remember nothing)."""
         longest = max(self._sums[0] * self._sums[1], *self._matrix)
         noises, second = np.zeros(len(self.made.grids), np.int32), np.zeros(longest, np.int64)
         return _State(np.zeros((), np.int32), noises, np.zeros(self._sums, np.int64), second), ()
 
     def broadcast(self, state: _State) -> AnyArray:
-        """The kind of sums that the server asks for."""
+        """Return the kind of sums that the server asks for."""
         return state.kind
 
     def sent_form(self, state: _State) -> AnyArray:
-        """A broadcast of zeros."""
+        """Return a broadcast of zeros."""
         return state.kind
 
     def skeleton(self, items: Sequence[Sequence[int]]) -> _State:
-        """A state of zeros."""
+        """Return a state of zeros."""
         return self.start()[0]
 
     def form(self, state: _State) -> Parts:
-        """An upload of zeros: sums, and the number of noises in them."""
+        """Return an upload of zeros: sums, and the number of noise shares in them."""
         shape = self._matrix if _KINDS[int(state.kind)] == "matrix" else self._sums
         return Parts.of([np.zeros(shape, np.int64), np.zeros((), np.int64)])
 
@@ -160,7 +162,7 @@ class PrivateSteps:
         return Upload(number, 0, [own.values, np.asarray(own.noises, np.int64)], []), memory
 
     def serve(self, state: _State, total: Any) -> tuple[_State, bool]:
-        """The server's next state: the second kind is chosen by the first total."""
+        """Return the server's next state; the first total decides the second kind."""
         values, noises = (np.asarray(part) for part in total)
         counted = np.array(state.noises)
         turn = int((counted > 0).sum())
@@ -174,7 +176,7 @@ class PrivateSteps:
         return state._replace(kind=place, noises=counted, first=values), True
 
     def result(self, state: _State) -> Head | None:
-        """The head; None before the last round."""
+        """Return the head; None before the last round."""
         if not np.all(state.noises):
             return None
         totals = [Integers("sums", np.asarray(state.first), int(state.noises[0]))]
@@ -192,18 +194,18 @@ class PrivateSteps:
 
 @dataclass(frozen=True)
 class Exact:
-    """Integers of 64 bits as words, which they are already; as `covfree.secure.FixedPoint` for numbers."""
+    """Encodes 64-bit integers as words, which they already are; see `covfree.secure.FixedPoint`."""
 
     num_clients: int = 2**63
     rounds: int | None = None
     least: int = 2
 
     def encode(self, upload: Any) -> Words:
-        """The words of a list of integers."""
+        """Return the words of a list of integers."""
         return np.concatenate([np.ravel(part) for part in upload]).astype(np.int64).view(np.uint64)
 
     def decode(self, total: Words, like: Any) -> Any:
-        """The integers of a sum of words."""
+        """Return the integers of a sum of words."""
         ends = np.cumsum([np.size(part) for part in like])
         parts = np.split(total.view(np.int64), ends[:-1])
         return [part.reshape(np.shape(own)) for part, own in zip(parts, like, strict=True)]

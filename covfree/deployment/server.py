@@ -1,4 +1,4 @@
-"""The server of a federation, which knows no transport: bytes go out, bytes come in, all else is on disk."""
+"""The server of a federation. It has no network code: it makes and takes bytes, and keeps state on disk."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ from covfree.secure.holders import nothing_left
 class Server(Standing):
     """The server's side of a federation; see `docs/deployment.md`.
 
-    `open` gives the bytes that all sites get, `take` takes the bytes that a site answers, `close` computes
-    the next state; when all rounds are done, `finished` is true and `result` is the head. Every call returns
-    after what it did is on the disk: killed at any point and made anew with the same folder, the server goes
-    on, and the result is the same to the bit.
+    `open` returns the bytes to send to all sites, `take` takes a site's answer, `close` computes the next
+    state. When all rounds are done, `finished` is true and `result` is the head. Every call returns only when
+    its effect is on disk. So the process may be killed at any time: a new one with the same folder goes on,
+    and the result is the same to the bit.
     """
 
     def __init__(
@@ -49,22 +49,23 @@ class Server(Standing):
 
         Args:
             description: the federation.
-            folder: the server's own, which nobody else may write to.
+            folder: the server's own folder; nobody else may write to it.
             key: the server's private key, from `load_key`.
-            algorithm: as `Client` takes it.
+            algorithm: see `Client`.
             now: the clock, in seconds since 1970.
 
         Raises:
-            ValueError: if the key is not the description's, or the folder is another federation's or in use.
+            ValueError: if the key is not the description's, or the folder is in use or belongs to another
+                federation.
         """
         if public_key(key) != description.server:
             raise ValueError("key: expected the private key of the description's server, got another")
         super().__init__(description, folder, key, algorithm, now)
 
     def open(self) -> bytes:
-        """Open the round, or give its broadcast again while it is open.
+        """Open the round and return its broadcast; while the round is open, return the same broadcast.
 
-        A round past its deadline, which had too few answers, is opened anew; answers that were taken stay.
+        If a round passed its deadline with too few answers, it is opened again; answers already taken stay.
         """
         if self.finished:
             raise ValueError(
@@ -89,14 +90,14 @@ class Server(Standing):
         return data
 
     def take(self, data: bytes) -> Receipt:
-        """Take a site's answer, or set it aside and say why. What is taken is on the disk.
+        """Take a site's answer, or set it aside with a reason. An answer that is taken is on disk.
 
         Args:
             data: the message, from anybody.
         """
         site = None
         if not self.finished:
-            self._expected()  # Its errors are the algorithm's, not the message's.
+            self._expected()  # errors here come from the algorithm, not from the message
         try:
             if len(data) > (most := self.most_bytes):
                 raise Refused(f"message: expected at most {most} bytes, got {len(data)}")
@@ -110,7 +111,7 @@ class Server(Standing):
                 self._round_sums().take(self._step, self._numbers[site], opened.arrays)
         except Refused as error:
             return self._aside(error.sender, str(error))
-        except Exception as error:  # No list of exceptions covers all that strangers send.
+        except Exception as error:  # no list of exceptions covers everything that strangers send
             return self._aside(site, reason_of(error))
         write(self._file(site), data)
         self.taken[site] = examples
@@ -118,21 +119,21 @@ class Server(Standing):
 
     @property
     def most_bytes(self) -> int:
-        """The largest answer that is looked at: far above what a site of the most examples sends."""
+        """The size of the largest answer that is read: far above that of a site with the most examples."""
         if self.finished:
             return self.description.max_bytes
         form = self._expected()
-        # A number may become a word of 64 bits, and a site sends shares to each other.
+        # A number may become a 64-bit word, and sites send shares to each other.
         upload = 8 * sum(x.nbytes for own in (form.sums, *form.tables) for x in own)
         return min(self.description.max_bytes, upload + 2**10 * len(self.description.sites) + 2**20)
 
     def close(self) -> None:
-        """Close the round with the answers that were taken, and compute the next state.
+        """Close the round with the answers taken so far, and compute the next state.
 
-        The order in which answers came does not matter.
+        The order of the answers does not matter.
 
         Raises:
-            TooFew: if the sites whose answers are sound are too few. `open` then opens the round again.
+            TooFew: if too few sites have valid answers. `open` then opens the round again.
             ValueError: if no round is open.
         """
         if self._asked is None:
@@ -176,7 +177,7 @@ class Server(Standing):
             counted[[self._numbers[site] for site in who]] = when
             items = [*items, [len(table[-1]) for table in Parts.of(total).tables]]
         history = [*self.history, record]
-        # One file, replaced as a whole: the round is closed when it is there.
+        # One file, replaced atomically: once it is there, the round is closed.
         about = {**self._about("state", None), "turn": turn, "items": items, "history": history}
         arrays = {f"state.{i}": np.asarray(leaf) for i, leaf in enumerate(jax.tree.leaves(state))}
         about |= {"stopped": stopped}
@@ -188,7 +189,7 @@ class Server(Standing):
             self._form, self._sums = None, None
 
     def _too_few(self, sites: list[str]) -> str:
-        """What is expected in place of these sites' answers; empty if they suffice."""
+        """Say how many answers are expected instead of these; empty if they are enough."""
         if self.description.sums is not None:
             if first := self._same.difference(sites):
                 return f"the same sites as in the first round, so {', '.join(sorted(first))} too"
@@ -197,7 +198,7 @@ class Server(Standing):
         return "" if len(sites) >= fewest else f"answers of {fewest} sites at least, got {len(sites)}"
 
     def _total(self, sites: list[str]) -> tuple[Any, list[str], int]:
-        """The sum of the uploads, whose they are, and in which turn they came; None before the last step."""
+        """Return the sum of the uploads, their sites and their turn; None before the last step."""
         form, names = self._expected(), list(self._numbers)
         if self.description.sums is None:
             examples = {self._numbers[site]: self.taken[site] for site in sites}
@@ -211,7 +212,7 @@ class Server(Standing):
         return Parts(sums, [], form.structure).upload(), came, masked
 
     def _round_sums(self) -> Sums:
-        """The secure sum of this round, as far as the answers on the disk bring it."""
+        """Rebuild the secure sum of this round from the answers on disk."""
         if self._sums is None:
             number, first = self.turn // len(STEPS), self.turn // len(STEPS) * len(STEPS)
             form = self._expected()
@@ -227,16 +228,16 @@ class Server(Standing):
         return self._sums
 
     def end(self, content: bytes) -> bytes:
-        """The last broadcast: it tells sites that all is done, and brings them a file, such as the head's."""
+        """Make the last broadcast, which tells sites that all is done, and brings them a file (the head)."""
         about = {**self._about("end", None), "stopped": self.stopped, "nonce": ""}
         return seal(self._key, about, {"file": np.frombuffer(content, np.uint8)})
 
     def stop(self, reason: str) -> bytes:
-        """The message that tells sites that the federation stops before its end, and why."""
+        """Make the message that tells sites that the federation stops before its end, and why."""
         return stopping(self.description, self._key, reason)
 
     def _read(self, site: str) -> Upload:
-        """Read an answer to the open round that was taken."""
+        """Read an answer that was taken in the open round."""
         opened = unseal(self._file(site).read_bytes(), self.description.sites)
         return self._upload(opened)
 
@@ -246,7 +247,7 @@ class Server(Standing):
         return self._form
 
     def _check(self, opened: Opened, site: str, data: bytes) -> None:
-        """Raise unless a signed message is an answer to the open round, the first of its site."""
+        """Raise unless a signed message is an answer to the open round, and its site's first."""
         check_answer(opened.about, self.description)
         turn = opened.about.get("turn")
         if self.finished or self._asked is None or turn != self.turn:
@@ -268,7 +269,7 @@ class Server(Standing):
 
     @property
     def _plain(self) -> Steps:
-        """The steps of a federation without noise, whose uploads are read."""
+        """The steps of a federation without noise, in which uploads are read."""
         assert isinstance(self._steps, Steps)
         return self._steps
 

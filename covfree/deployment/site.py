@@ -1,4 +1,4 @@
-"""A site's file of features: its examples, and what made them, which all sites must share."""
+"""A site's data: the examples in its feature file, and what made the features, which all sites must share."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from covfree.deployment.description import Description
 from covfree.deployment.differences import differences
 from covfree.rounds.algorithm import Algorithm
 
-# What a file's key says of its examples, which differs from site to site.
+# The parts of a file's key that describe its examples, and so differ between sites.
 _OWN = ("images", "texts")
 
 
 class Site(NamedTuple):
-    """What a site takes part with.
+    """The data with which a site takes part.
 
     Attributes:
         features: [n, d] float32, or images.
@@ -38,23 +38,23 @@ class Site(NamedTuple):
 
 
 def extractor_in(path: str | PathLike[str]) -> dict[str, Any]:
-    """What made the features in a file of ``covfree extract``, their number, and the names of the classes.
+    """Read from a file of ``covfree extract`` what made its features, their size d, and the class names.
 
     Raises:
-        ValueError: if the file holds no features.
+        ValueError: if the file contains no features.
         FileNotFoundError: if there is no such file.
     """
     return _uses(Path(path), read_npz(Path(path)))
 
 
 def read_site(path: str | PathLike[str], description: Description) -> Site:
-    """Read the examples that a site trains on: all but those that the file marks as its test part.
+    """Read a site's training examples: all except those that the file marks as its test part.
 
-    A file without class names has labels by the description's numbers, which only a federation without an
-    extractor takes.
+    If a file has no class names, its labels count as the description's numbers; this is allowed only in a
+    federation without an extractor.
 
     Raises:
-        ValueError: if the file holds no features and labels.
+        ValueError: if the file does not contain features and labels.
         FileNotFoundError: if there is no such file.
     """
     arrays = read_npz(Path(path))
@@ -75,17 +75,17 @@ def load_site(
     images: str | PathLike[str] | None = None,
     weights: str | None = None,
 ) -> tuple[Site, Algorithm | None]:
-    """Load what a site takes part with, and the algorithm if a network is trained, both for `Client`.
+    """Load a site's data and, if a network is trained, the algorithm, both for `Client`.
 
     Args:
         description: the federation.
-        folder: the site's own, where the features of images are kept.
-        features: a file of ``covfree extract``, for `read_site`.
-        images: instead of it, a folder of images with one folder a class.
+        folder: the site's own folder, where the features of images are kept.
+        features: a file of ``covfree extract``, see `read_site`.
+        images: instead of ``features``, a folder of images with a subfolder for each class.
         weights: see `covfree.backbones.hub.find_weights`.
 
     Raises:
-        ValueError: if not one of both is given, or they or the weights are not as the description says.
+        ValueError: if not exactly one of the two is given, or data or weights differ from the description.
     """
     from covfree.data.folders import image_folder
     from covfree.studies.extraction import extract
@@ -103,7 +103,7 @@ def load_site(
         network = load_network(description, weights)
         found = image_folder(images, class_names=description.class_names)
         return load_images(found, description, network), description.make_algorithm(network)
-    # Once the weights are known to be the description's: to compute takes long.
+    # Compute only after the weights were found to be the description's, as it takes long.
     name = description.extractor.get("backbone")
     check_weights(description, name, weights)
     chosen, file = backbone(str(name)), Path(folder) / "features.npz"
@@ -115,7 +115,7 @@ def load_site(
 
 
 def extractor_of(network: str, weights: str | None = None) -> dict[str, Any]:
-    """What makes features of images by a named network, as ``covfree extract`` writes it into their file."""
+    """Describe what makes features of images with a named network, as ``covfree extract`` writes it."""
     chosen = backbone(network)
     found = find_weights(weights, BACKBONES[chosen.name])
     return extractor_key(chosen, found.sha256, found.preprocessing or chosen.spec.preprocessing)
@@ -144,7 +144,7 @@ def load_network(description: Description, weights: str | None = None) -> Any:
 
 
 def load_images(images: ImageSet, description: Description, network: Any) -> Site:
-    """Decode a site's images as the network takes them: all but those of a test part.
+    """Decode a site's images for the network: all except those of a test part.
 
     Args:
         images: the images, e.g. from `covfree.data.image_folder`, with the description's classes.
@@ -158,7 +158,7 @@ def load_images(images: ImageSet, description: Description, network: Any) -> Sit
 
 
 def check_weights(description: Description, network: str | None, weights: str | None) -> None:
-    """Raise, before anything is computed, unless a network and its weights are the description's."""
+    """Raise, before any computation, unless a network and its weights are the description's."""
     if network is None or "backbone" not in description.extractor:
         raise ValueError("backbone: expected a federation that names one, got one of features from elsewhere")
     own = description.extractor

@@ -1,4 +1,4 @@
-"""Where a federation stands, on the server's disk: rounds that are closed, and answers to the open one."""
+"""The progress of a federation on the server's disk: closed rounds, and answers to the open round."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from covfree.secure import STEPS
 
 
 class Standing(Machine):
-    """What the server knows, made anew of its folder.
+    """The server's knowledge of the federation, loaded from its folder.
 
     Attributes:
-        turn: the round that is open or to be opened, from 0; with secure sums, the step of a round, see
+        turn: the open round, or the next one, from 0; with secure sums, the step of a round, see
             `Description.place`.
-        history: a record of each closed round: who counted, who was set aside at its end and why, how many
-            sites were judged by their class means, bytes.
+        history: a record for each closed round: which sites counted, which were set aside at its end and
+            why, how many sites were judged by their class means, bytes.
         stopped: why the federation ended before its last round; None if it did not.
-        taken: the sites whose answers to the open round were taken, and how many examples each has.
+        taken: the sites whose answers to the open round were taken, with their numbers of examples.
     """
 
     @property
@@ -45,14 +45,14 @@ class Standing(Machine):
 
     @property
     def left_out(self) -> dict[str, str]:
-        """Why sites were set aside as a round closed, by name; their later uploads do not count either."""
+        """Why sites were set aside when a round closed, by name; their later uploads do not count either."""
         return {site: reason for record in self.history for site, reason in record["rejected"].items()}
 
     @property
     def missing(self) -> list[str]:
-        """The sites whose answers to the open round may still come."""
+        """The sites whose answers to the open round are still missing."""
         gone = {*self.taken, *self.left_out}
-        # In a secure sum, those that answered the step before go on.
+        # In a secure sum, only sites that answered the previous step go on.
         there = self.history[-1]["sites"] if self._step in STEPS[1:] else self._numbers
         return [site for site in there if site not in gone]
 
@@ -67,7 +67,7 @@ class Standing(Machine):
 
     @property
     def _same(self) -> set[str]:
-        """The sites that must take part in this round, if all rounds need those of the first."""
+        """The sites that must take part in this round, if all rounds need the sites of the first."""
         later = self._step in STEPS and self.turn >= len(STEPS)
         return (
             set(self.history[STEPS.index("mask")]["sites"])
@@ -84,7 +84,7 @@ class Standing(Machine):
             "turn": self.turn,
             "nonce": secrets.token_hex(16),
             "expires": expires,
-            # Of the state from which the broadcast was made; see `Steps.skeleton`.
+            # They belong to the state from which the broadcast was made; see `Steps.skeleton`.
             "items": self._items,
             "left_out": self.left_out,
         }
@@ -93,12 +93,12 @@ class Standing(Machine):
         return self._folder / f"round-{self.turn if turn is None else turn:05d}" / f"{sender}{SUFFIX}"
 
     def _load(self) -> None:
-        """Read what an earlier server left: the state after closed rounds, and answers to the open one."""
+        """Load what an earlier server left: the state after closed rounds, and answers to the open round."""
         self._numbers = {site: number for number, site in enumerate(self.description.sites)}
         self._sums: Sums | None = None
         self.turn, self.stopped, self._items = 0, None, list[list[int]]()
         self.history = list[dict[str, Any]]()
-        # The last round in which each site's upload counted, by which it knows what to remember.
+        # The last round in which each site's upload counted; it tells the site which memory to use.
         self._counted = np.full(len(self._numbers), -1, np.int32)
         self._form: Parts | None = None
         self._state, _ = self._steps.start()

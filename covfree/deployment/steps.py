@@ -1,7 +1,7 @@
-"""The pure step on one machine: what a client computes, and what the server makes of uploads on its disk.
+"""The pure steps on each machine: a client's computation, and the server's computation from stored uploads.
 
-Both call the functions of the simulation, `covfree.rounds.cohort`, in the same order, so that a federation of
-machines and `covfree.rounds.run` give the same bits.
+Both call the functions of the simulation, `covfree.rounds.cohort`, in the same order. So a federation of
+machines and `covfree.rounds.run` have the same result to the bit.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from covfree.rounds.uploads import Parts
 
 
 class Upload(NamedTuple):
-    """One client's upload in arrays: what adds up, and the tables' rows without padding.
+    """One client's upload as arrays: those that are added, and the tables' rows without padding.
 
     Attributes:
-        number: the client's number, by which its draws and its rows are told from others'.
-        examples: how many examples it has.
+        number: the client's number, which distinguishes its draws and its rows from others'.
+        examples: the number of its examples.
         sums: the arrays that are added.
         tables: the columns of each table.
     """
@@ -41,37 +41,37 @@ class Upload(NamedTuple):
     tables: list[list[np.ndarray]]
 
     def arrays(self) -> dict[str, np.ndarray]:
-        """The arrays by the names that they have in a message."""
+        """The arrays by their names in a message."""
         tables = {f"table.{i}.{j}": x for i, table in enumerate(self.tables) for j, x in enumerate(table)}
         return {f"sum.{i}": x for i, x in enumerate(self.sums)} | tables
 
 
 class Steps:
-    """An algorithm's pure steps, for a federation of so many clients.
+    """An algorithm's pure steps, for a fixed number of clients.
 
     Attributes:
         algorithm: the algorithm.
-        most: the most examples that a client may have; clients that compute with padding pad to at most it.
+        most: the most examples that a client may have; clients that compute with padding pad to at most this.
     """
 
     def __init__(
         self, algorithm: Algorithm, num_clients: int, key: PRNGKey, example: np.ndarray, most: int
     ) -> None:
-        """Take what all machines of a federation agree on, and an example of zeros, [1, …]."""
+        """Take the settings on which all machines of a federation agree, and an example of zeros, [1, …]."""
         self.algorithm, self.most = jax.device_put(algorithm), most
         self._num_clients, self._key, self._example = num_clients, key, example
         self._skeletons: list[Any] = []
 
     def start(self) -> tuple[Any, Any]:
-        """The server's first state, and a client's first memory."""
+        """Return the server's first state, and a client's first memory."""
         return cohort.start(self.algorithm, self._key, num_clients=self._num_clients)
 
     def broadcast(self, state: Any) -> Any:
-        """The pytree that the server sends."""
+        """Return the pytree that the server sends."""
         return cohort.broadcast(self.algorithm, state)
 
     def padded(self, examples: int) -> int:
-        """The number of examples to which a client pads."""
+        """Return the number of examples to which a client pads."""
         if not self.algorithm.whole:
             return self.most
         return min(self.most, 16 * 4 ** math.ceil(math.log(max(examples, 16) / 16, 4) - 1e-9))
@@ -79,13 +79,13 @@ class Steps:
     def upload(
         self, number: int, turn: int, sent: Any, memory: Any, features: np.ndarray, labels: np.ndarray
     ) -> tuple[Upload, Any]:
-        """Compute a client's upload in a round, and what it remembers after it.
+        """Compute a client's upload in a round, and its memory after it.
 
         Args:
             number: the client's number.
             turn: the round, from 0.
             sent: the server's broadcast.
-            memory: what the client remembered before.
+            memory: the client's memory before the round.
             features: [n, d].
             labels: [n]; below 0 is padding.
         """
@@ -102,7 +102,7 @@ class Steps:
         self, number: int, turn: int, sent: Any, memory: Any, features: Any, labels: np.ndarray, longest: int
     ) -> cohort.Answers:
         """Run a cohort of one client."""
-        # A table needs a row to take, also of a client without examples.
+        # Add a row for a client without examples, as a table must not be empty.
         features, labels = (x if len(x) else np.zeros((1, *x.shape[1:]), x.dtype) for x in (features, labels))
         # The order is as long as the table, padding included, so that one compiled function serves all.
         own, order = np.flatnonzero(labels >= 0), np.zeros(len(labels), np.int32)
@@ -123,11 +123,11 @@ class Steps:
         )
 
     def sent_form(self, state: Any) -> Any:
-        """A broadcast of zeros for this state."""
+        """Return a broadcast of zeros for this state."""
         return zeros_of(self.broadcast, state)
 
     def form(self, state: Any) -> Parts:
-        """An upload of zeros for this state; tables have the most rows that a client may send."""
+        """Return an upload of zeros for this state; tables have the most rows that a client may send."""
 
         def one(state: Any) -> Parts:
             sent, memory = cohort.broadcast(self.algorithm, state), self.start()[1]
@@ -139,7 +139,7 @@ class Steps:
         return zeros_of(one, state)
 
     def skeleton(self, items: Sequence[Sequence[int]]) -> Any:
-        """A state of zeros, with the structure and shapes of the state after some rounds."""
+        """Return a state of zeros, with the structure and shapes of the state after some rounds."""
         if not self._skeletons:
             self._skeletons.append(zeros_of(lambda: self.start()[0]))
         if self.algorithm.rounds is None:
@@ -179,8 +179,8 @@ class Steps:
     def total(self, examples: Mapping[int, int], load: Callable[[int], Upload], form: Parts) -> Any:
         """Add uploads, each read once, and rebuild the total in the algorithm's own types.
 
-        Sums are added as the simulation adds them: clients of one padded size first, the larger before the
-        smaller, each group compensated on its own. Tables stand in the order of the clients' numbers.
+        Sums are added as in the simulation: clients are grouped by padded size, larger clients first, and
+        each group is compensated on its own. Tables are in the order of the clients' numbers.
         """
         zeros = [jnp.zeros_like(x) for x in form.sums]
         total, tables = Compensated(zeros, zeros), dict[int, list[list[np.ndarray]]]()
@@ -206,12 +206,12 @@ class Steps:
         return upload
 
     def serve(self, state: Any, total: Any) -> tuple[Any, bool]:
-        """The server's next state, and whether it is finite."""
+        """Return the server's next state, and whether it is finite."""
         state, finite = cohort.serve(self.algorithm, state, total)
         return state, bool(finite)
 
     def result(self, state: Any) -> Any:
-        """The result, such as a head."""
+        """Return the result, such as a head."""
         return self.algorithm.result(self.algorithm.params, state, None)
 
 

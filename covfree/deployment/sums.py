@@ -1,4 +1,4 @@
-"""Secure sums between machines: the steps of `covfree.secure`, as the arrays of a federation's messages."""
+"""Secure sums between machines: the steps of `covfree.secure`, with messages as arrays."""
 
 from __future__ import annotations
 
@@ -16,17 +16,18 @@ from covfree.secure.shamir import SHARE
 from covfree.secure.words import Words
 
 Arrays = Mapping[str, np.ndarray]
-# An advert's two keys, commitment and signature; a box of two shares and the cipher's tag; a signature.
+# Bytes of an advert's two keys, commitment and signature; of a box (two shares and the cipher's tag); of a
+# signature.
 _ADVERT, _BOX, _SIGNATURE = (32, 64, 96, 160), 2 * SHARE + 16, 64
 
 
 def answer(
     step: str, client: secure.Client, number: int, asked: Arrays, words: Callable[[], Words]
 ) -> dict[str, np.ndarray]:
-    """What a site answers in a step.
+    """Compute a site's answer in a step.
 
     Raises:
-        Refused: of `covfree.secure`, if the site must not answer, or the broadcast has other arrays.
+        Refused: (of `covfree.secure`) if the site must not answer, or the broadcast has wrong arrays.
     """
     if step == "advertise":
         return _adverts([client.advertise()])
@@ -43,11 +44,11 @@ def answer(
 
 @dataclass(frozen=True)
 class SecureSums:
-    """How a federation hides single uploads; `Description.fewest` is the fewest whose sum may be seen.
+    """How a federation hides single uploads. `Description.fewest` is the least number of uploads in a sum.
 
     Attributes:
         bound: the largest absolute value of a number in an upload; see `covfree.secure.FixedPoint`. None for
-            private sums alone, which are integers.
+            private sums only, which are integers.
         neighbours: the number of other sites with which each site shares masks, an even number; None for all.
         threshold: how many of a site's neighbours must stay to the end; None for the smallest number above
             half.
@@ -71,13 +72,13 @@ class SecureSums:
                 check_positive(name, getattr(self, name))
 
     def session(self, name: str, keys: Collection[str], size: int, fewest: int) -> Session:
-        """The one session of a round.
+        """Make the session of a round.
 
         Args:
             name: the round's name. No other round has it, so that no site takes part in a round twice.
             keys: the sites' public keys, in the order of their numbers.
             size: the number of words of an upload.
-            fewest: the fewest sites whose answers close the round.
+            fewest: the least number of sites whose answers close the round.
         """
         degree = len(keys) - 1 if self.neighbours is None else self.neighbours
         return Session(
@@ -87,13 +88,13 @@ class SecureSums:
             degree // 2 + 1 if self.threshold is None else self.threshold,
             max(2, fewest),
             self.neighbours,
-            # The graph's seed: only who wrote the description could have chosen it.
+            # The graph's seed; only the author of the description could have chosen it.
             int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "big"),
         )
 
 
 class Sums:
-    """The server's side of one round: what it asks in each step, and what it makes of the answers.
+    """The server's side of one round: what it asks in each step, and how it uses the answers.
 
     Attributes:
         session: the round's session.
@@ -104,7 +105,7 @@ class Sums:
         self.session, self._names, self._server = own, names, secure.Server(own)
 
     def asks(self, step: str) -> dict[str, np.ndarray]:
-        """The arrays of a step's broadcast."""
+        """Return the arrays of a step's broadcast."""
         if step == "share":
             return _adverts(self._server.adverts)
         if step == "mask":
@@ -119,7 +120,7 @@ class Sums:
         """Take a site's answer.
 
         Raises:
-            Refused: of `covfree.secure`, if it is none to this step; nothing changes then.
+            Refused: (of `covfree.secure`) if it is no answer to this step; nothing changes then.
         """
         if step == "advertise":
             adverts = _adverts_of(arrays)
@@ -139,7 +140,7 @@ class Sums:
             self._server.take_opened(Opened(site, _shares_of(arrays, "seed"), _shares_of(arrays, "key")))
 
     def too_few(self, step: str, sites: Collection[int]) -> str:
-        """What is expected in place of the answers of these sites; empty if the sum can still be seen."""
+        """Say how many answers are expected instead of these; empty if the sum can still be computed."""
         own = self.session
         if len(sites) < own.least:
             return f"answers of {own.least} sites at least, got {len(sites)}"
@@ -148,7 +149,7 @@ class Sums:
         masked = list(sites)
         if step in STEPS[2:]:
             came = sites if step == "mask" else self._server.came()
-            # The masks of a site that left are to be taken off too, where a neighbour's upload has them.
+            # If a neighbour's upload contains masks of a site that left, these must be removed too.
             left = self._server.shared.difference(came)
             tied = [site for site in left if set(own.neighbours_of(site)).intersection(came)]
             masked = [*came, *tied]
@@ -156,12 +157,12 @@ class Sums:
         return f"answers of {own.threshold} neighbours of {', '.join(short)}" if short else ""
 
     def total(self) -> Words:
-        """The sum of the words of all uploads that came; see `covfree.secure.Server.total`."""
+        """Return the sum of the words of all uploads that came; see `covfree.secure.Server.total`."""
         return self._server.total()
 
 
 def _table(arrays: Arrays, name: str, width: int, *numbers: str) -> tuple[list[tuple[int, ...]], list[bytes]]:
-    """Rows of bytes, and the numbers of clients that stand beside each."""
+    """Return rows of bytes, and the numbers of the clients to which each belongs."""
     rows = arrays.get(name)
     if rows is None or rows.dtype != np.uint8 or rows.ndim != 2 or rows.shape[1] != width:
         got = None if rows is None else f"{rows.dtype}{list(rows.shape)}"

@@ -1,4 +1,4 @@
-"""A client of a secure sum: it sends its upload under masks, and gives away one share of each neighbour."""
+"""A client of a secure sum: it masks its upload, and later reveals one share of each neighbour's secrets."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ from covfree.secure import shamir
 from covfree.secure.messages import Advert, Agreed, Masked, Opened, Refused, Sealed, Session
 from covfree.secure.words import Words, mask
 
-# The steps of a secure sum: a client that leaves before one sends nothing from it on.
+# The steps of a secure sum. A client that leaves before a step sends nothing in it or later.
 STEPS = ("advertise", "share", "mask", "agree", "unmask")
 
 
 class Client:
-    """One client in one session. Each step may be tried once, in the order of the methods.
+    """One client in one session. Call the methods in order; each step can be tried only once.
 
-    After a refusal the client takes no further step: nobody can try what it would open. After the last step
-    it keeps no secret of the session.
+    After a refusal the client takes no further step, so that nobody can probe what it would reveal. After the
+    last step it keeps no secret of the session.
 
     Args:
-        session: what all agree on.
+        session: the settings on which all parties agree.
         number: the client's own number.
-        identity: its Ed25519 private key, ``cryptography``'s ``Ed25519PrivateKey``.
+        identity: its Ed25519 private key, an ``Ed25519PrivateKey`` of ``cryptography``.
 
     Raises:
-        ValueError: if the session knows another public key by this number.
+        ValueError: if the session has another public key for this number.
 
     Source: Bonawitz et al. (2017), Practical secure aggregation for privacy-preserving machine learning;
     neighbours as in Bell et al. (2020), Secure single-server aggregation with (poly)logarithmic overhead.
@@ -48,17 +48,17 @@ class Client:
         self._came: list[int] = []
 
     def advertise(self) -> Advert:
-        """Step 1: public keys for this session, signed."""
+        """Step 1: make public keys for this session, signed."""
         self._take(1)
         parts = (_public(self._sealing), _public(self._masking), hashlib.sha256(self._seed).digest())
         signature = self._identity.sign(_signed(self._session, self._number, *parts))
         return Advert(self._number, *parts, signature)
 
     def share(self, adverts: Iterable[Advert]) -> list[Sealed]:
-        """Step 2: a share of the own seed and of the own masking key for each neighbour that advertised.
+        """Step 2: share the client's seed and its masking key with each neighbour that advertised.
 
         Raises:
-            Refused: if fewer neighbours than the threshold advertised, or an advert is doubled or forged.
+            Refused: if fewer neighbours than the threshold advertised, or an advert is duplicate or forged.
         """
         self._take(2)
         neighbours = set(self._session.neighbours_of(self._number))
@@ -82,14 +82,14 @@ class Client:
         return boxes
 
     def mask(self, sealed: Iterable[Sealed], words: Words) -> Masked:
-        """Step 3: the upload, plus the own mask, plus or minus one for each neighbour that shared.
+        """Step 3: mask the upload: add the own mask, and add or subtract one for each neighbour that shared.
 
         Args:
-            sealed: the shares that came from neighbours.
+            sealed: the shares that neighbours sent.
             words: [size] the upload, by `FixedPoint.encode`.
 
         Raises:
-            Refused: if fewer neighbours than the threshold shared, or shares are doubled, forged or of
+            Refused: if fewer neighbours than the threshold shared, or shares are duplicate, forged or from
                 another session.
             ValueError: if the upload has another size.
         """
@@ -112,13 +112,13 @@ class Client:
         return Masked(self._number, total)
 
     def agree(self, came: Collection[int]) -> Agreed:
-        """Step 4: sign the numbers of those whose uploads came, which the server tells all alike.
+        """Step 4: sign the list of clients whose uploads came, which the server must send equally to all.
 
         Args:
             came: the numbers of all clients whose uploads the server has.
 
         Raises:
-            Refused: if they are too few, or this client is not among them.
+            Refused: if the clients are too few, or this client is not among them.
         """
         self._take(4)
         clients = set(came)
@@ -135,20 +135,20 @@ class Client:
         return Agreed(self._number, self._identity.sign(self._session.came_label(clients)))
 
     def unmask(self, agreed: Iterable[Agreed]) -> Opened:
-        """Step 5: shares of the seeds of those whose uploads came, and of the others' masking keys.
+        """Step 5: reveal shares of the seeds of clients whose uploads came, and of the others' masking keys.
 
         Args:
             agreed: the signatures of clients that agreed in step 4.
 
         Raises:
-            Refused: if fewer than `Session.quorum` have signed what this client has: the server has told
-                them otherwise.
+            Refused: if fewer than `Session.quorum` clients signed the same list as this client: then the
+                server sent others another list.
         """
         self._take(5)
         clients = set(self._came)
         signers = set[int]()
         for own in agreed:
-            # A signature takes 0.1 ms: no more are looked at than are needed.
+            # Checking a signature takes 0.1 ms, so stop once there are enough.
             if len(signers) < self._session.quorum and signed_came(self._session, clients, own):
                 signers.add(own.sender)
         if len(signers) < self._session.quorum:
@@ -162,7 +162,7 @@ class Client:
         return Opened(self._number, seeds, keys)
 
     def saved(self) -> bytes:
-        """The client between two steps, to go on from later. It holds secrets: nobody else may read it."""
+        """Return the client's state, to continue later. It holds secrets: nobody else may read it."""
         keys = (self._sealing.private_bytes_raw(), self._masking.private_bytes_raw(), self._seed)
         adverts = [[own.sender, *(part.hex() for part in own[1:])] for own in self._adverts.values()]
         shares = [[number, *(part.hex() for part in own)] for number, own in self._shares.items()]
@@ -171,7 +171,7 @@ class Client:
 
     @classmethod
     def restored(cls, session: Session, number: int, identity: Any, saved: bytes) -> Client:
-        """The client that `saved` gave, of the same session, number and identity."""
+        """Rebuild the client from `saved`, with the same session, number and identity."""
         client = cls(session, number, identity)
         client._step, keys, adverts, shares, client._came = json.loads(saved)
         sealing, masking, client._seed = map(bytes.fromhex, keys)
@@ -193,7 +193,7 @@ class Client:
             raise Refused(f"expected at least {self._session.threshold} {what}, got {count}")
 
     def _pair_key(self, purpose: str, other: int) -> bytes:
-        """A key that this client and another have in common."""
+        """Return a key that this client shares with another."""
         private, public = (
             (self._sealing, self._adverts[other].sealing)
             if purpose == "shares"
@@ -218,7 +218,7 @@ class Client:
 
 
 def pair_key(session: Session, purpose: str, private: Any, public: bytes, one: int, other: int) -> bytes:
-    """The key of a pair of clients for a purpose: X25519, then HKDF with SHA-256."""
+    """Compute the key that a pair of clients shares for a purpose: X25519, then HKDF with SHA-256."""
     primitives = "cryptography.hazmat.primitives"
     x25519, hashes = (
         optional(f"{primitives}.asymmetric.x25519", "secure"),
@@ -234,10 +234,10 @@ def pair_key(session: Session, purpose: str, private: Any, public: bytes, one: i
 
 
 def check_advert(session: Session, advert: Advert) -> None:
-    """Raise unless an advert is of this session and signed by whom it names.
+    """Raise unless an advert is of this session and signed by the client that it names.
 
     Raises:
-        Refused: if not.
+        Refused: if it is not.
     """
     if advert.sender not in session.identities:
         raise Refused(f"advert: expected one of the session's clients, got {advert.sender}")
@@ -247,7 +247,7 @@ def check_advert(session: Session, advert: Advert) -> None:
 
 
 def signed_came(session: Session, came: Collection[int], agreed: Agreed) -> bool:
-    """Whether one of those whose uploads came has signed that they are those."""
+    """Whether the signature confirms ``came``, the list of clients whose uploads came."""
     content = session.came_label(came)
     return agreed.sender in came and _verified(session, agreed.sender, agreed.signature, content)
 
@@ -267,7 +267,7 @@ def _signed(session: Session, number: int, *parts: bytes) -> bytes:
 
 
 def _private_key(own: bytes | None = None) -> Any:
-    """An X25519 key of these bytes, or a new one."""
+    """Make an X25519 key from these bytes, or a new one."""
     keys = optional("cryptography.hazmat.primitives.asymmetric.x25519", "secure").X25519PrivateKey
     return keys.generate() if own is None else keys.from_private_bytes(own)
 
@@ -281,5 +281,5 @@ def _cipher(key: bytes) -> Any:
 
 
 def _nonce(label: bytes) -> bytes:
-    # A pair has one key for both ways: the label, which names sender and receiver, tells them apart.
+    # A pair uses one key in both directions; the label, which names sender and receiver, separates them.
     return hashlib.sha256(label).digest()[:12]

@@ -1,4 +1,4 @@
-"""Class means of groups of clients: what FedCOF needs, without a single client's means."""
+"""Class means of groups of clients, with which FedCOF works without seeing a single client's means."""
 
 from __future__ import annotations
 
@@ -24,20 +24,20 @@ def group_means(
     key: PRNGKey,
     **protocol: Any,
 ) -> Message:
-    """Make one message of many clients' class means, in which groups of clients stand for single ones.
+    """Make one message from many clients' class means, in which groups of clients take the place of clients.
 
-    Clients are drawn into groups of ``size`` or more. Within a group the classes' counts and sums of features
-    are added by `secure_sum`, so the server sees the mean of a group's examples of a class, never a client's.
-    A mean of a group is a mean of more examples, so the estimate of the covariance stays unbiased; it has
-    fewer rows to be made of. A client sends C·(d + 1) words, where FedCOF alone sends what it has.
+    Clients are assigned at random to groups of ``size`` or more. Within a group, `secure_sum` adds the
+    classes' counts and sums of features. So the server sees the mean of a group's examples of a class, but
+    never a client's. A group's mean is over more examples, so the estimate of the covariance stays unbiased,
+    but it is made from fewer rows. A client sends C·(d + 1) words; in FedCOF alone it sends only the classes
+    that it has.
 
     Args:
-        messages: each client's message by its number, of a method that sends class means, such as
-            `covfree.fedcof`.
-        size: the fewest clients of a group.
-        bound: see `FixedPoint`: the largest count, or absolute value of a sum of features, of a client.
+        messages: each client's message, by its number; the method must send class means, as `covfree.fedcof`.
+        size: the least number of clients in a group.
+        bound: see `FixedPoint`: the largest count of a client, or absolute value in its sums of features.
         num_classes: C.
-        key: PRNG key of the groups.
+        key: PRNG key that draws the groups.
         protocol: ``threshold``, ``least`` and ``neighbours`` of `secure_sum`.
 
     Returns:
@@ -47,8 +47,8 @@ def group_means(
         ValueError: if a message holds more than class means, or there are fewer clients than ``size``.
         Refused: see `secure_sum`.
 
-    Source: covfree. That a mean of means, weighted by counts, keeps the estimator unbiased follows from
-    Goswami et al. (2024), Proposition 1, for clients that hold all of a group's examples.
+    Source: covfree. A mean of means, weighted by counts, keeps the estimator unbiased by Proposition 1 of
+    Goswami et al. (2024): the group counts as one client that holds all of its examples.
     """
     check_positive("size", size)
     if len(messages) < size:

@@ -1,4 +1,4 @@
-"""Classes that few clients hold, left out of secure sums: their sums would be those clients' own."""
+"""Leaving classes that few clients hold out of secure sums, as their sums would reveal these clients."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from covfree.rounds.algorithm import Algorithm, ClientData, check_algorithm
 
 
 class _Numbers(NamedTuple):
-    """The ``params``: those of the algorithm, and the fewest holders of a class."""
+    """The ``params``: those of the algorithm, and the least number of holders of a class."""
 
     own: Any
     holders: AnyArray
 
 
 class _State(NamedTuple):
-    """The server's state: that of the algorithm, and which classes are summed; None before it is known."""
+    """The server's state: that of the algorithm, and which classes are summed (None before it is known)."""
 
     own: Any
     common: AnyArray | None
@@ -32,20 +32,20 @@ class _State(NamedTuple):
 def common_classes(algorithm: Algorithm, holders: int) -> Algorithm:
     """Make an algorithm that first counts the clients that hold each class, and leaves out rare classes.
 
-    The sum of a class that one client holds is that client's sum, under masks too. So in a round before the
-    algorithm's own each client uploads C numbers, 1 for a class that it has and 0 for others. From their sum
-    K_c the server announces the classes with K_c ≥ ``holders``; clients leave the examples of other classes
-    out of all that they send. FedCOF then takes three rounds of sums: holders; class sums; scatter. The head
-    never predicts a class that was left out.
+    If one client holds a class, the sum of this class is that client's own sum, even under masks. So in a
+    round before the algorithm's own, each client uploads C numbers: 1 for each class that it has, 0 for
+    others. From their sum K_c the server announces the classes with K_c ≥ ``holders``, and clients leave the
+    examples of other classes out of everything they send. FedCOF then takes three rounds of sums: holders;
+    class sums; scatter. The head never predicts a class that was left out.
 
-    A client must believe what the server announces: under masks it does not see K_c.
+    A client must trust the announcement: under masks it does not see K_c.
 
     Args:
         algorithm: ``covfree.rounds.as_algorithm(method, num_classes=C, uploads="sums")``.
-        holders: the fewest clients that hold a class, at least 2; more if some of them may be corrupt.
+        holders: the least number of clients that hold a class, at least 2; more if some may be corrupt.
 
     Raises:
-        ValueError: if the algorithm takes any number of rounds, as its uploads are not of single classes. A
+        ValueError: if the algorithm takes any number of rounds, as its uploads are then not sums by class. A
             run raises if no class has enough holders.
 
     >>> import covfree
@@ -68,14 +68,14 @@ def common_classes(algorithm: Algorithm, holders: int) -> Algorithm:
         server=bound(_server, server=algorithm.server),
         result=bound(_result, result=algorithm.result),
         rounds=algorithm.rounds + 1,
-        # Who leaves after the count would leave a class to fewer.
+        # If a client left after the count, a class might be left with too few holders.
         same_clients=True,
         report=None if algorithm.report is None else bound(_report, report=algorithm.report),
     )
 
 
 def nothing_left(params: Any, state: Any) -> str:
-    """Say that no class has enough holders; empty if some has, or if holders are not counted."""
+    """Say that no class has enough holders; empty if some class has, or if holders are not counted."""
     if not isinstance(state, _State) or state.common is None or np.any(np.asarray(state.common)):
         return ""
     return f"no class is held by {int(params.holders)} clients or more: nothing is left to learn"
@@ -89,7 +89,7 @@ def _init(
 
 
 def _broadcast(numbers: _Numbers, state: _State, *, broadcast: Callable[..., Any]) -> Any:
-    """The classes that are summed and the algorithm's broadcast; None asks who holds which class."""
+    """Broadcast the summed classes, with the algorithm's broadcast; None asks who holds which class."""
     return None if state.common is None else (state.common, broadcast(numbers.own, state.own))
 
 

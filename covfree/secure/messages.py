@@ -1,4 +1,4 @@
-"""What passes between clients and the server of a secure sum, and what is the same for all of them."""
+"""The messages of a secure sum, and the settings that all its parties share."""
 
 from __future__ import annotations
 
@@ -13,24 +13,25 @@ from covfree.core.checks import check_positive
 
 
 class Refused(ValueError):
-    """A message that a client or the server does not act on; the text says why."""
+    """A message that a client or the server rejects; the text says why."""
 
 
 @dataclass(frozen=True)
 class Session:
-    """What all parties of one secure sum agree on beforehand.
+    """The settings of one secure sum, on which all parties agree beforehand.
 
     Attributes:
-        name: tells this sum from every other: the federation, the round and the step. A client takes part in
-            a session once.
+        name: distinguishes this sum from every other: the federation, the round and the step. A client takes
+            part in a session only once.
         identities: each client's Ed25519 public key, 32 bytes, by its number.
         size: the number of words of an upload.
-        neighbours: k, with how many others each client shares masks, even; None for all.
-        threshold: t, how many neighbours must stay to the end, more than half of k. As a client gives away
-            only one of its two shares of a neighbour, and two sets of t neighbours overlap, the server cannot
-            have both of a client's secrets unless 2t − k neighbours work with it.
-        least: the fewest clients whose sum may be seen.
-        seed: of the graph of neighbours; public, and drawn by nobody alone.
+        neighbours: k, the number of other clients with which each client shares masks, an even number; None
+            for all.
+        threshold: t, how many neighbours must stay to the end, more than half of k. A client reveals only one
+            of its two shares of each neighbour, and two sets of t neighbours overlap. So the server cannot
+            get both secrets of a client unless 2t − k neighbours collude with it.
+        least: the least number of clients in a sum.
+        seed: the seed of the graph of neighbours; public, and not chosen by a single party.
     """
 
     name: str
@@ -56,18 +57,19 @@ class Session:
 
     @property
     def quorum(self) -> int:
-        """How many clients must agree on whose uploads came: ⌈n·t / k⌉ of n, so above half.
+        """How many clients must sign the same list of uploads: ⌈n·t / k⌉ of n, which is more than half.
 
-        Two sets of so many overlap, and a client agrees once: a server cannot have two answers.
+        Two sets of this size overlap, and each client signs once, so a server cannot get signatures for two
+        lists.
         """
         others = len(self.identities) - 1
         degree = others if self.neighbours is None else self.neighbours
         return -(-(others + 1) * self.threshold // degree)
 
     def neighbours_of(self, client: int) -> list[int]:
-        """The numbers of a client's neighbours, by a graph in which all have k: a ring in a random order.
+        """Return the numbers of a client's k neighbours in the graph, a ring in random order.
 
-        Each is tied to the k/2 next on either side, as in SecAgg+ (Bell et al. 2020).
+        Each client is linked to the k/2 next ones on either side, as in SecAgg+ (Bell et al. 2020).
         """
         numbers = sorted(self.identities)
         if self.neighbours is None or self.neighbours == len(numbers) - 1:
@@ -83,24 +85,24 @@ class Session:
         return [n for n in clients if len(present.intersection(self.neighbours_of(n))) < self.threshold]
 
     def came_label(self, came: Iterable[int]) -> bytes:
-        """Bytes that say whose uploads came, for a client to sign."""
+        """Return the bytes that a client signs to confirm which uploads came."""
         numbers = ",".join(map(str, sorted(came)))
         return self.label("came", 0, 0) + b"\0" + hashlib.sha256(numbers.encode()).digest()
 
     def label(self, purpose: str, first: int, second: int) -> bytes:
-        """Bytes that bind a key to this session, its purpose and a pair of clients, whose order matters."""
+        """Return bytes that bind a key to this session, its purpose and an ordered pair of clients."""
         return "\0".join(("covfree secure sum 2", self.name, purpose, str(first), str(second))).encode()
 
 
 class Advert(NamedTuple):
-    """A client's keys for one session: of X25519, to seal shares and to make masks, and a commitment.
+    """A client's X25519 keys for one session, for sealing shares and for masks; and a commitment.
 
     Attributes:
         sender: the client's number.
-        sealing: public key for shares.
-        masking: public key for pairs' masks.
-        commitment: SHA-256 of the client's own mask's seed.
-        signature: by the client's identity.
+        sealing: public key with which shares are sealed.
+        masking: public key from which the masks of pairs are made.
+        commitment: SHA-256 of the seed of the client's own mask.
+        signature: signature by the client's identity.
     """
 
     sender: int
@@ -111,7 +113,7 @@ class Advert(NamedTuple):
 
 
 class Sealed(NamedTuple):
-    """Shares of a client's two secrets for one neighbour, which no one else can read."""
+    """Shares of a client's two secrets for one neighbour, encrypted for it."""
 
     sender: int
     receiver: int
@@ -126,19 +128,19 @@ class Masked(NamedTuple):
 
 
 class Agreed(NamedTuple):
-    """A client's signature of the numbers of those whose uploads came."""
+    """A client's signature of the list of clients whose uploads came."""
 
     sender: int
     signature: bytes
 
 
 class Opened(NamedTuple):
-    """A client's shares of its neighbours' secrets, one of each neighbour.
+    """The shares that a client reveals: one of each neighbour's two secrets.
 
     Attributes:
         sender: the client's number.
-        seeds: shares of the own masks' seeds of those whose uploads came, by number.
-        keys: shares of the masking keys of those whose uploads did not come, by number.
+        seeds: shares of the mask seeds of clients whose uploads came, by number.
+        keys: shares of the masking keys of clients whose uploads did not come, by number.
     """
 
     sender: int

@@ -1,4 +1,4 @@
-"""The server of a secure sum: it passes sealed shares on, adds masked uploads, and takes the masks off."""
+"""The server of a secure sum: it relays sealed shares, adds masked uploads, and removes the masks."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from covfree.secure.words import Words, mask
 class Server:
     """The server in one session. It learns the sum, who took part, and nothing else of honest clients.
 
-    Messages of a client that are doubled or forged raise `Refused` and change nothing.
+    Duplicate or forged messages raise `Refused`, and change nothing.
 
     Args:
-        session: what all agree on.
+        session: the settings on which all parties agree.
     """
 
     def __init__(self, session: Session) -> None:
@@ -35,14 +35,14 @@ class Server:
         self._opened: dict[int, Opened] = {}
 
     def take_advert(self, advert: Advert) -> None:
-        """Step 1: take a client's keys."""
+        """Step 1: take a client's public keys."""
         check_advert(self._session, advert)
         self._once(advert.sender, self._adverts)
         self._adverts[advert.sender] = advert
 
     @property
     def adverts(self) -> list[Advert]:
-        """All adverts that were taken."""
+        """All adverts that were taken so far."""
         return list(self._adverts.values())
 
     @property
@@ -84,7 +84,7 @@ class Server:
         self._total += words
 
     def came(self) -> list[int]:
-        """The numbers of the clients whose uploads came, for step 4.
+        """Return the numbers of the clients whose uploads came, for step 4.
 
         Raises:
             Refused: if they are too few.
@@ -94,7 +94,7 @@ class Server:
         return sorted(self._uploads)
 
     def take_agreed(self, agreed: Agreed) -> None:
-        """Step 4: take a client's signature of `came`."""
+        """Step 4: take a client's signature of the list `came`."""
         self._known(agreed.sender, self._uploads, "sent its upload")
         self._once(agreed.sender, self._agreed)
         if not signed_came(self._session, self._uploads, agreed):
@@ -103,20 +103,21 @@ class Server:
 
     @property
     def agreed(self) -> list[Agreed]:
-        """All signatures that were taken, for step 5."""
+        """All signatures taken so far, for step 5."""
         return list(self._agreed.values())
 
     def take_opened(self, opened: Opened) -> None:
-        """Step 5: take a client's shares of its neighbours' secrets."""
+        """Step 5: take the shares that a client reveals."""
         self._known(opened.sender, self._agreed, "agreed")
         self._once(opened.sender, self._opened)
         self._opened[opened.sender] = opened
 
     def total(self) -> Words:
-        """The sum of the uploads that came, modulo 2⁶⁴: their masks are taken off.
+        """Return the sum of the uploads that came, modulo 2⁶⁴, without their masks.
 
         Raises:
-            Refused: if too few shares of a secret came, or shares do not fit what their owner advertised.
+            Refused: if too few shares of a secret came, or a rebuilt secret does not match its owner's
+                advert.
         """
         total = self._total.copy()
         seeds: defaultdict[int, dict[int, bytes]] = defaultdict(dict)
@@ -142,7 +143,7 @@ class Server:
             for other in masked:
                 public = self._adverts[other].masking
                 pair = mask(pair_key(self._session, "mask", key, public, client, other), len(total))
-                # What the other added with the sign of its own number.
+                # Remove the mask with the sign that the other client used.
                 total = total - pair if other < client else total + pair
         return total
 
@@ -152,7 +153,7 @@ class Server:
                 f"shares: expected at least {self._session.threshold} of client {client}, got {len(own)}"
             )
         try:
-            # Any t will do, and cost grows with the square of their number.
+            # Any t shares will do, and the cost grows with the square of their number.
             return shamir.rebuild(dict(list(own.items())[: self._session.threshold]))
         except ValueError as error:
             raise Refused(f"shares: those of client {client} do not fit together") from error

@@ -1,4 +1,4 @@
-"""Shamir's secret sharing of 32 bytes: any t shares rebuild the secret, and fewer tell nothing of it."""
+"""Shamir's secret sharing of 32 bytes: t shares rebuild the secret, and fewer reveal nothing about it."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from collections.abc import Iterable, Mapping
 
 # The smallest prime above 2^256, so that every secret of 32 bytes is an element of the field.
 PRIME = 2**256 + 297
-SECRET, SHARE = 32, 33  # in bytes
+SECRET, SHARE = 32, 33  # bytes
 
 
 def split(secret: bytes, threshold: int, holders: Iterable[int]) -> dict[int, bytes]:
-    """Share a secret: the values at the holders' numbers + 1 of a random polynomial with it as value at 0.
+    """Share a secret: a random polynomial has the secret as its value at 0; holder i gets its value at i + 1.
 
     Args:
         secret: 32 bytes.
-        threshold: t, how many shares rebuild it; the polynomial's degree is t − 1.
-        holders: different numbers from 0.
+        threshold: t, how many shares rebuild the secret; the polynomial has degree t − 1.
+        holders: distinct numbers from 0.
 
     Returns:
         A share of 33 bytes for each holder.
@@ -37,11 +37,11 @@ def split(secret: bytes, threshold: int, holders: Iterable[int]) -> dict[int, by
 
 
 def rebuild(shares: Mapping[int, bytes]) -> bytes:
-    """Rebuild a secret from shares by their holders' numbers, by Lagrange's formula at 0.
+    """Rebuild a secret from shares, given by their holders' numbers, with Lagrange's formula at 0.
 
     Raises:
-        ValueError: if the shares are not of one secret of 32 bytes. Too few shares, or a wrong one, may give
-            a wrong secret instead, so the caller checks what was rebuilt.
+        ValueError: if the shares are not of one secret of 32 bytes. With too few shares, or a wrong one, the
+            result may instead be a wrong secret, so the caller must check it.
     """
     places = {number + 1: int.from_bytes(share, "big") for number, share in shares.items()}
     secret = 0

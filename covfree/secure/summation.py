@@ -1,4 +1,4 @@
-"""Secure sums in memory: of any uploads that add up, and the rounds of an algorithm over them."""
+"""Secure sums in one process: of any uploads that add up, and of all rounds of an algorithm."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Summed(NamedTuple):
 
     Attributes:
         total: the sum of the uploads that came, with the structure of an upload.
-        came: the numbers of their clients.
+        came: the numbers of the clients whose uploads are in it.
     """
 
     total: Any
@@ -50,23 +50,23 @@ def secure_sum(
     neighbours: int | None = None,
     leaves: Mapping[int, str] | None = None,
 ) -> Summed:
-    """Add uploads so that the server sees only their sum: all parties of the protocol, in this process.
+    """Add uploads so that the server sees only their sum; all parties of the protocol run in this process.
 
-    The clients' and the server's steps are those of `Client` and `Server`, which machines of their own call.
+    The steps are those of `Client` and `Server`, which separate machines would call.
 
     Args:
-        uploads: each client's upload by its number: pytrees of one structure, of arrays that add up.
-        point: how numbers become words: a `FixedPoint`, or of `covfree.privacy.private_updates`.
-        name: tells this sum from others, see `Session`.
-        threshold: t, see `Session`; by default the least above half of a client's neighbours.
-        least: the fewest clients whose sum may be seen; by default as many as ``point`` asks for, 2 or those
-            whose noise the promise counts on.
-        neighbours: k, even; None for all other clients.
-        leaves: by client, the name in `STEPS` of the first step that it no longer takes.
+        uploads: each client's upload, by its number: pytrees of one structure, with arrays that add up.
+        point: how numbers are encoded as words: a `FixedPoint`, or made by `covfree.privacy.private_updates`.
+        name: distinguishes this sum from others, see `Session`.
+        threshold: t, see `Session`; by default the smallest number above half of a client's neighbours.
+        least: the least number of clients in a sum. By default what ``point`` asks for: 2, or the number of
+            clients on whose noise the privacy promise relies.
+        neighbours: k, an even number; None for all other clients.
+        leaves: for each client that leaves, the name in `STEPS` of the first step that it does not take.
 
     Returns:
-        The sum of the uploads of the clients that stayed until they had sent it. As words it is bit for bit
-        their plain sum; as numbers it is within half of `FixedPoint.bits`' last place for each client.
+        The sum of the uploads of the clients that stayed until they sent them. As words it is exact; as
+        numbers each client adds an error of at most half of the last place of `FixedPoint.bits`.
 
     Raises:
         Refused: if too many clients leave.
@@ -143,18 +143,18 @@ def run_securely(
     rounds: int | None = None,
     **protocol: Any,
 ) -> Any:
-    """Run an algorithm whose uploads are sums, each round's uploads added by `secure_sum`.
+    """Run an algorithm whose uploads are sums; `secure_sum` adds the uploads of each round.
 
     Args:
         algorithm: e.g. ``covfree.rounds.as_algorithm(method, num_classes=C, uploads="sums")``, or one of
             `covfree.finetune`.
         features: [examples, dim].
         labels: [examples] classes; below 0 is padding.
-        clients: [examples] whose each example is, from 0; below 0 for nobody's.
-        bound: see `FixedPoint`: the largest absolute value of a number in an upload. Or how uploads become
-            words, such as `covfree.privacy.private_updates`, by which each client adds noise.
+        clients: [examples] the client of each example, from 0; below 0 for none.
+        bound: see `FixedPoint`: the largest absolute value of a number in an upload. Or an encoding of
+            uploads as words, such as `covfree.privacy.private_updates`, with which each client adds noise.
         key: PRNG key of the run.
-        rounds: how many rounds; by default the algorithm's.
+        rounds: the number of rounds; by default the algorithm's.
         protocol: ``threshold``, ``least`` and ``neighbours`` of `secure_sum`.
 
     Returns:
@@ -162,8 +162,8 @@ def run_securely(
 
     Raises:
         TypeError: if an argument has a wrong type.
-        ValueError: if an argument is out of its range, an upload is no sum, as it holds a table of rows, a
-            number is above the bound, or no class has the holders that `common_classes` asks for.
+        ValueError: if an argument is out of its range; if an upload holds a table of rows, which is no sum;
+            if a number exceeds the bound; or if no class has as many holders as `common_classes` asks for.
         Refused: see `secure_sum`.
     """
     check_algorithm(algorithm)
@@ -194,7 +194,7 @@ def run_securely(
 
 
 def _form(upload: Any) -> Any:
-    """What is the same in all uploads: the structure, shapes and data types."""
+    """Return what all uploads have in common: structure, shapes and data types."""
     leaves, structure = jax.tree.flatten(upload)
     return structure, *((np.shape(leaf), str(np.asarray(leaf).dtype)) for leaf in leaves)
 
@@ -205,7 +205,7 @@ def _answer(algorithm: Algorithm, sent: Any, data: ClientData, memory: Any, key:
 
 
 def _own_data(federation: Federation) -> dict[int, ClientData]:
-    """Each client's data, padded to one size, so that one compilation serves all."""
+    """Return each client's data, padded to one size, so that one compilation serves all."""
     features, labels, order = jax.tree.map(np.asarray, federation.examples)
     longest = int(federation.size.max(initial=0))
     index = np.arange(longest, dtype=np.int32)
@@ -221,7 +221,7 @@ def _own_data(federation: Federation) -> dict[int, ClientData]:
 
 
 def _each(clients: Iterable[int], step: Callable[[int], T]) -> dict[int, T]:
-    """Each client's answer; one that refuses is as good as gone."""
+    """Yield each client's answer; a client that refuses counts as gone."""
     answers = {}
     for client in clients:
         with suppress(Refused):

@@ -1,4 +1,4 @@
-"""Numbers as words of Z_2⁶⁴, in which sums are exact, and the masks that hide them."""
+"""Encoding numbers as integers modulo 2⁶⁴ ("words"), whose sums are exact, and the masks that hide them."""
 
 from __future__ import annotations
 
@@ -14,45 +14,45 @@ from jaxtyping import Float, UInt64
 from covfree.core.optional import optional
 
 Words = UInt64[np.ndarray, " words"]
-# An upload of the largest bound by all clients stays below half of the words, as the other half is negative.
+# If all clients upload the bound, the sum stays below half of the words; the other half is negative.
 _ROOM = 62
 
 
 @runtime_checkable
 class Encoding(Protocol):
-    """How an upload's numbers become words, and a sum of words numbers: a `FixedPoint`, or one with noise."""
+    """How an upload's numbers become words, and a sum of words becomes numbers; perhaps with noise."""
 
     @property
     def num_clients(self) -> int:
-        """The most clients whose uploads are added."""
+        """The most clients whose uploads may be added."""
         ...
 
     @property
     def least(self) -> int:
-        """The fewest clients whose sum may be seen."""
+        """The least number of clients in a sum."""
         ...
 
     @property
     def rounds(self) -> int | None:
-        """The most rounds that it may be used for; None for any number."""
+        """The most rounds for which it may be used; None for any number."""
         ...
 
     def encode(self, upload: Any) -> Words:
-        """The words of an upload."""
+        """Encode an upload as words."""
         ...
 
     def decode(self, total: Words, like: Any) -> Any:
-        """The numbers of a sum of words, with the structure of an upload."""
+        """Decode a sum of words to numbers, with the structure of an upload."""
         ...
 
 
 @dataclass(frozen=True)
 class FixedPoint:
-    """How an upload's numbers become words: x is rounded to a multiple of 2^−bits, and −1 is 2⁶⁴ − 1.
+    """Encodes numbers as words: x is rounded to a multiple of 2^−bits; negative numbers wrap, −1 is 2⁶⁴ − 1.
 
     Sums of at most ``num_clients`` uploads do not wrap: each word is below bound·2^bits + ½ ≤ 2⁶² / K in
-    absolute value, so their sum is below 2⁶³. A number of a sum is off by at most K·2^−(bits + 1), and by
-    float64's rounding, 2^−53 of itself.
+    absolute value, so their sum is below 2⁶³. The error of a number in the sum is at most K·2^−(bits + 1),
+    plus float64's relative rounding, 2^−53.
 
     Attributes:
         bound: the largest absolute value of a number in an upload.
@@ -75,53 +75,54 @@ class FixedPoint:
 
     @property
     def least(self) -> int:
-        """2: the sum of one is that client's own."""
+        """2, as a sum of one upload would be that upload."""
         return 2
 
     @property
     def rounds(self) -> None:
-        """None: it serves any number of rounds."""
+        """None: it can be used for any number of rounds."""
         return None
 
     @property
     def bits(self) -> int:
-        """Bits behind the binary point."""
+        """The number of bits behind the binary point."""
         return _ROOM - math.ceil(math.log2(self.num_clients)) - math.ceil(math.log2(self.bound))
 
     def encode(self, upload: Any) -> Words:
         """Round a pytree of numbers to words.
 
         Args:
-            upload: a pytree of arrays of numbers, whose order of leaves all clients share.
+            upload: a pytree of arrays of numbers; the order of its leaves must be the same at all clients.
 
         Raises:
             TypeError: if an array holds no real numbers.
-            ValueError: if a number is not finite or above the bound (clip first), or an integer above 2⁵³.
+            ValueError: if a number is not finite or exceeds the bound (clip first), or an integer exceeds
+                2⁵³.
         """
         leaves = [_numbers(np.asarray(leaf)) for leaf in jax.tree.leaves(upload)]
         numbers = np.concatenate([np.zeros(0), *leaves])
         if not np.all(np.abs(numbers) <= self.bound):
             worst = numbers[np.argmax(np.where(np.isfinite(numbers), np.abs(numbers), np.inf))]
             raise ValueError(f"upload: expected numbers of at most {self.bound:g}, got {worst:g}")
-        # Multiplying by a power of 2 is exact; above 2⁵³ a float64 is an integer already.
+        # Multiplying by a power of 2 is exact; above 2⁵³ every float64 is an integer already.
         return np.rint(np.ldexp(numbers, self.bits)).astype(np.int64).view(np.uint64)
 
     def decode(self, total: Words, like: Any) -> Any:
-        """Turn a sum of words into a pytree of numbers.
+        """Convert a sum of words to a pytree of numbers.
 
         Args:
-            total: the sum, modulo 2⁶⁴, of words by `encode`.
+            total: the sum, modulo 2⁶⁴, of words from `encode`.
             like: an upload, or anything with its structure, shapes and data types.
 
         Raises:
-            ValueError: if a sum is beyond the range of its data type.
+            ValueError: if a sum exceeds the range of its data type.
         """
         numbers = np.ldexp(total.view(np.int64).astype(np.float64), -self.bits)
         return shaped(numbers, like)
 
 
 def shaped(numbers: Float[np.ndarray, " words"], like: Any) -> Any:
-    """Turn a vector of numbers into a pytree with another's structure, shapes and data types."""
+    """Convert a vector of numbers to a pytree with the structure, shapes and data types of ``like``."""
     leaves, structure = jax.tree.flatten(like)
     ends = np.cumsum([math.prod(np.shape(leaf)) for leaf in leaves])
     if len(numbers) != (ends[-1] if len(ends) else 0):
@@ -132,7 +133,7 @@ def shaped(numbers: Float[np.ndarray, " words"], like: Any) -> Any:
 
 
 def _numbers(leaf: np.ndarray) -> np.ndarray:
-    """An array's numbers in float64, which holds each of them."""
+    """Return an array's numbers in float64, which must represent them exactly."""
     whole, real = (jnp.issubdtype(leaf.dtype, kind) for kind in (jnp.integer, jnp.floating))
     if not whole and not real:
         raise TypeError(f"upload: expected integers or floats, which add up, got {leaf.dtype}")
@@ -152,7 +153,7 @@ def _like(numbers: np.ndarray, leaf: Any) -> Any:
 
 
 def mask(key: bytes, size: int) -> Words:
-    """The first ``size`` words of ChaCha20's stream of a key of 32 bytes, which is used for nothing else."""
+    """Return the first ``size`` words of the ChaCha20 stream of a 32-byte key, which has no other use."""
     ciphers = optional("cryptography.hazmat.primitives.ciphers", "secure")
     stream = ciphers.Cipher(ciphers.algorithms.ChaCha20(key, bytes(16)), None).encryptor()
     return np.frombuffer(stream.update(bytes(8 * size)), "<u8").astype(np.uint64)

@@ -1,4 +1,4 @@
-"""covfree's methods as scikit-learn's estimators: for its pipelines, searches and cross-validation."""
+"""covfree's methods as scikit-learn estimators, for its pipelines, searches and cross-validation."""
 
 from covfree.core.optional import optional as _optional
 

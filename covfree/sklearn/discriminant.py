@@ -1,4 +1,4 @@
-"""A training-free federated method as a classifier of scikit-learn."""
+"""A training-free federated method as a scikit-learn classifier."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ from covfree.heads import with_finite_scores
 from covfree.methods import Method, registry
 from covfree.methods.method import check_method
 
-# Missing values of Python, NumPy and pandas.
+# How missing values of Python, NumPy and pandas are written.
 _MISSING = {"None", "nan", "NaT", "<NA>"}
-# Examples that are scored at once.
+# How many examples are scored at once.
 _PART = 4096
 _FLOATS = (np.float64, np.float32)
 _scores = jit(lambda head, features: head(features))
@@ -45,8 +45,8 @@ class FederatedDiscriminant(ClassifierMixin, BaseEstimator):
     Attributes:
         classes_: [C] the classes, sorted.
         head_: covfree's head, for `save_head` and ``covfree export``.
-        total_: what is kept of all examples, a total of `covfree.aggregate`: with ``fedcof`` the class means
-            of groups, and without groups the examples themselves. None for methods whose messages do not add
+        total_: what is kept of all examples, a total of `covfree.aggregate`. With ``fedcof``: the class means
+            of groups, or without groups the examples themselves. None for methods whose messages do not add
             up.
         n_features_in_: d.
         feature_names_in_: [d] the names of the columns, if ``X`` has names.
@@ -63,12 +63,12 @@ class FederatedDiscriminant(ClassifierMixin, BaseEstimator):
         self.random_state = random_state
 
     def fit(self, X: Any, y: Any, groups: Any = None) -> FederatedDiscriminant:
-        """Fit to all examples, and forget those before.
+        """Fit to these examples; earlier ones are forgotten.
 
         Args:
             X: [examples, d] features.
             y: [examples] classes, of any type.
-            groups: [examples] whose each example is, of any type. None makes each example a group of its own:
+            groups: [examples] the group of each example, of any type. None makes each example its own group:
                 ``fedcof`` is then linear discriminant analysis of the examples, with automatic shrinkage.
 
         Returns:
@@ -82,7 +82,7 @@ class FederatedDiscriminant(ClassifierMixin, BaseEstimator):
         if len(self.classes_) < 2:
             raise ValueError(f"y: expected examples of 2 classes or more, got 1 class in {np.size(y)}")
         self._add(X, y, groups, reset=True)
-        # Solved now: a prediction changes no attribute.
+        # Solve now, so that a prediction changes no attribute.
         _ = self.head_
         return self
 
@@ -93,23 +93,24 @@ class FederatedDiscriminant(ClassifierMixin, BaseEstimator):
         classes: Any = None,
         groups: Any = None,
     ) -> FederatedDiscriminant:
-        """Add more examples to those before; the head is solved when it is next used.
+        """Add examples to the earlier ones; the head is solved when it is next used.
 
-        Any parts give the head of ``fit`` on all, to rounding, also where they cut groups. What is kept grows
-        with the groups' classes; sums, such as those of ``fed3r``, do not grow, but the names of groups do.
+        However the data is split into parts, the head is that of ``fit`` on all data, to rounding, even if a
+        group is split. Memory grows with the groups' classes; with sums, such as those of ``fed3r``, only
+        with the groups' names.
 
         Args:
             X: [examples, d] features.
             y: [examples] classes.
             classes: all classes that will come; needed at the first call.
-            groups: as in `fit`; the same group has the same name in every call.
+            groups: see `fit`; a group has the same name in every call.
 
         Returns:
             The estimator.
 
         Raises:
-            ValueError: as `fit`; if a class is not among ``classes``, the method's messages do not add up
-                (see `covfree.aggregate.zero`), or the method is another than that of the parts before.
+            ValueError: if `fit` raises; if a class is not among ``classes``, the method's messages do not add
+                up (see `covfree.aggregate.zero`), or the method differs from that of earlier parts.
         """
         method = self._method()
         layout_of(method)
@@ -148,7 +149,7 @@ class FederatedDiscriminant(ClassifierMixin, BaseEstimator):
         num_classes = len(self.classes_)
         try:
             total = self.total_ or aggregate.zero(method, num_classes=num_classes)
-        except ValueError:  # What clients send does not add up.
+        except ValueError:  # messages of this method do not add up
             seed = check_random_state(self.random_state).randint(2**31 - 1)
             self._head = fit(method, X, labels, clients, num_classes=num_classes, key=jax.random.key(seed))
             return self
@@ -157,7 +158,7 @@ class FederatedDiscriminant(ClassifierMixin, BaseEstimator):
         return self
 
     def _numbered(self, groups: Any, examples: int) -> np.ndarray:
-        """Number groups from 0, the same name always by the same number."""
+        """Number groups from 0; a name always has the same number."""
         if groups is None:
             self._clients += examples
             return np.arange(self._clients - examples, self._clients, dtype=np.int32)
@@ -184,7 +185,7 @@ class FederatedDiscriminant(ClassifierMixin, BaseEstimator):
 
     @property
     def head_(self) -> Any:
-        """The head of covfree, solved from what is kept when it is first asked for."""
+        """covfree's head, solved from the total when it is first accessed."""
         check_is_fitted(self)
         if self._head is None:
             if self.total_ is None:
@@ -194,39 +195,39 @@ class FederatedDiscriminant(ClassifierMixin, BaseEstimator):
 
     @property
     def coef_(self) -> np.ndarray:
-        """[C, d] weights of a linear head without a map; [1, d] of two classes, as `decision_function`."""
+        """[C, d] weights of a linear head without a map; [1, d] for two classes, as `decision_function`."""
         return self._linear()[0]
 
     @property
     def intercept_(self) -> np.ndarray:
-        """[C] biases of a linear head, or [1] of two classes; below −10³⁸ for a class without examples."""
+        """[C] biases of a linear head, or [1] for two classes; below −10³⁸ for a class without examples."""
         return self._linear()[1]
 
     def _linear(self) -> tuple[np.ndarray, np.ndarray]:
         if not isinstance(self.head_, LinearHead):
             raise AttributeError(f"coef_: expected a linear head, got {type(self.head_).__name__}")
-        # A class without examples must not be predicted, as by `decision_function`.
+        # As in `decision_function`, a class without examples must not be predicted.
         head = with_finite_scores(self.head_, float(np.finfo(np.float32).min))
         weight, bias = np.asarray(head.weight).T, np.asarray(head.bias)
         return (weight[1:] - weight[:1], bias[1:] - bias[:1]) if len(weight) == 2 else (weight, bias)
 
     def _scored(self, X: Any) -> np.ndarray:
-        """Scores in float64; −∞ of a class without examples."""
+        """Compute scores in float64; −∞ for a class without examples."""
         check_is_fitted(self)
         X = validate_data(self, X, dtype=_FLOATS, reset=False)
         head, found = self.head_, []
         for start in range(0, len(X), _PART):
             part = X[start : start + _PART]
-            # For few sizes one function is compiled for each.
+            # Pad to few sizes, as a function is compiled for each size.
             padded = np.zeros((few_sizes(len(part)), X.shape[1]), np.result_type(X, np.float32))
             padded[: len(part)] = part
             found.append(np.asarray(_scores(head, padded))[: len(part)])
         return np.concatenate(found).astype(np.float64)
 
     def decision_function(self, X: Any) -> np.ndarray:
-        """Scores [examples, C], or of two classes [examples], above 0 for the second.
+        """Scores [examples, C]; for two classes [examples], above 0 for the second.
 
-        A class without examples has the least number of float32, as scikit-learn takes no infinite scores.
+        A class without examples has the lowest float32, as scikit-learn accepts no infinite scores.
         """
         scores = np.maximum(self._scored(X), np.finfo(np.float32).min)
         return scores[:, 1] - scores[:, 0] if len(self.classes_) == 2 else scores
@@ -239,8 +240,8 @@ class FederatedDiscriminant(ClassifierMixin, BaseEstimator):
     def predict_proba(self, X: Any) -> np.ndarray:
         """Probabilities [examples, C], the softmax of the scores.
 
-        They are posteriors under the model of LDA, QDA and naive Bayes heads; scores of ridge heads are no
-        logarithms of densities: wrap the estimator in scikit-learn's ``CalibratedClassifierCV``.
+        For LDA, QDA and naive Bayes heads they are posteriors under the model. Scores of ridge heads are not
+        log-densities: wrap the estimator in scikit-learn's ``CalibratedClassifierCV``.
         """
         scores = self._scored(X)
         shares = np.exp(scores - scores.max(1, keepdims=True))
