@@ -29,7 +29,7 @@ def main(command: Any = None) -> None:
     handle_signals()
     # Python's own format shows the line of code that warned.
     warnings.formatwarning = lambda message, *_: f"covfree: {message}\n"
-    # Tracing makes many long-lived small objects, which the garbage collector would scan again and again.
+    # Tracing makes many small long-lived objects, which the garbage collector would scan again and again.
     gc.set_threshold(50_000, 20, 50)
     _compile_quickly()
     from covfree.cli.app import run
@@ -41,7 +41,7 @@ def main(command: Any = None) -> None:
 
 
 def _compile_quickly() -> None:
-    """Set the flags of `quick_options` for all that is compiled; XLA reads them when jax first computes."""
+    """Set the flags of `quick_options` for all compilation; XLA reads them when jax first computes."""
     from covfree.core.compiling import quick_options
 
     given = [os.environ.get("XLA_FLAGS", "")]

@@ -76,8 +76,8 @@ def run(arguments: list[str], command: typer.Typer = app) -> int:
             raise
         return _error(str(error), 1)
     except Exception as error:
-        # The parser's exceptions, whose class differs between releases of typer, have the message to print
-        # (empty if the help was shown) and the exit code.
+        # The parser's exceptions (their class differs between releases of typer) have the message to print,
+        # which is empty if the help was shown, and the exit code.
         if not hasattr(error, "format_message"):
             raise
         message, code = _parser_message(error), getattr(error, "exit_code", 2)
@@ -92,7 +92,7 @@ def _error(message: str, code: int) -> int:
 
 
 def _parser_message(error: Exception) -> str:
-    """Return the parser's message; reword that of a value outside the choices as covfree's errors are."""
+    """Return the parser's message; for a value outside the choices, in the style of covfree's errors."""
     message = error.format_message()  # pyright: ignore[reportAttributeAccessIssue]
     choice = re.fullmatch(
         r"Invalid value for '(--[\w-]+)': (?:Value error, )?('.*') is not one of (.*?)\.?", message

@@ -7,7 +7,7 @@ from rich.table import Table
 
 from covfree.backbones import BACKBONES, Preprocessing
 
-# Column names short enough for a terminal of 80 columns.
+# Column names, short enough for a terminal of 80 columns.
 _NETWORKS = ("name", "features", "input", "resize", "normalised", "parameters")
 _NUMBERS = ("features", "input", "parameters")
 
@@ -58,7 +58,7 @@ def _table(title: str, columns: tuple[str, ...]) -> Table:
 
 
 def _normalisation(shown: Preprocessing) -> str:
-    """Show mean and deviation if all colours share them, else the name of their data set."""
+    """Format mean and deviation if all colours share them, else name the data set that they come from."""
     if len({*shown.mean}) == len({*shown.std}) == 1:
         return f"(x−{shown.mean[0]:g})/{shown.std[0]:g}"
     return "ImageNet"

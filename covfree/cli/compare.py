@@ -120,7 +120,7 @@ def compare_command(
     places = federations(counts, laws, alphas)
     sources = sources_of(dataset, test_file, images, backbone, weights)
     outlines = [source.outline for source in sources.values()]
-    # Some of several data sets may have clients of their own; the options then apply to the others.
+    # If only some data sets have clients of their own, the options apply to the others.
     refuse_partition(outlines, spread)
     # Make every partition once before any work, so that a bad argument fails at once.
     for name, source in sources.items():
@@ -158,7 +158,7 @@ def compare_command(
         **({"pooled": True} if pooled else {}),
         "seeds": chosen_seeds if "," in seeds else len(chosen_seeds),
     }
-    # The results name the weights that were found, but the command to repeat needs the option's text.
+    # Results name the weights that were found, but the command to repeat needs the text of the option.
     shown = {**settings, **asked}
     present("compare", study, runs, output_format, shown, {**shown, "weights": weights}, report)
     if study.failed:
@@ -166,8 +166,8 @@ def compare_command(
 
 
 def _check_contracts(chosen: Mapping[str, Variant]) -> None:
-    """Raise unless the methods that are not covfree's keep the laws of `covfree.testing.check_method`."""
-    # Imported here as few commands check anything.
+    """Raise unless methods that are not covfree's pass `covfree.testing.check_method`."""
+    # Imported here, as few commands check methods.
     from covfree.testing import check_method
 
     for name, variant in chosen.items():
@@ -180,7 +180,7 @@ def _check_contracts(chosen: Mapping[str, Variant]) -> None:
 
 
 def _values(name: str, text: str | None, kind: Callable[[str], T], expected: str) -> list[T]:
-    """Parse an option of partitions; the usual value if it is not given."""
+    """Parse an option of partitions; return the usual value if it is not given."""
     return [getattr(USUAL, name)] if text is None else values_of(name, text, kind, expected)
 
 

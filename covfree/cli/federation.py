@@ -52,7 +52,7 @@ from covfree.studies.progress import say
 app = typer.Typer(
     help="A federation between machines that share a folder: docs/deployment.md.", no_args_is_help=True
 )
-# There is no head yet; the message says why.
+# Exit code: there is no head yet; the message says why.
 _NO_HEAD = 3
 
 Part = TypeVar("Part", SecureSums, PrivateSums)
@@ -251,7 +251,7 @@ def join_command(
         raise ValueError(f"--only-sums: expected a federation with secure sums, got one without in {shared}")
     name = key.stem if site is None else site
     private = load_key(key)
-    # Before anything is computed.
+    # Check before anything is computed.
     description.check_key(name, private)
     own, algorithm = load_site(description, state, features=features, images=images, weights=weights)
     examples = private, own.features, own.labels
@@ -321,7 +321,7 @@ def status_command(shared: Shared) -> None:
 
 
 def _public_keys(folder: Path, server: str) -> dict[str, str]:
-    """The sites' public keys by name; the server's own may lie beside them."""
+    """Return the sites' public keys by name; the server's own key may be in the same folder."""
     keys = {path.stem: path.read_text().strip() for path in folder.glob("*.pub")}
     if keys.get(SERVER) == server:
         del keys[SERVER]
@@ -333,7 +333,7 @@ def _public_keys(folder: Path, server: str) -> dict[str, str]:
 
 
 def _numbers(name: str, text: str | None, kind: type[Part], needed: Sequence[str] = ()) -> Part | None:
-    """A part of the description of a text such as bound=1e7:neighbours=40; None of none."""
+    """Parse a part of the description, such as bound=1e7:neighbours=40; return None if there is no text."""
     if text is None:
         return None
     names = [each.name for each in fields(kind)]
@@ -356,7 +356,7 @@ def _listed(names: Sequence[str]) -> str:
 
 
 def _promised(promise: Promise) -> str:
-    """A promise in words, to those whose server sees no single upload, which it warns of elsewhere."""
+    """Describe a promise in words, without the warning that a server may see single uploads."""
     return str(promise).replace(UNMASKED, "this federation's masks hide single uploads")
 
 

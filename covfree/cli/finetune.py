@@ -281,7 +281,7 @@ def finetune_command(
     with Progress(width=12) as progress:
         runs = list(study.runs(progress))
     shown = {**given, "init": list(starts), "algorithm": algorithms, "rounds": rounds, "seeds": seeds}
-    # The results name the weights that were found, but the command to repeat needs the option's text.
+    # Results name the weights that were found, but the command to repeat needs the text of the option.
     repeat = {**shown, "weights": weights, "norms": None if part == "head" else norms}
     present("finetune", study, runs, output_format, shown, repeat, report)
     if any(run.diverged for run in runs):

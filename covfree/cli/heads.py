@@ -226,7 +226,7 @@ def _part(data: FeatureSet, every: bool) -> _Part:
 
 
 def _numbered(saved: SavedHead, data: FeatureSet) -> FeatureSet:
-    """The data with its classes numbered as the head numbers them, if both name them."""
+    """Return the data with its classes numbered as in the head, if both have class names."""
     ours, theirs = saved.class_names or (), data.class_names or ()
     if len(set(ours)) < len(ours) or theirs == ours[: len(theirs)] or not set(theirs) <= set(ours):
         return data
@@ -256,7 +256,7 @@ def _check_fit(path: Path, saved: SavedHead, data: FeatureSet) -> None:
 
 
 def _by_class(scores: np.ndarray, labels: np.ndarray, data: FeatureSet) -> list[dict[str, Any]]:
-    """Return a record for each class; a share of no examples is None."""
+    """Return a record for each class; a share is None if there are no examples."""
     counts = np.bincount(labels, minlength=data.num_classes)
     shares = {"recall": metrics.class_recall, "precision": metrics.class_precision}
     columns = {name: np.asarray(function(scores, labels)) for name, function in shares.items()}

@@ -1,7 +1,7 @@
-"""Ctrl-C and SIGTERM end a command at once: completed work is in its files, and ``--resume`` goes on.
+"""Ctrl-C and SIGTERM end a command at once; completed work is in its files, and ``--resume`` continues.
 
-The handlers raise no exception, as this is not safe everywhere: in jax's callbacks from compiled code an
-exception is swallowed, so that the command runs on, or ends the process with a segmentation fault.
+The handlers raise no exception, as that is not safe everywhere: in jax's callbacks from compiled code, an
+exception is lost and the command goes on, or it ends the process with a segmentation fault.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _SHOW_CURSOR = "\x1b[?25h"
 def handle_signals() -> None:
     """Let Ctrl-C and SIGTERM print one line and end the process with exit code 130 or 143."""
     for number in _SIGNALS:
-        # A process started in a shell's background ignores Ctrl-C, so leave that as it is.
+        # A process in a shell's background ignores Ctrl-C; leave it so.
         if signal.getsignal(number) is not signal.SIG_IGN:
             signal.signal(number, _end)
 

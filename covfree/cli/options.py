@@ -31,7 +31,7 @@ DATASET = typer.Option(
 Dataset = Annotated[str, DATASET]
 DataFile = Annotated[str | None, DATASET]
 TestFile = Annotated[Path | None, typer.Option(help="A file of test features and labels, as --dataset.")]
-# These options default to None, so that they can be refused where they would change nothing.
+# These options default to None, so that they can be refused if they would change nothing.
 CLIENTS = typer.Option(help="Clients (100), where the data names none.", show_default=False)
 ALPHA = typer.Option(
     help="The partition's number (0.1): concentration, sigma, share, or classes or shards a client.",
@@ -118,7 +118,7 @@ def seeds_of(text: str) -> list[int]:
 
 FormatOption = Annotated[
     Format,
-    # A short metavar: a list of the choices would leave only half the width for the help.
+    # A short metavar, as a list of the choices would take half of the width of the help.
     typer.Option("--format", metavar="NAME", help=f"{', '.join(get_args(Format))}.", show_default=False),
 ]
 Set = Annotated[

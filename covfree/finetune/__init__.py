@@ -1,4 +1,4 @@
-"""Federated optimisation: fine-tuning in rounds, with any optax transformation, from any model."""
+"""Federated optimisation: fine-tuning in rounds, from any model, with any optax transformation."""
 
 from covfree.core.optional import optional as _optional
 

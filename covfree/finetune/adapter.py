@@ -1,4 +1,4 @@
-"""A small network between frozen features and a linear head, so that there is a representation to train."""
+"""A small trainable network between frozen features and a linear head."""
 
 from __future__ import annotations
 
@@ -42,12 +42,13 @@ def adapter_model(
     result of a run is a `MappedHead` of an `Adapter` and a head; pass it as ``head`` to train it further.
 
     Args:
-        head: a head calibrated as `linear_model` says, or the result of an earlier run.
-        rank: the rank of the adapter, which has 2·d·rank parameters; ignored if the head has an adapter.
-        key: key of the draw of A; needed if the head has no adapter.
+        head: a head calibrated as in `linear_model`, or the result of an earlier run.
+        rank: the rank of the adapter, which has 2·d·rank parameters; ignored if the head has an adapter
+            already.
+        key: PRNG key that draws A; needed unless the head has an adapter already.
 
     Raises:
-        TypeError: if the head is not linear, or there is no key where one is needed.
+        TypeError: if the head is not linear, or a key is needed and missing.
 
     Source: Houlsby et al. (2019), "Parameter-Efficient Transfer Learning for NLP", section 2.1; no biases.
     """

@@ -40,13 +40,13 @@ def crop_images(
     """Cut a random rectangle out of each image and resize it to the image's size.
 
     The rectangle's area is uniform in ``area``, its ratio of width to height log-uniform in ``ratio``; sides
-    that are longer than the image's are cut off. Resizing is bilinear, with antialiasing. With the defaults
-    this is the crop with which networks are trained on ImageNet, torchvision's ``RandomResizedCrop``, except
-    that torchvision draws rectangles that do not fit anew.
+    longer than the image's are cut off. Resizing is bilinear, with antialiasing. With the defaults this is
+    the crop used for training on ImageNet, torchvision's ``RandomResizedCrop``, except that torchvision draws
+    again if a rectangle does not fit.
 
     Args:
         images: floats; or integers, to which the result is rounded.
-        key: key of the draws, which differ from image to image.
+        key: PRNG key; each image has draws of its own.
         area: smallest and largest share of the image.
         ratio: smallest and largest width over height.
 
@@ -102,7 +102,7 @@ def augmented(model: Model, augment: Callable[[Any, PRNGKey], Any] = crop_and_fl
     return replace(check_model(model), features=_Augmented(model.features, augment))
 
 
-# Compared by value, so that another model of the same kind compiles nothing anew.
+# Compared by value, so that another model of the same kind does not recompile.
 @dataclass(frozen=True)
 class _Augmented:
     features: Callable[..., tuple[Any, Any]]

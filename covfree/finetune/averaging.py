@@ -1,4 +1,4 @@
-"""FedAvg, and algorithms that differ from it by the server's or clients' optimiser: FedAdam, …, FedProx."""
+"""FedAvg, and algorithms that differ in the server's or the clients' optimiser: FedAdam, …, FedProx."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def client(
 
 
 def scaled(weight: jax.Array, tree: Any) -> Any:
-    """Multiply by the weight, in float32 at least: in bfloat16 a sum over 1,000 clients may be 40 % off."""
+    """Multiply by the weight, in float32 at least; a bfloat16 sum over 1,000 clients may be 40 % off."""
 
     def term(x: jax.Array) -> jax.Array:
         dtype = jnp.promote_types(x.dtype, jnp.float32)
@@ -106,7 +106,7 @@ def mean(sums: Any, weight: jax.Array) -> Any:
 
 
 def step(numbers: Numbers, state: State, direction: Any, statistics: Any, weight: jax.Array) -> State:
-    """Take the server's step; if no upload arrived, only the round's number changes."""
+    """Take the server's step; if no upload arrived, only the round number changes."""
     direction, statistics = (
         jax.tree.map(lambda new, old: new.astype(old.dtype), *pair)
         for pair in ((direction, state.trained), (statistics, state.statistics))
@@ -136,7 +136,7 @@ def federated(
     name: str,
     **others: Callable[..., Any],
 ) -> Algorithm:
-    """Make an algorithm with FedAvg's ``params``, in which ``others`` replace some of FedAvg's functions."""
+    """Make an algorithm with FedAvg's ``params``; ``others`` replace some of FedAvg's functions."""
     model = without_padding(check_model(model))
     check_choice("weighting", weighting, ("examples", "uniform"))
     numbers = Numbers(
@@ -161,19 +161,20 @@ def fedavg(
     """FedAvg: clients train on their own examples, and the server averages their models.
 
     x ← x − server(Σ w_i (x − y_i) / Σ w_i): the server's optimiser takes the mean change as a gradient. With
-    server = 1.0 the new model is the mean of the clients' ones. One round of many epochs is one-shot FedAvg.
+    server = 1.0 the new model is the mean of the clients' models. One round of many epochs is one-shot
+    FedAvg.
 
     Args:
         model: from `linear_model` or `network_model`, or your own.
-        client: the clients' optimiser: a learning rate of gradient descent, an optax transformation, or
-            ``jax.tree_util.Partial(optax.adam, 1e-3)``, whose numbers may be swept without compiling anew. It
-            starts afresh in each round.
-        server: the server's optimiser, likewise. FedAvgM is ``optax.sgd(1.0, momentum=0.9)``.
+        client: the clients' optimiser: a learning rate for gradient descent, an optax transformation, or
+            ``jax.tree_util.Partial(optax.adam, 1e-3)``, whose numbers may be swept without recompiling. It is
+            initialised again in each round.
+        server: the server's optimiser, in the same forms. FedAvgM is ``optax.sgd(1.0, momentum=0.9)``.
         epochs: passes of a client over its examples in a round; 1 if neither this nor ``steps`` is given.
         steps: steps of a client in a round, instead of ``epochs``.
         batch_size: the number of examples in a step.
         weighting: w_i = n_i, the client's number of examples (``"examples"``), or 1 (``"uniform"``).
-        schedule: from the round, numbered from 0, to a factor of the clients' learning rate, such as an optax
+        schedule: function from the round (from 0) to a factor of the clients' learning rate, such as an optax
             schedule.
         name: the algorithm's name.
 
@@ -250,20 +251,20 @@ def fedadam(
 ) -> Algorithm:
     """FedAdam: `fedavg` whose server takes Adam's steps.
 
-    Three forms are in use, and learning rates of one do not suit another. ``"reddi"`` is the paper's, see
-    `adaptive`: v starts at τ² and there is no bias correction, so with small changes (√v < τ = 1e-3) it is
-    momentum with a rate of η/τ. ``"torch"`` is PyTorch's Adam, which FLSim and so FedCOF's tables use:
+    There are three forms in use, and learning rates of one do not suit another. ``"reddi"`` is the paper's,
+    see `adaptive`: v starts at τ² and there is no bias correction, so with small changes (√v < τ = 1e-3) it
+    is momentum with a rate of η/τ. ``"torch"`` is PyTorch's Adam, which FLSim and hence FedCOF's tables use:
     with bias correction, β₂ = 0.999, ε = 1e-8, and a weight decay that is added to the gradient, 1e-5 in
-    FedCOF's code. ``"flower"`` is the Adam of Flower's strategy: v starts at 0, τ is 1e-9 unless given, and
+    FedCOF's code. ``"flower"`` is the Adam of Flower's strategy: v starts at 0, τ is 1e-9 by default, and
     step t has the bias correction of step t + 1. With the same rates their trajectories differ widely.
 
     Args:
         model: see `fedavg`.
         client: see `fedavg`.
-        server_lr: η of the server.
-        form: which Adam.
-        options: other arguments of `fedavg`; and ``b1``, ``b2`` and ``tau`` of `adaptive`, or for the form
-            ``"torch"`` ``b1``, ``b2`` and ``eps`` of ``optax.adam`` and ``weight_decay``, 0 unless given.
+        server_lr: η, the server's learning rate.
+        form: which form of Adam.
+        options: other arguments of `fedavg`; and ``b1``, ``b2`` and ``tau`` of `adaptive`, or for ``"torch"``
+            ``b1``, ``b2`` and ``eps`` of ``optax.adam`` and ``weight_decay`` (0 by default).
 
     Source: Reddi et al. (2021), Algorithm 2.
     """
@@ -280,5 +281,5 @@ def fedyogi(model: Model, client: Any = 0.01, server_lr: Scalar = 0.01, **option
 
 
 def fedadagrad(model: Model, client: Any = 0.01, server_lr: Scalar = 0.01, **options: Any) -> Algorithm:
-    """FedAdagrad: `fedavg` whose server takes Adagrad's steps, β₁ = 0 unless given; see `fedadam`."""
+    """FedAdagrad: `fedavg` whose server takes Adagrad's steps (β₁ = 0 by default); see `fedadam`."""
     return _adaptive("fedadagrad", model, client, server_lr, {"b1": 0.0, **options})

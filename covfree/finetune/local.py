@@ -1,4 +1,4 @@
-"""A client's local training: steps of any optax transformation, from the server's model to the client's."""
+"""A client's local training: steps of any optax transformation from the server's model."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ class Optimiser:
     """An optax transformation as part of a pytree.
 
     Attributes:
-        numbers: the arguments of ``make``, leaves of the pytree: another learning rate needs no
-            recompilation. ``()`` if the transformation is fixed.
+        numbers: the arguments of ``make``, leaves of the pytree, so that another learning rate does not
+            recompile. ``()`` if the transformation is fixed.
         make: ``(*numbers) -> transformation``.
     """
 
@@ -54,13 +54,13 @@ def _called(make: Any) -> Any:
 
 
 def as_optimiser(name: str, optimiser: Any) -> Optimiser:
-    """Make an `Optimiser` of a learning rate, a ``Partial(optax.adam, 0.1)`` or an optax transformation."""
+    """Make an `Optimiser` from a learning rate, a ``Partial(optax.adam, 0.1)`` or an optax transformation."""
     if isinstance(optimiser, Optimiser):
         return optimiser
     if isinstance(optimiser, jax.tree_util.Partial):
         for where, number in [*enumerate(optimiser.args), *optimiser.keywords.items()]:
             for leaf in jax.tree.leaves(number):
-                # Numbers are traced: a flag or a schedule would fail deep inside optax.
+                # Numbers are traced, so a flag or a schedule would fail deep inside optax.
                 if isinstance(leaf, bool) or callable(leaf):
                     raise TypeError(
                         f"{name}: expected numbers in the Partial, got {where}={number!r}; write "
@@ -82,17 +82,17 @@ def as_optimiser(name: str, optimiser: Any) -> Optimiser:
 
 
 def _draws(part: Any) -> bool:
-    """Whether this is the state of an optax transformation that draws, such as `optax.add_noise`."""
+    """Whether this is the state of an optax transformation that draws random numbers (`optax.add_noise`)."""
     return hasattr(part, "rng_key")
 
 
 def _waits(part: Any) -> bool:
-    """Whether this is the state of `optax.MultiSteps` or `optax.apply_every`, which gather over steps."""
+    """Whether this is the state of `optax.MultiSteps` or `optax.apply_every`, which accumulate gradients."""
     return isinstance(part, (optax.MultiStepsState, optax.ApplyEvery))
 
 
 def check_classes(labels: Any) -> None:
-    """Raise unless labels are classes, as algorithms that treat examples by their class need."""
+    """Raise unless labels are classes, which algorithms that use each example's class need."""
     if not is_classes(labels):
         got = f"{jnp.result_type(labels)}{list(jnp.shape(labels))}"
         raise TypeError(f"labels: expected a class of each example, integers [examples], got {got}")
@@ -102,13 +102,13 @@ def class_counts(data: ClientData, num_classes: int) -> Int32[Array, " classes"]
     """Count the examples of each class that a client has."""
     check_classes(data.labels)
     labels = jnp.asarray(data.labels)[jnp.maximum(jnp.asarray(data.index), 0)]
-    # Padding gets the class C, which is out of range, so that the scatter drops it.
+    # Padding gets class C, which is out of range, so that the scatter drops it.
     labels = jnp.where((jnp.asarray(data.index) >= 0) & (labels >= 0), labels, num_classes)
     return jnp.zeros(num_classes, jnp.int32).at[labels].add(1, mode="drop")
 
 
 def _check_scores(model: Model, scores: Any, labels: jax.Array) -> None:
-    """Raise unless a model gives one score for each example and class; a loss of its own takes any others."""
+    """Raise unless there is one score for each example and class; with another loss, shapes may differ."""
     shape, wide = jnp.shape(scores), model.num_classes
     if shape[:1] != (len(labels),) or (wide is not None and shape[1:] != (wide,)):
         expected = "…" if wide is None else wide
@@ -124,7 +124,7 @@ class Local(NamedTuple):
         steps: K_i, the number of steps.
         factor: the schedule's factor, by which the steps were multiplied.
         optimiser: the last state of the client's optimiser.
-        metrics: ``loss``, the mean of the batches' losses, each before its step, and ``steps``.
+        metrics: ``loss``, the mean of the batches' losses before each step, and ``steps``.
     """
 
     trained: Any
@@ -138,14 +138,14 @@ class Local(NamedTuple):
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Training:
-    """How a client trains in a round; all algorithms here share it.
+    """How a client trains in a round; all algorithms of `covfree.finetune` use it.
 
     Attributes:
-        optimiser: the optimiser of the steps; it starts afresh in each round.
+        optimiser: the optimiser of the steps; it is initialised again in each round.
         epochs: passes over the client's examples; None if ``steps`` is given.
         steps: the number of steps, however many examples the client has; None if ``epochs`` is given.
         batch_size: the number of examples in a step.
-        schedule: from the round, numbered from 0, to a factor of the optimiser's updates; None for 1.
+        schedule: function from the round (from 0) to a factor of the optimiser's updates; None for 1.
         own_classes: whether a client's softmax is only over the classes that it has.
         private: how a step clips each example's gradient and adds noise; None for the batch's mean gradient.
     """
@@ -197,15 +197,15 @@ class Training:
         """Train on a client's examples.
 
         Each epoch goes through the examples in its own random order. The last batch of an epoch is filled up
-        with the epoch's first examples: they have no weight in the loss, but batch norms see a whole batch.
-        No batch is larger than the largest client. A client without examples takes no step.
+        with the epoch's first examples: they have no weight in the loss, but batch norms get a full batch. No
+        batch is larger than the largest client. A client without examples takes no step.
 
         Args:
             model: the model, for its functions and frozen parameters.
             trained: the parameters to start from.
             statistics: the running statistics to start from.
             data: the client's examples.
-            key: key of the examples' order and of dropout.
+            key: PRNG key of the examples' order and of dropout.
             round: the round, for the schedule.
             penalty: ``(features [batch, dim], labels [batch]) -> [batch]``, added to the loss.
             extra: extra arguments of the optimiser, such as the ``anchor`` of `add_proximal`.
@@ -239,7 +239,7 @@ class Training:
 
         def epoch(number: Any, carry: tuple[Any, ...]) -> tuple[Any, ...]:
             chance = jax.random.uniform(jax.random.fold_in(orders, number), (longest,))
-            # The client's own examples, in random order, then padding.
+            # First the client's own examples in random order, then padding.
             order = jnp.argsort(jnp.where(jnp.arange(longest) < count, chance, 2))
 
             def step(place: Any, carry: tuple[Any, ...]) -> tuple[Any, ...]:

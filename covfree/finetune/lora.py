@@ -1,4 +1,4 @@
-"""LoRA: what is trained of a model's layers is a matrix of low rank that is added to each."""
+"""LoRA: each layer of a model is frozen, and a low-rank matrix that is added to it is trained."""
 
 from __future__ import annotations
 
@@ -16,32 +16,33 @@ from covfree.core.products import product
 from covfree.core.types import PRNGKey, Scalar
 from covfree.finetune.model import Model, check_model
 
-# Names of the leaves that are layers: Flax's, and those of a `LinearHead`.
+# Names of the leaves that are layers: in Flax, and in a `LinearHead`.
 _LAYERS = ("kernel", "weight")
 
 
 def lora(
     model: Model, rank: int = 8, *, key: PRNGKey, scale: Scalar = 1.0, whole: Sequence[str] = ("head",)
 ) -> Model:
-    """Train W + s A B in place of each layer W of a model, with A [in, r] and B [r, out]: LoRA.
+    """LoRA: for each layer W of a model, train W + s A B with A [in, r] and B [r, out]; W is frozen.
 
-    Clients train and send A and B, r (in + out) numbers a layer. A starts as N(0, 1/in) and B as 0, so that
-    before training the model predicts what it did. A convolution of h × w places is a matrix of h·w·in rows.
-    Biases, norms and other parameters stay. A server averages A and B, not their product, so that with
-    several clients the new layer is near the mean of the clients' layers, not equal to it.
+    Clients train and send only A and B, r (in + out) numbers for each layer. A starts as N(0, 1/in) and B as
+    0, so the model is unchanged before training. A convolution with h × w positions counts as a matrix of
+    h·w·in rows. Biases, norms and other parameters are frozen. The server averages A and B, not their
+    product, so with several clients the new layer is near the mean of the clients' layers, not equal to it.
 
     The result of a run is that of the model, with A B added to its layers.
 
     Args:
-        model: such as `network_model`, where the network's layers get A and B, or `linear_model`, where the
-            head does.
-        rank: r; less for a layer that has fewer rows or columns.
-        key: PRNG key, with which A is drawn.
+        model: a model such as `network_model`, in which the network's layers get A and B, or `linear_model`,
+            in which the head does.
+        rank: r; for a layer with fewer rows or columns it is reduced.
+        key: PRNG key that draws A.
         scale: s, the paper's α/r.
-        whole: entries of a dict ``model.trained`` that are trained as they are: the head of a network.
+        whole: entries of a dict ``model.trained`` that are trained without LoRA, such as the head of a
+            network.
 
     Raises:
-        TypeError: if ``model`` is none.
+        TypeError: if ``model`` is no model.
         ValueError: if a number is out of its range, or the model has no layers.
 
     Source: Hu et al. (2022), "LoRA: Low-Rank Adaptation of Large Language Models", section 4.1.
@@ -94,7 +95,7 @@ def _merged(trained: Any, frozen: Any) -> Any:
 # Compared by value, as a model's functions must be.
 @dataclass(frozen=True)
 class _Around:
-    """A function of a model, called with its own parameters."""
+    """A function of a model, called with the merged parameters."""
 
     function: Callable[..., Any]
 
@@ -104,7 +105,7 @@ class _Around:
 
 @dataclass(frozen=True)
 class _Plain:
-    """The result of a model without one of its own: the model itself."""
+    """The result of a model that defines no result of its own: the model itself."""
 
     model: Model
 

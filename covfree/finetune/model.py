@@ -26,7 +26,7 @@ Norms = Literal["batch", "frozen"]
 def cross_entropy(
     scores: Float[Array, "batch classes"], labels: Int[Array, " batch"]
 ) -> Float[Array, " batch"]:
-    """−log softmax(scores)[label] of each example, in float32 at least."""
+    """Compute −log softmax(scores)[label] of each example, in float32 at least."""
     if not jnp.issubdtype(labels.dtype, jnp.integer):
         raise TypeError(
             f"labels: expected integers, the classes of the cross-entropy, got {labels.dtype}; give the "
@@ -43,19 +43,21 @@ class Model:
 
     Attributes:
         trained: parameters that gradients change.
-        frozen: parameters that stay.
+        frozen: parameters that do not change.
         statistics: running statistics of batch norms, which training changes without gradients. Servers
             average them like the parameters, but outside their optimiser. ``()`` if there are none.
         features: ``(trained, frozen, statistics, inputs, train, key) -> (features [batch, dim], statistics)``
             with ``train`` a static bool, and ``key`` for dropout.
         scores: ``(trained, frozen, features) -> scores [batch, classes]``.
-        finish: ``(trained, frozen, statistics) -> result`` makes the result of a run, a callable; None for
-            the model itself.
+        finish: ``(trained, frozen, statistics) -> result``, a callable: the result of a run; None for the
+            model itself.
         loss: ``(scores [batch, classes], labels [batch, …]) -> [batch]``, which training minimises. Without
-            ``num_classes``, scores may have any shape [batch, …]. One integer for each example is a class,
-            and below 0 padding, whatever the loss: give numbers to predict as floats.
+            ``num_classes``, scores may have any shape [batch, …]. If there is one integer label for each
+            example, it counts as a class, below 0 as padding, whatever the loss: give numbers to predict as
+            floats.
         num_classes: C; labels are then classes, integers below C. None for a loss of other labels, such as
-            ``replace(linear_model(head), loss=…, num_classes=None)`` for regression or several labels each.
+            ``replace(linear_model(head), loss=…, num_classes=None)`` for regression or several labels for
+            each example.
     """
 
     trained: Any
@@ -68,7 +70,7 @@ class Model:
     num_classes: int | None = field(default=None, metadata={"static": True})
 
     def __call__(self, inputs: Any) -> Float[Array, "batch classes"]:
-        """Scores of each class, as in evaluation."""
+        """Compute the scores of each class, in evaluation mode."""
         features, _ = self.features(self.trained, self.frozen, self.statistics, inputs, False, None)
         return self.scores(self.trained, self.frozen, features)
 
@@ -87,7 +89,7 @@ def check_model(model: Any) -> Model:
 
 
 def check_params(params: Any) -> Any:
-    """Return the network's parameters among a backbone's; raise if they are missing."""
+    """Return the network's parameters from a backbone's variables; raise if they are missing."""
     if not isinstance(params, Mapping) or "params" not in params:
         got = (
             f"a dict of {', '.join(sorted(map(str, params)))[:80]}"
@@ -125,10 +127,10 @@ def _linear_head(trained: LinearHead, frozen: Any, statistics: tuple[()]) -> Lin
 def linear_model(head: LinearHead | StudentHead | MappedHead) -> Model:
     """Train a linear head on features: linear probing.
 
-    Start from any linear head of `covfree.fit`. Divide its scores by `covfree.calibrate_temperature` first
-    (`covfree.with_temperature`): predictions stay, and the softmax's probabilities become calibrated. A
-    feature map before the head stays fixed; of a `StudentHead` the linear part is trained. Absent classes
-    stay absent.
+    Start from any linear head of `covfree.fit`. First divide its scores by `covfree.calibrate_temperature`
+    (`covfree.with_temperature`): predictions stay the same, and the softmax's probabilities become
+    calibrated. A feature map before the head stays fixed; of a `StudentHead` only the linear part is trained.
+    Absent classes stay absent.
 
     Args:
         head: e.g. from ``covfree.fit(covfree.fedcof(), …)``, or `random_head`.
@@ -156,7 +158,7 @@ def random_head(dim: int, num_classes: int, *, key: PRNGKey) -> LinearHead:
     Args:
         dim: d.
         num_classes: C.
-        key: of the draw.
+        key: PRNG key.
     """
     check_positive("dim", dim)
     check_positive("num_classes", num_classes)
@@ -185,7 +187,7 @@ class _Network:
         return network, replace(head, present=frozen["present"])
 
 
-# Functions of a model are compared by value, so that another model of the same kind compiles nothing anew.
+# A model's functions are compared by value, so that another model of the same kind does not recompile.
 class _NetworkFeatures(_Network):
     def __call__(
         self, trained: Any, frozen: Any, statistics: Any, inputs: Any, train: bool, key: Any
@@ -219,12 +221,12 @@ class _NetworkResult(_Network):
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True, eq=False)
 class NetworkMap:
-    """A backbone with its parameters: the map of images to features under a head.
+    """A backbone with its parameters: the map from images to features before a head.
 
     Attributes:
         params: the backbone's parameters.
         backbone: the backbone.
-        preprocessing: normalises images that come as grey levels; None for images that are normalised.
+        preprocessing: normalises images given as grey levels; None if images are already normalised.
     """
 
     params: Any
@@ -232,7 +234,7 @@ class NetworkMap:
     preprocessing: Preprocessing | None = field(metadata={"static": True})
 
     def __call__(self, images: AnyArray) -> Float[Array, "batch dim"]:
-        """Features of images, in float32 at least."""
+        """Compute features of images, in float32 at least."""
         if self.preprocessing is not None:
             images = normalise(images, self.preprocessing)
         features = self.backbone.apply(self.params, images)
@@ -249,7 +251,7 @@ def network_model(
     dropout: bool = False,
     preprocessing: Preprocessing | None = None,
 ) -> Model:
-    """Train a backbone and a linear head on images, or only one of the two.
+    """Train a backbone and a linear head on images, or only one of them.
 
     The result of a run is a `MappedHead`, to be called on images: its ``feature_map.params`` are the
     backbone's parameters, its ``head`` the linear head.
@@ -257,15 +259,15 @@ def network_model(
     Args:
         backbone: from ``covfree.backbones.backbone(name)``.
         params: its parameters.
-        head: on its features, calibrated as `linear_model` says.
-        train: ``"all"``; the ``"head"`` alone, linear probing; or the ``"backbone"`` alone under a fixed
-            head (Fed3R's FT-LP and FT-FEAT).
-        norms: ``"batch"`` normalises by the batch's statistics in training and averages the running
-            statistics over clients; ``"frozen"`` uses the running statistics as they are, always.
+        head: a head on its features, calibrated as in `linear_model`.
+        train: ``"all"``; ``"head"`` for the head only (linear probing); or ``"backbone"`` for the backbone
+            only, under a fixed head (Fed3R's FT-LP and FT-FEAT).
+        norms: ``"batch"`` normalises by the batch's statistics in training, and averages the running
+            statistics over clients; ``"frozen"`` always uses the running statistics, which do not change.
         dropout: whether training uses dropout and stochastic depth, at the network's own rates. A frozen
             network never does.
-        preprocessing: normalises images that come as grey levels, uint8, a quarter of the memory; None for
-            images that are normalised already.
+        preprocessing: normalises images given as grey levels (uint8, a quarter of the memory); None if images
+            are already normalised.
 
     Raises:
         ValueError: if a choice is unknown, or the head does not fit the backbone's features.
@@ -277,7 +279,7 @@ def network_model(
         got = list(head.weight.shape) if isinstance(head, LinearHead) else type(head).__name__
         raise ValueError(f"head: expected a linear head of {backbone.num_features} features, got {got}")
     statistics = {name: leaf for name, leaf in params.items() if name != "params"}
-    # Fixed statistics are not sent to and fro.
+    # Fixed statistics are not sent.
     fixed, moving = (statistics, {}) if norms == "frozen" or train == "head" else ({}, statistics)
     parts = {"network": check_params(params), "head": replace(head, present=None)}
     kept = {"head": ("network",), "backbone": ("head",), "all": ()}[train]

@@ -1,4 +1,4 @@
-"""Optax transformations: the servers' adaptive optimisers and the clients' proximal term; and their reach."""
+"""Optax transformations: adaptive optimisers for servers, the proximal term, and path lengths (`reach`)."""
 
 from __future__ import annotations
 
@@ -54,9 +54,10 @@ def adaptive(
 ) -> optax.GradientTransformation:
     """The servers' adaptive optimisers as in their paper, without bias correction.
 
-    m ← β₁m + (1 − β₁)g;  v ← v + g² (Adagrad), β₂v + (1 − β₂)g² (Adam), v − (1 − β₂)g² sign(v − g²) (Yogi);
-    x ← x − η m/(√v + τ), from m = 0 and v = τ². Optax's own differ: ``optax.adam`` corrects the bias,
-    ``optax.yogi`` also starts m and v elsewhere, ``optax.adagrad`` has no m and has ε inside the root.
+    m ← β₁m + (1 − β₁)g;  v ← v + g² (Adagrad), β₂v + (1 − β₂)g² (Adam), v − (1 − β₂)g² sign(v − g²) (Yogi); x
+    ← x − η m/(√v + τ), from m = 0 and v = τ². Optax's versions differ: ``optax.adam`` corrects the bias,
+    ``optax.yogi`` does too and starts m and v elsewhere, ``optax.adagrad`` has no m and has ε inside the
+    root.
 
     ``"adam-flower"`` is the Adam of Flower's strategy: v starts at 0, and the t-th step is multiplied by
     √(1 − β₂ᵗ⁺¹)/(1 − β₁ᵗ⁺¹), Adam's bias correction of step t + 1.
@@ -105,7 +106,8 @@ def adaptive(
 def add_proximal(mu: Scalar) -> optax.GradientTransformationExtraArgs:
     """Add μ(y − x) to the gradient at y, with x the server's model: FedProx's proximal term.
 
-    For the clients of any algorithm: ``optax.chain(add_proximal(0.1), optax.sgd(0.01, momentum=0.9))``.
+    Use it for the clients of any algorithm: ``optax.chain(add_proximal(0.1), optax.sgd(0.01,
+    momentum=0.9))``.
 
     Args:
         mu: μ, at least 0.

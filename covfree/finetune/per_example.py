@@ -15,11 +15,11 @@ from covfree.core.types import PRNGKey, Scalar
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class PerExample:
-    """How a step makes its gradient of those of single examples; see `covfree.privacy.private_training`.
+    """How a step combines the gradients of single examples; see `covfree.privacy.private_training`.
 
     Attributes:
         clip: bound on the norm of an example's gradient.
-        deviation: of the Gaussian noise in each number of the sum.
+        deviation: standard deviation of the Gaussian noise in each entry of the sum.
     """
 
     clip: Scalar
@@ -30,13 +30,13 @@ class PerExample:
     ) -> tuple[jax.Array, Any]:
         """Return the mean loss, and (Σ_i g_i min(1, clip/‖g_i‖) + noise)/batch.
 
-        The divisor is the size of the batch, padding included, so that nothing but the sum is of the data.
+        The divisor is the batch size, padding included, so that only the sum depends on the data.
 
         Args:
-            value_and_gradient: ``(example, key) -> (loss, gradient)`` of one example.
+            value_and_gradient: ``(example, key) -> (loss, gradient)`` for one example.
             examples: a pytree of arrays [batch, …].
             weight: [batch], 0 for padding.
-            key: key of the noise and of the examples' draws.
+            key: PRNG key of the noise and of the examples' own draws.
         """
         draws, noise = jax.random.split(key)
         losses, gradients = jax.vmap(value_and_gradient)(examples, jax.random.split(draws, len(weight)))
@@ -44,7 +44,7 @@ class PerExample:
         norm = jnp.sqrt(
             sum(jnp.square(leaf.astype(jnp.float32)).reshape(len(weight), -1).sum(1) for leaf in leaves)
         )
-        # What is not finite has no norm to clip, and is left out.
+        # Leave out gradients that are not finite, as they have no norm to clip.
         used = (weight > 0) & jnp.isfinite(norm)
         factor = jnp.minimum(1, jnp.asarray(self.clip, norm.dtype) / jnp.where(norm > 0, norm, 1))
 

@@ -1,4 +1,4 @@
-"""Personal models, one for each client: the clients' memory, local training and accuracy of each client."""
+"""Personal models: clients' memory of their own models, local training, and accuracy by client."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ class Prototypes(NamedTuple):
     def distance(
         self, features: Float[Array, "batch dim"], labels: Int[Array, " batch"]
     ) -> Float[Array, " batch"]:
-        """‖f(x) − μ_y‖² of each example; 0 where its class has no prototype."""
+        """Compute ‖f(x) − μ_y‖² of each example; 0 if its class has no prototype."""
         check_classes(labels)
         if self.mean.shape[1] != features.shape[1]:
             raise ValueError(
@@ -151,8 +151,8 @@ def local_only(model: Model, client: Any = 0.01, **options: Any) -> Algorithm:
         model: the model from which all clients start.
         client: see `fedavg`.
         options: ``epochs``, ``steps``, ``batch_size``, ``schedule`` of `fedavg`. The schedule counts the
-            rounds in which the client took part. The optimiser starts afresh in each round: one round of 200
-            epochs is local training without a break.
+            rounds in which the client took part. The optimiser is initialised again in each round; one round
+            of 200 epochs is local training without interruption.
 
     Returns:
         An algorithm whose result is `ClientModels`.
@@ -174,18 +174,18 @@ def client_accuracy(
     """Measure the accuracy on each client's examples.
 
     Args:
-        models: `ClientModels`, which predict each client's examples by its own model; or one head or `Model`
-            for all clients.
-        features: [examples, …], or a pytree of such arrays, as in training; e.g. examples that clients hold
-            back for tests.
+        models: `ClientModels`, in which each client has its own model; or one head or `Model` for all
+            clients.
+        features: [examples, …], or a pytree of such arrays, as in training; e.g. test examples of the
+            clients.
         labels: [examples] classes; below 0 is padding.
         clients: [examples] the client of each example; below 0 is padding.
         own_classes: the classes that each client may predict; a client with none is always wrong. None for
             all classes.
-        batch_size: examples that are predicted at once.
+        batch_size: the number of examples that are predicted at once.
 
     Returns:
-        Share of right predictions of each client, in [0, 1]; NaN for a client without examples.
+        The share of correct predictions of each client, in [0, 1]; NaN for a client without examples.
 
     Raises:
         ValueError: if shapes or clients' numbers do not fit.
@@ -224,7 +224,7 @@ def client_accuracy(
 def _predicted(
     models: Any, features: Any, known: jax.Array | None, places: jax.Array, clients: jax.Array, who: jax.Array
 ) -> jax.Array:
-    """Predict the class of each example, one batch after the other in one compiled function."""
+    """Predict the class of each example, batch by batch, in one compiled function."""
 
     def one_batch(batch: tuple[jax.Array, ...]) -> jax.Array:
         places, clients, number = batch

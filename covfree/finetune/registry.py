@@ -1,4 +1,4 @@
-"""The named algorithms of federated optimisation, with learning rates that need no tuning."""
+"""The named algorithms of federated optimisation, with default learning rates that need no tuning."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Entry(NamedTuple):
         make: ``(model, client, server_lr, **options) -> Algorithm``, where ``client`` is a rate or an optax
             transformation; the options are ``epochs``, ``steps``, ``batch_size`` and ``schedule`` of
             `fedavg`, and those in ``accepts``.
-        head: rates for a linear head on features that need no tuning, see docs/fine-tuning.md.
+        head: rates that need no tuning for a linear head on features, see docs/fine-tuning.md.
         network: rates for a network; with a plain server those of FedCOF's authors (Table 13).
         accepts: names of the algorithm's further numbers.
     """

@@ -1,4 +1,4 @@
-"""A fixed temperature of the softmax that a model is trained under."""
+"""A fixed softmax temperature during training."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from covfree.heads.temperature import with_temperature
 
 
 def at_temperature(model: Model, temperature: float) -> Model:
-    """Divide a model's scores by T in training and in the result: a scale that is not trained.
+    """Divide a model's scores by T, during training and in the result; T is not trained.
 
-    `covfree.with_temperature` divides the head's parameters once instead, so that what is trained is W/T. The
-    first predictions are the same, the steps are not: gradient descent of W at rate η under the loss of
-    Wx/T is descent of W/T at rate η/T². So with T = 0.1 the head moves 100 times as fast here.
+    `covfree.with_temperature` instead divides the head's parameters once, so that W/T is trained. The first
+    predictions are the same, but the steps are not: gradient descent on W at rate η under the loss of Wx/T
+    equals descent on W/T at rate η/T². So with T = 0.1 the head moves 100 times as fast here.
 
     Args:
-        model: a model whose head is not divided by T yet.
+        model: a model whose head has not been divided by T.
         temperature: T above 0, a number.
 
     Raises:
         TypeError: if ``model`` is not a `Model`, or ``temperature`` is no number.
         ValueError: if ``temperature`` is not finite and above 0.
 
-    Source: Fed3R, App. C and the authors' code, which have T = 0.1 so.
+    Source: Fed3R, App. C and the authors' code, which use T = 0.1 in this way.
     """
     number = float(check_above_zero("temperature", temperature))
     finish = check_model(model).finish
@@ -34,7 +34,7 @@ def at_temperature(model: Model, temperature: float) -> Model:
     return replace(model, scores=_Divided(model.scores, number), finish=finish)
 
 
-# Compared by value, so that another model of the same kind compiles nothing anew.
+# Compared by value, so that another model of the same kind does not recompile.
 @dataclass(frozen=True)
 class _Divided:
     scores: Callable[..., Any]

@@ -185,7 +185,7 @@ class FederatedDiscriminant(ClassifierMixin, BaseEstimator):
 
     @property
     def head_(self) -> Any:
-        """covfree's head, solved from the total when it is first accessed."""
+        """The head, solved from the total when it is first accessed."""
         check_is_fitted(self)
         if self._head is None:
             if self.total_ is None:

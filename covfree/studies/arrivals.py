@@ -1,4 +1,4 @@
-"""A method in closed form over several rounds: clients arrive, and each sends what it has once."""
+"""A method in closed form over several rounds: clients arrive, and each sends its statistics once."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from covfree.studies.timing import timed
 
 
 class Arrival(NamedTuple):
-    """A round.
+    """The outcome of a round.
 
     Attributes:
-        record: the history's line, with ``round`` from 1; ``accuracy`` only if the head was made.
-        head: the head of all clients that came until now; None if it was not made.
+        record: the round's line in the history, numbered from 1; has ``accuracy`` only if the head was made.
+        head: the head of all clients that came so far; None if it was not made.
     """
 
     record: Record
@@ -38,20 +38,21 @@ def arrivals(
     extractor: int | float = 0,
     measured: Callable[[int], bool] = lambda number: True,
 ) -> Iterator[Arrival]:
-    """Yield each round with what it cost, and the accuracy of the head of all clients that came until then.
+    """Yield each round with its cost, and the accuracy of the head of all clients that came so far.
 
-    A client sends what it has in its first round, and nothing more. The server adds it to what it holds and
-    makes the head anew. A round in which nobody new has examples leaves the head as it was.
+    A client sends its statistics in its first round, and nothing later. The server adds them to those that it
+    has, and solves for the head again. If no new client of a round has examples, the head stays the same.
 
     Args:
-        method: a method. Bytes and operations of one that is not `Method.one_shot`, whose clients would be
-            asked again, are those of asking once.
+        method: a method. If it is not `Method.one_shot`, clients would be asked again in later rounds; bytes
+            and operations are counted as if they were asked once.
         data: training and test examples.
         clients: the client of each training example.
         schedule: [rounds, drawn], the clients of each round, −1 for nobody.
-        seed: of the method's draws.
-        extractor: operations of the extractor for an example, which are added to the clients' own.
-        measured: from a round's number, from 1, to whether the head is made and tested; the last always is.
+        seed: the seed of the method's draws.
+        extractor: operations of the extractor for each example, which are added to the clients' own.
+        measured: function from a round's number (from 1) to whether the head is made and tested; in the last
+            round it always is.
     """
     labels, dim = np.asarray(data.train_labels), data.train_features.shape[1]
     came = np.zeros(int(max(clients.max(), schedule.max())) + 1, bool)
@@ -64,7 +65,7 @@ def arrivals(
     for number, drawn in enumerate(schedule, start=1):
         new = [client for client in drawn if client >= 0 and not came[client]]
         came[new] = True
-        # Absent clients are padding, so that all rounds share a compiled function.
+        # Make absent clients padding, so that all rounds share a compiled function.
         here, seconds = np.where((clients >= 0) & came[clients], clients, -1), 0.0
         senders = len(np.unique(clients[np.isin(clients, new)]))
         stale |= senders > 0

@@ -1,4 +1,4 @@
-"""Heads, alone or behind their network, in the files of other libraries, checked against covfree."""
+"""Heads, alone or after their network, in the file formats of other libraries, compared with covfree."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ from covfree.heads.file import SavedHead
 from covfree.heads.onnx_graph import head_to_onnx
 
 FORMATS = ("onnx", "torch", "safetensors", "npz")
-# The first version of ONNX's operators in which heads are written.
+# The oldest version of the ONNX operators in which heads can be written.
 _OLDEST = 13
-# Most that scores may differ, as a part of the largest.
+# The largest difference of scores that is allowed, relative to the largest score.
 _TOLERANCE = 1e-3
 
 
 class Difference(NamedTuple):
-    """How far an exported file is from covfree.
+    """The difference between an exported file and covfree.
 
     Attributes:
-        most: the largest difference of scores.
+        most: the largest difference between scores.
         largest: the largest score.
     """
 
@@ -82,20 +82,20 @@ def export_onnx(
     params: Any = None,
     output: str | None = None,
 ) -> Difference:
-    """Write a head, alone or behind a network, as one ONNX file with a free batch size, and check it.
+    """Write a head, alone or after a network, as one ONNX file with a free batch size, and check it.
 
     Args:
         saved: the head.
         out: the file.
         network: an ONNX file, or a network of covfree, which needs jax2onnx; None for the head alone.
         params: the parameters of a network of covfree.
-        output: the tensor of an ONNX file that the head takes, as `covfree.backbones.from_onnx` names it.
+        output: the tensor of an ONNX file that is the head's input, as in `covfree.backbones.from_onnx`.
 
     Returns:
-        The differences on random inputs between onnxruntime on the file and covfree.
+        The differences between onnxruntime with the file and covfree, on random inputs.
 
     Raises:
-        ValueError: if the network's features do not fit the head, or the file's scores are not covfree's.
+        ValueError: if the network's features do not fit the head, or the file's scores differ from covfree's.
     """
     onnx = optional("onnx", "onnx")
     features: Callable[[Any], Any] = lambda given: given  # noqa: E731
@@ -132,14 +132,14 @@ def export_onnx(
 
 
 def _traced(network: Backbone, params: Any) -> Any:
-    """A network of covfree as an ONNX model, from images [n, size, size, 3] to features."""
+    """Convert a covfree network to an ONNX model, from images [n, size, size, 3] to features."""
     to_onnx = optional("jax2onnx", "export").to_onnx
     size = network.spec.input_size
     return to_onnx(lambda images: network.apply(params, images), [("n", size, size, 3)], opset=21)
 
 
 def _loaded(onnx: Any, path: Path, output: str | None) -> Any:
-    """Read an ONNX file, with the tensor that the head takes among its outputs."""
+    """Read an ONNX file, and make the head's input one of its outputs."""
     model = onnx.load(str(path))
     if _opset(model) < _OLDEST:
         model = onnx.version_converter.convert_version(model, _OLDEST)
@@ -153,26 +153,26 @@ def _loaded(onnx: Any, path: Path, output: str | None) -> Any:
 
 
 def _opset(model: Any) -> int:
-    """The version of ONNX's own operators that a model takes."""
+    """Return the version of the ONNX operators that a model uses."""
     return max(each.version for each in model.opset_import if each.domain in ("", "ai.onnx"))
 
 
 def _shape(session: Any, path: Path) -> tuple[int, ...]:
-    """The shape of one example."""
+    """Return the shape of one example."""
     inputs = {each.name: each.shape for each in session.get_inputs()}
     if len(inputs) != 1 or session.get_inputs()[0].type != "tensor(float)":
         raise ValueError(f"network: expected one input in float32 in {path}, got {inputs}")
     batch, *sides = session.get_inputs()[0].shape
     if isinstance(batch, int):
         raise ValueError(f"network: expected a free batch size in {path}, got {batch}; export it with one")
-    # Free sides of an image. Of three free axes the first is that of channels, as in `from_onnx`.
+    # The free sides of an image. If three axes are free, the first is that of channels, as in `from_onnx`.
     free = len(sides) == 3 and not isinstance(sides[0], int) and sides[2] != 3
     sides = [3, *sides[1:]] if free else sides
     return tuple(side if isinstance(side, int) else 224 for side in sides)
 
 
 def _joined(onnx: Any, before: Any, saved: SavedHead, output: str | None) -> Any:
-    """Put the head behind a network."""
+    """Join a network and a head."""
     settings: dict[str, Any] = {"opset": _opset(before), "ir_version": before.ir_version}
     after = head_to_onnx(saved.head, class_names=saved.class_names, **settings)
     del after.opset_import[:]
@@ -189,7 +189,7 @@ def _joined(onnx: Any, before: Any, saved: SavedHead, output: str | None) -> Any
 
 
 def _session(model: Any) -> Any:
-    """Run a model by onnxruntime."""
+    """Open a model in onnxruntime."""
     too_large = (ValueError, optional("google.protobuf.message", "onnx").EncodeError)
     try:
         content = model.SerializeToString()
@@ -202,7 +202,7 @@ def _session(model: Any) -> Any:
 
 
 def _run(session: Any, output: str | None, given: np.ndarray) -> np.ndarray:
-    """Compute a tensor of a model of one input, of its only output if it has no name."""
+    """Compute a named tensor of a model with one input, or its only output if no name is given."""
     output = output or session.get_outputs()[0].name
     try:
         return session.run([output], {session.get_inputs()[0].name: given})[0]

@@ -19,7 +19,7 @@ from covfree.data.kept import Extracted
 from covfree.data.texts import TextSet
 from covfree.studies.progress import Progress, say
 
-# How many of the files left aside the summary names.
+# How many of the ignored files the summary names.
 _SHOWN = 3
 
 
@@ -109,7 +109,7 @@ def extract(
 ) -> Extracted:
     """Compute features of images into a file under a progress bar, and print a summary.
 
-    The network is a name in `BACKBONES`, with its weights, or one that holds its own.
+    The network is a name in `BACKBONES`, with weights, or an extractor with its own.
     """
     own: dict[str, Any] = {"out": out, "dtype": dtype, "batch_size": batch_size, "on_damaged": on_damaged}
     if weights is None:
@@ -119,7 +119,7 @@ def extract(
         name = str(network)
         known, path = backbones.backbone(name), weights.path
         own |= {"weights": weights.sha256, "preprocessing": weights.preprocessing}
-        # Loaded only if there is something to compute: importing Flax and reading the file take seconds.
+        # Load only if there is something to compute: importing Flax and reading the file take seconds.
         compute = partial(extract_features, images, known, lambda: known.load(path), **own)
     return _under_bar(images, "images", name, compute)
 

@@ -16,7 +16,7 @@ from covfree.data import FeatureSet
 from covfree.data.partitions import PARTITIONERS
 from covfree.studies.names import parsed
 
-# Partitions whose one number (``alpha``) is a count per client, and what it counts.
+# Partitions whose parameter (``alpha``) is a number per client, and what it counts.
 COUNTED = {"shards": "shards", "pathological": "classes"}
 
 
@@ -26,9 +26,9 @@ class Federation:
 
     Attributes:
         clients: number of clients.
-        partition: a name in `covfree.partitions.PARTITIONERS`, with the partitioner's other arguments if need
-            be: ``"pathological:class_assignment_mode=deterministic"``.
-        alpha: the partitioner's one number (``alpha`` of the Dirichlet laws, ``sigma`` of the sizes, …);
+        partition: a name in `covfree.partitions.PARTITIONERS`, perhaps with other arguments of the
+            partitioner: ``"pathological:class_assignment_mode=deterministic"``.
+        alpha: the partitioner's parameter (``alpha`` of Dirichlet distributions, ``sigma`` of sizes, …);
             ``iid`` has none, and ignores it.
     """
 
@@ -42,7 +42,7 @@ class Federation:
         return self.partition.partition(":")[0]
 
     def check(self) -> dict[str, Any]:
-        """Return the arguments of the partitioner that ``partition`` sets.
+        """Return the arguments of the partitioner that are set in ``partition``.
 
         Raises:
             ValueError: if the name or an argument is unknown.
@@ -65,8 +65,8 @@ class Federation:
 
         Args:
             data: the examples.
-            seed: of the partition.
-            warn: whether a partition that leaves examples out warns. Studies do not, as their results have
+            seed: the seed of the partition.
+            warn: whether to warn if the partition leaves examples out. Studies do not, as their results have
                 the numbers (`left_out`).
 
         Raises:
@@ -139,7 +139,7 @@ class LeftOut(NamedTuple):
 
 
 def left_out(labels: Integer[np.ndarray, " examples"], clients: Integer[np.ndarray, " examples"]) -> LeftOut:
-    """Count the examples on no client (a client below 0), and the classes that have no example on a client.
+    """Count the examples on no client (client below 0), and the classes that have no example on a client.
 
     >>> left_out(np.array([0, 0, 1, 1]), np.array([0, -1, -1, -1]))
     LeftOut(examples=3, classes=1)

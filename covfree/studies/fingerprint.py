@@ -1,4 +1,4 @@
-"""What tells a method from another by the same name: its functions, its numbers, and a user's own code."""
+"""A fingerprint that distinguishes methods of the same name: functions, numbers, and a user's own code."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ _LIBRARIES = tuple(sysconfig.get_path(name) for name in ("purelib", "platlib", "
 def fingerprint(method: Method) -> str:
     """Return a digest of a method's functions and numbers, which is the same in every process.
 
-    Functions and classes that are not covfree's count with the text of their file and of the files of the
-    user that it imports, so that another text is another method; functions without a file, of a notebook,
-    with their compiled code.
+    If a function or class is not covfree's, the text of its file counts, and that of the user's files that it
+    imports, so that a changed text gives another fingerprint. For functions without a file, as in a notebook,
+    the compiled code counts.
 
     >>> import covfree
     >>> fingerprint(covfree.fed3r(1.0)) == fingerprint(covfree.fed3r(1.0))
@@ -74,7 +74,7 @@ def _own_code(part: Any, seen: set[int]) -> Iterator[bytes]:
         for each in part:
             yield from _own_code(each, seen)
     elif hasattr(part, "__wrapped__"):
-        # What jax.jit or functools.cache made of a function.
+        # The function that jax.jit or functools.cache wraps.
         yield from _own_code(part.__wrapped__, seen)
 
 

@@ -1,4 +1,4 @@
-"""The history of a training: a record for each round, written and told as it comes."""
+"""The history of a training: a record for each round, written to a file and reported at once."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from covfree.studies.table import as_bytes
 
 
 class History:
-    """The records of a run, each written to a file and told to the listener as it comes.
+    """The records of a run; each is written to a file and told to the listener at once.
 
-    Rounds of training count from 1, so record r holds the accuracy after r of them. Record 0 is the start,
-    the last round of the closed-form stage; those before it have numbers below 0. A stage between rounds of
-    training is a round too.
+    Rounds of training count from 1, so record r has the accuracy after r rounds. Record 0 is the start: the
+    last round of the first closed-form stage, whose earlier rounds have numbers below 0. A later closed-form
+    stage counts as a round.
     """
 
     def __init__(self, name: str, rounds: int, path: Path | None, listener: Listener) -> None:
@@ -26,7 +26,7 @@ class History:
         self._written, self._first, self._flops = 0, 0, np.zeros(0)
 
     def begin(self, records: list[Record], flops: np.ndarray) -> None:
-        """Take all records up to a closed-form stage, and clients' operations in each round after it."""
+        """Take all records up to a closed-form stage, and clients' operations in each later round."""
         self.records, self._flops = list(records), flops
         self._first = self.records[-1]["round"]
 
@@ -38,7 +38,7 @@ class History:
         if len(self.records) == self._written:
             return False
         if self._path is not None:
-            # Start the file anew: an earlier run may have written lines after its last checkpoint.
+            # Rewrite the file: an earlier run may have written lines after its last checkpoint.
             with self._path.open("a" if self._written else "w", encoding="utf-8") as file:
                 file.writelines(f"{json.dumps(record)}\n" for record in self.records[self._written :])
         self._written = len(self.records)

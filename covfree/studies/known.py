@@ -13,17 +13,17 @@ from typing import Any
 from covfree.core.registries import Entry
 from covfree.methods import Method, registry
 
-# A package names its methods in this group of entry points: ``name = "package.module:function"``.
+# Packages register methods in this group of entry points: ``name = "package.module:function"``.
 GROUP = "covfree.methods"
-# What clients of other methods send is not known before they run.
+# The family of other methods: what their clients send is not known before they run.
 _FAMILY = "other"
-# Stands between the names of methods of which clients choose one.
+# The text between the names of methods among which clients choose.
 JOINT = "-or-"
 _OPEN = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 
 
 def entry_of(name: str) -> Entry[Method]:
-    """The entry of a registered method, of an installed package's (``covfree.methods``), or of a file's."""
+    """Return the entry of a registered method, of an installed package's method, or of one in a file."""
     if name in registry():
         return registry()[name]
     path, in_file, function = name.partition(".py:")
@@ -39,7 +39,7 @@ def entry_of(name: str) -> Entry[Method]:
 
 
 def is_own(name: str) -> bool:
-    """Whether the method of this name, with or without numbers, is not covfree's."""
+    """Whether the method of this name, with or without numbers, is not one of covfree's."""
     return any(each.partition(":")[0] not in registry() for each in name.split(JOINT))
 
 
@@ -57,7 +57,7 @@ def _entry(name: str, make: Any, title: str | None = None) -> Entry[Method]:
 
 
 def function_of(name: str, option: str = "methods") -> Any:
-    """Return the function that ``mine.py:function`` names."""
+    """Return the function named by ``mine.py:function``."""
     path, in_file, function = name.partition(".py:")
     if not in_file:
         raise ValueError(f"{option}: expected a function of a file, such as mine.py:function, got {name!r}")
@@ -65,7 +65,7 @@ def function_of(name: str, option: str = "methods") -> Any:
 
 
 def _function(path: Path, function: str, option: str = "methods") -> Any:
-    """Import a file as ``python mine.py`` would, once, and return what it calls ``function``."""
+    """Import a file as ``python mine.py`` would, once, and return its function of this name."""
     if not path.is_file():
         raise ValueError(f"{option}: expected a Python file, got {str(path)!r}, which is not there")
     module = "covfree_user_" + re.sub(r"\W", "_", str(path.resolve()))

@@ -1,4 +1,4 @@
-"""A method in closed form on one federation: its accuracy, what it costs, and how long it takes."""
+"""Running a method in closed form on one federation: its accuracy, its cost, and its time."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def run_method(
 
 
 def _run_pooled(name: str, task: Task, figures: Sequence[str], predictions: bool) -> Run:
-    """Train on the examples that clients hold as if all were in one place, to which they are sent."""
+    """Train on all clients' examples in one place; sending the examples there is counted."""
     data, clients = task.data, task.clients
     labels = np.where(clients >= 0, np.asarray(data.train_labels), -1)
     train = np.asarray(task.inputs), labels, data.num_classes
@@ -90,7 +90,7 @@ def _run_pooled(name: str, task: Task, figures: Sequence[str], predictions: bool
 
 
 def _solved(method: Method, task: Task) -> _Solved:
-    """Solve for the head by the rounds over clients' rows, then those over examples, and time both sides."""
+    """Solve for the head by the rounds over rows, then those over examples; time clients and server."""
     features, labels, owners = task.inputs, task.labels, task.clients
     key, classes, sizes = jax.random.key(task.seed), task.data.num_classes, (task.data.train_labels, owners)
     how = How(classes, method.whole_clients, few=have_few_numbers(owners))
@@ -126,7 +126,7 @@ def _solved(method: Method, task: Task) -> _Solved:
 def _measured(
     head: Any, data: FeatureSet, names: Sequence[str], predictions: bool
 ) -> tuple[dict[str, float], Predictions | None]:
-    """Return the metrics and the prediction counts of the test examples, where asked for."""
+    """Return the metrics and, if asked for, the prediction counts of the test examples."""
     if not names and not predictions:
         return {}, None
     scores, labels, clients = scores_of(head, data.test_features), data.test_labels, data.test_clients

@@ -1,4 +1,4 @@
-"""What a head's file says of its data, so that nobody tests it on its training examples."""
+"""What a head's file records about its data, so that it is not tested on its training examples."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ import numpy as np
 from covfree.core.gathered import blocks
 from covfree.data import FeatureSet
 
-# Hashes that a file holds: the smallest ones of the training examples, a fair sample of them.
+# How many hashes a file stores: the smallest ones of the training examples, which are a fair sample.
 _KEPT = 1024
-# Data sets repeat a few examples. Above this share, the test part is taken for training examples.
+# Data sets repeat a few examples. Above this share, the test part counts as seen in training.
 _REPEATED = 0.1
 
 
 def origin_of(data: FeatureSet, seed: int) -> dict[str, Any]:
-    """Return the data's name, number of examples, seed of the split, and the training part's hashes."""
+    """Return the data's name, number of examples, seed of the split, and hashes of the training part."""
     total, kept = 0, np.zeros(0, np.uint64)
     for hashes in _hashes(data.train_features):
         total += int(hashes.sum(dtype=np.uint64))
@@ -32,16 +32,16 @@ def origin_of(data: FeatureSet, seed: int) -> dict[str, Any]:
 
 
 def says_enough(origin: Mapping[str, Any] | None) -> bool:
-    """Whether an origin is one of `origin_of`: `covfree.save_head` writes any."""
+    """Whether an origin was made by `origin_of`; `covfree.save_head` accepts others too."""
     return origin is not None and {"dataset", "examples", "seed", "train", "hashes"} <= set(origin)
 
 
 def seen_in_training(data: FeatureSet, seed: int, origin: Mapping[str, Any]) -> str:
-    """Say why the test part holds examples that the head was fitted to; empty if it holds few or none."""
+    """Say why the test part holds examples that the head was fitted to; empty if it has none or few."""
     known = np.array([int(one, 16) for one in origin["hashes"]], np.uint64)
     looked_at = found = 0
     for hashes in _hashes(data.test_features):
-        # Of a larger training part the file keeps the smallest hashes alone: compare none above the largest.
+        # If the file has only the smallest hashes of a larger training part, compare none above the largest.
         seen = hashes[hashes <= known[-1]] if len(known) == _KEPT else hashes
         looked_at += len(seen)
         found += int(np.isin(seen, known).sum())
@@ -66,14 +66,14 @@ def _examples(data: FeatureSet) -> int:
 
 
 def _hashes(features: Any) -> Iterator[np.ndarray]:
-    """Yield hashes of the examples as float16 holds them: a copy in another precision has the same."""
+    """Yield hashes of the examples rounded to float16: a copy in another precision has the same hashes."""
     for part in blocks(features):
         block = np.asarray(features[part])
         largest = abs(block).max(1, initial=0, keepdims=True).astype(np.float64)
-        # What float16 cannot hold is scaled first, or all such examples would be alike.
+        # Scale examples outside float16's range first; otherwise all of them would be alike.
         far = (largest > 0) & ((largest < 2.0**-14) | (largest > 65504))
         scale = np.where(far, 2.0 ** -np.frexp(largest)[1], 1)
-        # Zero is added as −0 is 0.
+        # Adding zero turns −0 into 0.
         coarse = (block * scale if far.any() else block).astype(np.float16) + np.float16(0)
         block = np.ascontiguousarray(coarse).view(np.uint16).astype(np.uint64)
         # Any odd factors will do, if they are the same on every machine.

@@ -1,4 +1,4 @@
-"""A model for each client, as in FedCGS's Table 3: local training, FedAvg and what lies between them."""
+"""A model for each client, as in FedCGS's Table 3: local training, FedAvg, and methods between them."""
 
 from __future__ import annotations
 
@@ -33,19 +33,19 @@ TITLES = {
     "oll": "OLL",
     "afl": "AFL, ridge at home",
 }
-# Rounds from one checkpoint to the next.
+# Rounds between checkpoints.
 _EVERY = 10
 
 
 class Part(NamedTuple):
-    """Examples and whose they are."""
+    """Some examples and their clients."""
 
     features: np.ndarray
     labels: np.ndarray
     clients: np.ndarray
 
     def split(self, share: float, rng: np.random.Generator) -> tuple[Part, Part]:
-        """Take a share of each client's examples out; the others come first."""
+        """Split off a share of each client's examples; return the others first."""
         order = rng.permutation(len(self.labels))
         order = order[np.argsort(self.clients[order], kind="stable")]
         sizes = np.bincount(self.clients)
@@ -55,11 +55,11 @@ class Part(NamedTuple):
 
 
 class Start(NamedTuple):
-    """What all methods start from.
+    """The common start of all methods.
 
     Attributes:
         model: the model.
-        again: makes a model to train on from what a run of FedAvg gives.
+        again: function from the result of a FedAvg run to a model for further training.
         prototypes: class means of all clients' features.
     """
 
@@ -69,15 +69,16 @@ class Start(NamedTuple):
 
 
 class Personalised(NamedTuple):
-    """What personalised training gave.
+    """The result of personalised training.
 
     Attributes:
-        accuracy: [clients] share of its own test examples that a client gets right; NaN without any.
-        diverged: the round that gave no finite model and was undone, so that these are not the accuracies of
-            what was asked for; None if there was none.
+        accuracy: [clients] the share of a client's own test examples that it predicts correctly; NaN without
+            any.
+        diverged: the round that gave no finite model and was undone, so that the accuracies are not those of
+            the full training; None if there was none.
         bytes_up: bytes that clients sent in the rounds.
-        bytes_down: bytes that they received in the rounds.
-        seconds: of the rounds.
+        bytes_down: bytes that clients received in the rounds.
+        seconds: the time of the rounds.
     """
 
     accuracy: np.ndarray
@@ -102,20 +103,21 @@ def personalised(
     checkpoint: Path | None = None,
     batch_size: int = 32,
 ) -> Personalised:
-    """Train a model of each client's own, or FedAvg's one for all; all clients take part in each round.
+    """Train each client's own model, or FedAvg's one model for all; all clients take part in each round.
 
     Args:
         method: one of `TITLES`.
-        start: what it starts from.
-        train: the clients' examples.
-        test: examples that they hold back.
+        start: the common start.
+        train: the clients' training examples.
+        test: the clients' test examples.
         client: the clients' optimiser, or its rate.
-        rounds: rounds of one pass over a client's examples, of methods that send something.
-        epochs: passes without a break, of local training and FedCGS, which send nothing.
-        home: passes of FedAvg-FT at home, after the rounds.
+        rounds: the number of rounds of methods that send something; each is one pass over a client's
+            examples.
+        epochs: the number of passes, without a break, of local training and FedCGS, which send nothing.
+        home: the number of passes of FedAvg-FT at the client, after the rounds.
         strength: λ of FedProto and FedCGS.
-        key: of all draws.
-        checkpoint: a folder in which rounds are saved, and from which they go on.
+        key: the key of all draws.
+        checkpoint: a folder in which rounds are saved, and from which they are resumed.
         batch_size: examples of a step.
     """
     if method not in TITLES:
@@ -125,7 +127,7 @@ def personalised(
     diverged: list[int] = []
 
     def run(algorithm: covfree.rounds.Algorithm, number: int = 1) -> Any:
-        # FedAvg-FT has two runs, of different names.
+        # FedAvg-FT consists of two runs with different names.
         saved = checkpoint and covfree.rounds.Checkpoint(checkpoint / algorithm.name, every=_EVERY)
         with warnings.catch_warnings():
             # `Personalised.diverged` reports it.
@@ -160,7 +162,7 @@ def personalised(
 
 
 def _closed_form(train: Part, test: Part, num_classes: int) -> Personalised:
-    """A global ridge in one message, then one in closed form at each client."""
+    """Solve a global ridge regression from one message, then one in closed form at each client."""
     if train.features.ndim != 2:
         raise ValueError("methods: afl: expected features, got images")
     begun, method = time.perf_counter(), covfree.afl()
@@ -174,20 +176,20 @@ def _closed_form(train: Part, test: Part, num_classes: int) -> Personalised:
 
 @dataclass(frozen=True)
 class Personalisation:
-    """How models are personalised; the defaults are those of FedCGS's Table 3, where the paper has them.
+    """How models are personalised. The defaults are those of FedCGS's Table 3, if the paper states them.
 
     Attributes:
-        init: `covfree.studies.starts.RANDOM`, or the method whose head all clients start from.
+        init: `covfree.studies.starts.RANDOM`, or the method whose head is the start of all clients.
         rounds: see `personalised`.
         epochs: see `personalised`.
         home: see `personalised`; not stated by the paper.
         strength: λ; not stated by the paper.
         rate: learning rate of the clients.
-        momentum: of the clients' descent.
-        weight_decay: of the clients' descent, as in PyTorch.
+        momentum: momentum of the clients' descent.
+        weight_decay: weight decay of the clients' descent, as in PyTorch.
         batch_size: see `personalised`.
-        temperature: of a head in closed form, see `covfree.studies.training.Training`.
-        rank: of the adapter that is trained between features and head; a network is trained as a whole.
+        temperature: temperature of a head in closed form, see `covfree.studies.training.Training`.
+        rank: rank of the adapter that is trained between features and head; a network is trained as a whole.
         norms: how a network's batch norms train; see `covfree.finetune.network_model`.
     """
 
@@ -205,7 +207,7 @@ class Personalisation:
     norms: Norms = "frozen"
 
     def start(self, task: Task) -> Start:
-        """Make what all methods start from: a head on an adapter, or on a network."""
+        """Make the common start of all methods: a head on an adapter, or on a network."""
         data, network = task.data, task.network
         begun = start_of(From(self.init, self.temperature, "once", 1.0, 1, 0), task)
         fixed = begun.temperature
@@ -217,7 +219,7 @@ class Personalisation:
             return finetune.network_model(network.backbone, params, head, **about)
 
         if network is None:
-            # A stream of its own, apart from the head's.
+            # Use a random stream apart from the head's.
             own = derive(jax.random.key(task.seed), "adapter")
             first = finetune.adapter_model(begun.head, rank=self.rank, key=own)
         else:
@@ -225,7 +227,7 @@ class Personalisation:
 
         def again(result: Any) -> finetune.Model:
             if fixed is not None:
-                # Its scores are divided by the temperature, and the model divides them again.
+                # Its scores are divided by the temperature, and the model would divide them again.
                 result = covfree.with_temperature(result, 1 / fixed)
             if network is None:
                 return begun.at_temperature(finetune.adapter_model(result))
@@ -234,10 +236,10 @@ class Personalisation:
         return Start(begun.at_temperature(first), again, means)
 
     def __call__(self, method: str, task: Task, checkpoint: Path | None = None) -> Personalised:
-        """Train by a method, and measure each client on its own test examples (`dealt`)."""
+        """Train by a method, and measure each client on its own test examples (see `dealt`)."""
         data = task.data
         assert data.test_clients is not None
-        # A client that no training example names has no model.
+        # A client without training examples has no model.
         tested = np.where(data.test_clients <= task.clients.max(), data.test_clients, -1)
         return personalised(
             method,
@@ -263,23 +265,23 @@ def dealt(
     pixels: tuple[np.ndarray, np.ndarray] | None = None,
     network: Network | None = None,
 ) -> Task:
-    """Deal all examples to clients, which hold a share of theirs back for tests.
+    """Assign all examples to clients, which keep a share of theirs aside for tests.
 
-    If the data has clients, these stay; if it also says whose its test examples are, so do they.
+    If the data has clients, they are kept; if it also assigns test examples to clients, so are those.
     """
     features = data.train_features, data.test_features
     inputs = features if pixels is None else pixels
     if data.clients is not None and data.test_clients is not None:
         return Task(data, data.clients.astype(np.int32), seed, *inputs, network)
     if data.clients is not None:
-        # The test part is nobody's.
+        # The test examples belong to no client.
         labels, owners, number = data.train_labels, data.clients, 1
     else:
         labels, number = np.concatenate([data.train_labels, data.test_labels]), 2
         owners = federation.assign(data._replace(train_labels=labels), seed)
     every, own = (np.concatenate(pair[:number]) for pair in (features, inputs))
     kept = np.flatnonzero(owners >= 0)
-    # Not the generator of the partition, whose uniform part would then be the test part.
+    # Not the generator of the partition: its uniform part would then equal the test part.
     places = Part(kept, labels[kept], owners[kept])
     train, test = places.split(test_share, np.random.default_rng([1, seed]))
     owners = train.clients.astype(np.int32)

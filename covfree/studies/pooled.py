@@ -1,4 +1,4 @@
-"""The yardstick of a federation: logistic regression on all clients' examples in one place."""
+"""The reference of a federation: logistic regression on all clients' examples in one place."""
 
 from __future__ import annotations
 
@@ -16,12 +16,13 @@ from covfree.heads.columns import head_for_present
 from covfree.methods import Method, keep_examples
 
 TITLE = "All data in one place (logistic regression)"
-# λ of the mean loss plus λ/2 times the squared weights, for features of which the mean variance is 1.
+# λ in: mean loss + λ/2 times the squared weights. Features are scaled to a mean variance of 1.
 PENALTIES = (0.1, 0.01, 0.001, 0.0001, 0.00001)
 _FOLDS, _STEPS = 3, 500
-# Nats by which a step must lower the objective; the accuracies that were tried no longer move there.
+# Training ends when a step lowers the objective by less than this many nats; accuracies no longer change
+# then.
 _TOLERANCE = 1e-6
-# What is left of p(1 − p), times the classes.
+# An estimate of p(1 − p), the curvature of the loss, times the number of classes.
 _CURVATURE = 0.1
 
 
@@ -29,7 +30,7 @@ def _no_head(params: Any, system: Any, *state: Any) -> Head:
     raise TypeError("expected pooled_head, as the examples are in one place")
 
 
-# Stands for `pooled_head` among the methods of a study.
+# Represents `pooled_head` among the methods of a study.
 POOLED: Method[Any] = Method(None, "pooled", keep_examples(), (), None, _no_head)
 
 
@@ -44,11 +45,11 @@ def pooled_head(
     """Train logistic regression on examples in one place, to its optimum.
 
     Features are centred, and divided by the root of their mean variance. Of several penalties, the one with
-    the best accuracy in three-fold cross-validation is taken, the first of equals; the first if there are too
-    few examples for it.
+    the best accuracy in three-fold cross-validation is used, the first of equals. With too few examples for
+    that, the first one is used.
 
     Returns:
-        The head, and its λ.
+        The head, and the λ that was used.
     """
     split = optional("sklearn.model_selection", "cli").StratifiedKFold
     kept = np.asarray(labels) >= 0
@@ -63,10 +64,10 @@ def pooled_head(
     most, second = [*np.sort(counts)[::-1], 0][:2]
     weight, bias = np.zeros((x.shape[1], num_classes)), np.zeros(num_classes)
     penalty = penalties[0]
-    # Without so many examples there are no folds, or one that leaves a single class.
+    # With fewer examples there are no folds, or a fold that leaves only one class.
     if len(penalties) > 1 and most >= _FOLDS and second > 1:
         with warnings.catch_warnings():
-            # A class with fewer examples than folds is no error.
+            # A class with fewer examples than folds is not an error.
             warnings.simplefilter("ignore")
             folds = list(split(_FOLDS, shuffle=True, random_state=seed).split(x, y))
         hits = np.zeros(len(penalties))
@@ -85,10 +86,11 @@ def pooled_head(
 def _trained(
     x: np.ndarray, y: np.ndarray, num_classes: int, penalties: Sequence[float]
 ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Yield weights and biases for each penalty, each from the solution before; 0 for absent classes.
+    """Yield weights and biases for each penalty, starting from the previous solution; 0 for absent classes.
 
-    L-BFGS along the principal axes of the features, in the units in which the curvature is about 1. Without
-    such units hundreds of steps stay short of the optimum: the axes' variances differ by many orders.
+    L-BFGS runs along the principal axes of the features, scaled such that the curvature is about 1. Without
+    this scaling, hundreds of steps do not reach the optimum, as the axes' variances differ by many orders of
+    magnitude.
     """
     seen, y = np.unique(y, return_inverse=True)
     (size, dim), classes = x.shape, len(seen)

@@ -1,4 +1,4 @@
-"""Counts of a head's predictions of test examples by class and by client, and their sums over runs."""
+"""Counts of a head's test predictions by class and by client, and their sums over runs."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from covfree.core.compiling import jit
 from covfree.data.partitions import PartitionStatistics
 from covfree.heads.metrics.outcome import check_scores, outcome_of
 
-# Batch size of examples: some heads need much memory.
+# Examples are scored in batches of this size, as some heads need much memory.
 _PART = 4096
 _scores = jit(lambda head, features: head(features))
 _outcome = jit(lambda scores, labels: outcome_of(scores, labels)[:2])

@@ -1,4 +1,4 @@
-"""Output of a study's results: printed, written into its folder, drawn, and laid out as a page."""
+"""Output of a study's results: printed, written to its folder, drawn, and as a page."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def present(
     given: Mapping[str, Any],
     page: Path | None = None,
 ) -> None:
-    """Print the results; write them if the study has a folder, and write the page if asked for."""
+    """Print the results; write them if the study has a folder; write the page if asked for."""
     results = summarise(runs, study.titles)
     content = report.as_json(config, report.environment(), results)
     several = len(study.datasets) * len(list(study.federations)) > 1

@@ -9,7 +9,7 @@ from typing import Any
 
 
 class Listener:
-    """Receiver of a study's progress. This base class ignores it."""
+    """Receives a study's progress. This base class ignores it."""
 
     def step(self, text: str, done: int, total: int, line: str = "") -> None:
         """Report that `done` of `total` steps are done; `line` is printed where there is no bar."""

@@ -16,7 +16,7 @@ from covfree.studies.federation import Federation, LeftOut
 from covfree.studies.predictions import Predictions
 from covfree.studies.table import Cell, Table, percent
 
-# A line of a training's history: the round, its accuracy, bytes and seconds.
+# A line of a training's history: round, accuracy, bytes and seconds.
 Record = dict[str, Any]
 _NOTHING = LeftOut(0, 0)
 
@@ -31,15 +31,15 @@ class Run:
     Attributes:
         method: the method's name.
         seed: seed of the split, the partition and the method.
-        accuracy: share of the test examples that the head gets right, in [0, 1].
+        accuracy: share of the test examples that the head predicts correctly, in [0, 1].
         sent: bytes up of all clients.
         received: bytes down to all clients, before the head.
         clients: number of clients that hold examples.
         rows: rows that the method's rounds summed over.
-        client_flops: floating-point operations of all clients, from features to messages; of a training also
-            of its rounds, and of the extractor if that is known.
-        client_seconds: time of all clients' work, run as one batch, compilation left out.
-        server_seconds: time from the clients' messages to the head, compilation left out.
+        client_flops: floating-point operations of all clients, from features to messages; with training also
+            those of its rounds, and of the extractor if known.
+        client_seconds: time of all clients' work, run as one batch, without compilation.
+        server_seconds: time from the clients' messages to the head, without compilation.
         left_out: training examples and classes that no client holds.
         dataset: name of the data.
         federation: how the examples were spread, if the data did not say so.
@@ -48,8 +48,8 @@ class Run:
         history: a training's records, one per round; round 0 is the start, the last of the closed-form stage.
         rates: the learning rates of the clients and the server.
         tried: the rates that were tried on clients set aside; None without tuning.
-        diverged: the round whose state was not finite and was undone; None if there was none.
-        taken: where clients chose among methods (`covfree.select`), the place of the one that they took.
+        diverged: the round that was undone as its state was not finite; None if there was none.
+        taken: if clients chose among methods (`covfree.select`), the index of the chosen one.
     """
 
     method: str
@@ -118,7 +118,7 @@ class Result:
         return fmean(value(run) for run in self.runs)
 
     def median(self, value: Callable[[Run], float]) -> float:
-        """Median of a figure over the runs. Used for times, as other work on the machine inflates some."""
+        """Median of a figure over the runs. Use it for times, which other work on the machine may inflate."""
         return float(median(value(run) for run in self.runs))
 
 

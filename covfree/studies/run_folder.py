@@ -1,4 +1,4 @@
-"""The folder of one run or several: their settings and results."""
+"""A folder with the settings and results of one run or several."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ def save_result(folder: Path, result: Any, data: FeatureSet, seed: int) -> None:
     remove_abandoned(folder)
     head = result
     if hasattr(result, "trained"):
-        # The head is of features beside these prompts, so it has no file of its own.
+        # The head uses features that depend on these prompts, so it has no file of its own.
         head, kept = result.trained["head"], np.asarray(result.frozen["kept"])
         arrays = {"prompts": np.asarray(result.trained["prompts"])[kept]}
         arrays |= {"weight": np.asarray(head.weight), "bias": np.asarray(head.bias)}

@@ -123,7 +123,7 @@ def of_image_set(images: ImageSet, name: str, weights: Weights) -> Source:
 
 
 def _of_extractor(source: str, backbone: str) -> Source:
-    """Return a source of images whose features an ONNX file makes; no training goes through that network."""
+    """Return a source of images whose features an ONNX file computes; that network cannot be trained."""
     images, network = load_images(source), onnx_of(backbone)
     file = cache_file(f"{images.name}-{network.name}", {"images": images.fingerprint, **network.key})
     read = _cached(images.name, lambda: extract(images, network, file).path)

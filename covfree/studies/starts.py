@@ -23,12 +23,12 @@ from covfree.studies.timing import timed
 from covfree.studies.variants import Variant, variants
 
 RANDOM = "random"
-# A closed-form head's temperature: fitted to the training examples, and divided by once; none; or a number,
-# which divides the scores throughout training.
+# The temperature of a closed-form head: "auto" fits it to the training examples and divides the head once;
+# "none" has no temperature; a number divides the scores throughout training.
 Temperature: TypeAlias = float | Literal["auto", "none"]
 
 
-# Rounds of the closed-form stage: one with all clients, as many as it takes until all came, or a number.
+# Rounds of the closed-form stage: "once" for one with all clients, "all" until all clients came, or a number.
 StartRounds: TypeAlias = int | Literal["once", "all"]
 
 
@@ -47,10 +47,10 @@ class Start(NamedTuple):
     """The head that training starts from.
 
     Attributes:
-        head: a linear head, perhaps of mapped features; in closed form, its scores are divided by the
-            temperature if that is fitted.
-        records: the history's lines of the closed-form stage, the last of which is round 0.
-        temperature: the given temperature of a closed-form head, which its scores are still to be divided by.
+        head: a linear head, perhaps on mapped features. A fitted temperature has already divided the scores
+            of a closed-form head.
+        records: the history's lines of the closed-form stage; the last of them is round 0.
+        temperature: a given temperature, by which the scores of a closed-form head are still to be divided.
     """
 
     head: LinearHead | MappedHead
@@ -58,7 +58,7 @@ class Start(NamedTuple):
     temperature: float | None = None
 
     def at_temperature(self, model: Model) -> Model:
-        """Return a model of the head at the given temperature, if there is one."""
+        """Return a model of the head, at the given temperature if there is one."""
         return model if self.temperature is None else at_temperature(model, self.temperature)
 
 
@@ -84,7 +84,7 @@ def start_of(settings: From, task: Task) -> Start:
 def _random(task: Task) -> Start:
     classes = task.data.num_classes
     head = random_head(task.data.train_features.shape[1], classes, key=jax.random.key(task.seed))
-    # Closed-form heads have `present`, so setting it lets all starts share compiled functions.
+    # Closed-form heads have `present`; set it here too, so that all starts share compiled functions.
     head = replace(head, present=jnp.ones(classes))
     nothing = {"clients": 0, "bytes_up": 0, "bytes_down": 0, "flops": 0.0, "seconds": 0.0}
     return Start(head, [{"round": 0, **nothing}])

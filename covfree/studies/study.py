@@ -1,4 +1,4 @@
-"""A study: data sets × federations × methods × seeds, run one after the other; runs kept are not repeated."""
+"""A study: data sets × federations × methods × seeds. Runs that are already stored are not repeated."""
 
 from __future__ import annotations
 
@@ -52,20 +52,21 @@ class Cell(NamedTuple):
 
 @dataclass
 class Study:
-    """Every method on every federation of every data set for every seed.
+    """Runs of every method on every federation of every data set for every seed.
 
     Attributes:
         datasets: by name, a function that returns the data for a seed (the split may depend on the seed).
         federations: how examples are spread over clients, unless the data says so.
-        methods: by name: methods in closed form, which `variants` makes, or trainings.
+        methods: by name: methods in closed form, made by `variants`, or trainings.
         seeds: seeds of splits, partitions and methods.
-        figures: names in `covfree.metrics.NAMES`: measured beside the accuracy, in `Run.figures`. Figures by
-            client need data that gives the client of each test example.
+        figures: names in `covfree.metrics.NAMES`, measured in addition to the accuracy, in `Run.figures`.
+            Figures by client need data that gives the client of each test example.
         predictions: whether test examples are counted by class and prediction, in `Run.predictions`.
-        folder: keeps the runs: those in closed form in ``runs.jsonl``, a line each, and every training in a
-            folder of its own. It may hold runs of other cells, which stay. Runs without the predictions asked
-            for are made again.
-        settings: settings kept with the runs, by the names of options: other settings refuse to resume them.
+        folder: stores the runs: those in closed form in ``runs.jsonl``, one per line, and each training in a
+            folder of its own. It may contain runs of other cells, which stay. If a stored run lacks
+            predictions that are asked for, it is repeated.
+        settings: settings stored with the runs, by the names of options; runs with other settings cannot be
+            resumed.
         failed: the error message of each cell whose method failed.
 
     Raises:
@@ -106,7 +107,7 @@ class Study:
                 raise TypeError(f"methods: {name}: expected a method, got a {type(method).__name__}")
         several("federations", self.federations, "federations")
         several("seeds", self.seeds, "seeds")
-        # Iterators are consumed once; json rejects NumPy integers.
+        # Iterators can be read only once, and json rejects NumPy integers.
         self.federations = list(self.federations)
         self.seeds = [operator.index(seed) for seed in dict.fromkeys(self.seeds)]
 
@@ -154,29 +155,30 @@ class Study:
         write_settings(self.folder, self.settings, data=now)
 
     def kept_with(self, training: Training, seed: int) -> dict[str, Any]:
-        """Return the settings that are kept with a training."""
+        """Return the settings that are stored with a training."""
         own = {"init": training.init, "algorithm": training.algorithm, "seed": seed}
         return {**self.settings, **own}
 
     def runs(self, listener: Listener | None = None) -> Iterator[Run]:
-        """Yield each run as it is done; runs that the folder holds are yielded without running them again.
+        """Yield each run when it is done; runs that the folder holds are yielded without being repeated.
 
-        A run is kept before it is yielded, so that a study that was stopped can go on. A method in closed
-        form that fails does not end the study: its error message is in `failed`.
+        A run is stored before it is yielded, so that a stopped study can be resumed. If a method in closed
+        form fails, the study goes on: its error message is in `failed`.
 
         Args:
-            listener: is told the progress; by default a line on stderr every five seconds. ``Listener()``
-                is silent.
+            listener: receives the progress; by default a line on stderr every five seconds. ``Listener()`` is
+                silent.
 
         Raises:
-            ValueError: if a partition cannot be made, data with clients of its own meets several
-                federations, the folder holds runs of another method by the same name, or a training fails.
+            ValueError: if a partition cannot be made, if data with its own clients is combined with several
+                federations, if the folder holds runs of another method with the same name, or if a training
+                fails.
         """
         listener, cells, compiled = listener or Lines(), self.cells, set[Any]()
         kept, prints, done = self._kept()
         numbers = {cell: number for number, cell in enumerate(cells, start=1)}
         for (dataset, seed), group in groupby(cells, lambda cell: (cell.dataset, cell.seed)):
-            # Load data and make partitions only where runs are left to do.
+            # Load data and make partitions only if runs are left to do.
             loaded = None
             for federation, own in groupby(group, lambda cell: cell.federation):
                 place = None
@@ -198,7 +200,7 @@ class Study:
                         own = isinstance(way, Variant) and is_own(cell.method)
                         if cell.method not in prints or not (own or isinstance(error, _FAILURES)):
                             raise
-                        # jax explains itself at length, for each seed anew.
+                        # jax's error messages are long, and repeated for each seed: take the first line.
                         said = str(error).partition("\n")[0]
                         kind = "" if isinstance(error, _FAILURES) else f"{type(error).__name__}: "
                         self.failed[cell] = f"{kind}{said}"
@@ -220,7 +222,7 @@ class Study:
         listener.step(doing, number - 1, total, f"covfree: run {number} of {total}: {doing}")
 
     def _kept(self) -> tuple[RunFile | None, dict[str, str], dict[Cell, Run]]:
-        """Return the file of runs in closed form, the methods' fingerprints, and the study's runs in it.
+        """Return the file of closed-form runs, the methods' fingerprints, and this study's runs in the file.
 
         If the file holds several runs of a cell, the last counts.
         """
@@ -260,7 +262,7 @@ class _Loaded:
                 f"got {self.data.clients.max() + 1} clients"
             )
         if study.trainings:
-            # Training reads the examples many times, so even large ones are held as one array.
+            # Training reads the examples many times, so even large ones are loaded into one array.
             train, test = np.asarray(self.data.train_features), np.asarray(self.data.test_features)
             self.data = self.data._replace(train_features=train, test_features=test)
         self.features = self.data.train_features

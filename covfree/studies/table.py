@@ -1,4 +1,4 @@
-"""Tables in the terminal, Markdown and LaTeX, with the best of a column marked; records as JSON and CSV."""
+"""Tables for the terminal, Markdown and LaTeX, with the best of a column marked; records as JSON and CSV."""
 
 from __future__ import annotations
 
@@ -165,12 +165,12 @@ def show(
         from rich.text import Text
 
         console = Console()
-        # rich would break the table's own title at the table's width.
+        # rich would wrap the table's own title at the table's width.
         console.print(Text(title, "italic"), soft_wrap=True)
         for number, block in enumerate(_blocks(console, table)):
             if number:
                 console.print()
-            # rich cuts figures of a table wider than the console, in pipes and files too.
+            # rich truncates figures of a table wider than the console, even in pipes and files.
             console.size = ConsoleDimensions(max(_width(console, block), console.width), console.height)
             console.print(block)
         if below:

@@ -1,4 +1,4 @@
-"""The task of a cell: its examples, their clients, and the inputs that a method is given."""
+"""The task of a cell: its examples, their clients, and the inputs of a method."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def _in_batches(function: Callable[[np.ndarray], jax.Array], pixels: np.ndarray)
 
 @jit
 def _prompted(model: Any, images: jax.Array) -> jax.Array:
-    """Features of images beside a model's prompts."""
+    """Compute features of images that read a model's prompts."""
     return model.features(model.trained, model.frozen, model.statistics, images, False, None)[0]
 
 
@@ -65,7 +65,7 @@ class Task:
 
     Attributes:
         data: features and labels. Heads that training starts from are fitted to these features.
-        clients: the client of each training example; below 0 is on no client.
+        clients: the client of each training example; below 0 if it is on no client.
         seed: seed of all random draws.
         inputs: training inputs, features or pixels. They may be on the device.
         test_inputs: inputs of the test examples.
@@ -94,7 +94,7 @@ class Task:
         return float(covfree.evaluate(head, features, self.data.test_labels))
 
     def predictions(self, result: Any) -> Predictions:
-        """Count the test predictions of what `accuracy` takes."""
+        """Count the test predictions of any result that `accuracy` accepts."""
         scores = scores_of(*self._tested(result))
         return count_predictions(scores, self.data.test_labels, self.data.test_clients)
 

@@ -1,4 +1,4 @@
-"""Times of computations, without compilation."""
+"""Timing computations without their compilation."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ import jax
 
 T = TypeVar("T")
 
-# Seconds above which a first call counts: its overhead beside compilation is milliseconds.
+# A first call counts if it takes longer than this many seconds; overhead other than compilation is
+# milliseconds.
 _LONG = 0.5
 _compiled: list[tuple[float, float]] = []
 
@@ -47,7 +48,7 @@ def _call(function: Callable[[], T]) -> tuple[T, float, float]:
 
 
 def _covered(spans: list[tuple[float, float]]) -> float:
-    """Length of the spans' union in seconds: spans nest, as one function is traced within another."""
+    """Compute the length of the spans' union in seconds; spans nest, as traced functions call others."""
     total, end = 0.0, float("-inf")
     for first, last in sorted(spans):
         total += max(0.0, last - max(first, end))

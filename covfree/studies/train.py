@@ -1,4 +1,4 @@
-"""A run of ``covfree finetune``: training from a start, with closed-form stages between if asked for."""
+"""A run of ``covfree finetune``: training from a start, perhaps with closed-form stages between."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from covfree.studies.starts import Start, start_of
 from covfree.studies.task import Task
 from covfree.studies.training import Training, algorithm_of
 
-# The file in a run's checkpoint folder that holds what the last closed-form stage gave.
+# The file in a run's checkpoint folder with the result of the last closed-form stage.
 _START = "start.npz"
 
 
@@ -43,8 +43,8 @@ class _Stretch(NamedTuple):
     """Rounds of training from one closed-form stage to the next.
 
     Attributes:
-        number: which one, from 0.
-        model: what they start from.
+        number: the number of the stretch, from 0.
+        model: the model from which its rounds start.
         records: the history up to the stage.
     """
 
@@ -134,7 +134,7 @@ def _algorithm(training: Training, model: Model) -> covfree.rounds.Algorithm:
 
 
 def _first(training: Training, task: Task) -> _Stretch:
-    """Return the rounds after the first stage."""
+    """Return the stretch of rounds after the first stage."""
     start = start_of(training.start, task)
     model = _model(training, task, start, 0)
     head = start.head if task.network is None else model.result(model.trained, model.statistics)
@@ -143,10 +143,10 @@ def _first(training: Training, task: Task) -> _Stretch:
 
 
 def _next(training: Training, task: Task, before: _Stretch, result: Any, records: list[Record]) -> _Stretch:
-    """Return the rounds after a stage of all clients on the features of the network that was trained.
+    """Return the stretch after a stage of all clients, on features of the network as trained so far.
 
-    In the stage, clients receive what a round of training sends them of the model, and send what the method
-    of the start asks for.
+    In the stage, clients receive the same parts of the model as in a round of training, and send the
+    statistics of the start's method.
     """
     began, number = perf_counter(), before.number + 1
     assert task.network is not None
@@ -161,7 +161,7 @@ def _next(training: Training, task: Task, before: _Stretch, result: Any, records
 
 
 def _moved(task: Task, params: Any) -> Task:
-    """Return the task with features of a network of other parameters."""
+    """Return the task with features computed by a network with other parameters."""
     assert task.network is not None
     network = task.network._replace(params=params)
     train, test = (np.asarray(network.features(part)) for part in (task.inputs, task.test_inputs))
@@ -170,7 +170,7 @@ def _moved(task: Task, params: Any) -> Task:
 
 
 def _keep(stretch: _Stretch, checkpoint: Path) -> None:
-    """Save what a stretch starts from, in place of the checkpoint of the stretch before."""
+    """Save the start of a stretch; this replaces the checkpoint of the earlier stretch."""
     checkpoint.mkdir(parents=True, exist_ok=True)
     leaves: Any = {f"leaf{i}": np.asarray(leaf) for i, leaf in enumerate(jax.tree.leaves(stretch.model))}
     about = json.dumps({"number": stretch.number, "records": stretch.records})
@@ -183,7 +183,7 @@ def _kept(training: Training, task: Task, checkpoint: Path) -> _Stretch | None:
     """Return the last stretch that was saved; None if there is none.
 
     Raises:
-        ValueError: if it is beyond the rounds that are to be.
+        ValueError: if it is past the number of rounds of this training.
     """
     if not (checkpoint / _START).exists():
         return None
@@ -206,7 +206,7 @@ def _flops(training: Training, task: Task, head: Any, schedule: np.ndarray) -> n
         dim = task.data.train_features.shape[1]
         extractor += covfree.call_flops(feature_map, jax.ShapeDtypeStruct((1, dim), jnp.float32))
     if training.train == "prompts" and training.top is not None:
-        # Prompts are chosen by the feature of an image that reads none.
+        # Prompts are chosen by the feature that the image has without prompts.
         extractor *= 4 / 3
     one = covfree.training_flops(
         1,
@@ -228,7 +228,7 @@ def _model(training: Training, task: Task, start: Start, number: int) -> Model:
         key = derive(jax.random.key(task.seed), "prompts")
         prompts = random_prompts(backbone, training.prompts, key=key)
         if start.temperature is not None:
-            # What is kept of prompts is a head, whose scores must be those of training.
+            # A model with prompts keeps only a head, whose scores must be those of training.
             head, start = covfree.with_temperature(head, start.temperature), start._replace(temperature=None)
         model = prompt_model(backbone, params, head, prompts, top=training.top, preprocessing=preprocessing)
     else:

@@ -32,7 +32,7 @@ def _pfpt(model: Model, client: Any, server_lr: float, **options: Any) -> covfre
     return pfpt(model, client, **options)
 
 
-# Those of the registry train any model; PFPT trains prompts alone, and its server has no rate.
+# The registry's algorithms train any model. PFPT trains only prompts, and its server has no rate.
 PFPT = "pfpt"
 ALGORITHMS = {
     **registry(),
@@ -53,26 +53,26 @@ class Training:
         train: the part that is trained; see `covfree.finetune.network_model`. ``"prompts"`` for
             `covfree.finetune.prompt_model`.
         norms: how batch norms train; see `covfree.finetune.network_model`.
-        options: options of the algorithm, beside its rates.
-        every: rounds from one evaluation to the next.
-        save_every: rounds from one checkpoint to the next.
+        options: options of the algorithm, other than its rates.
+        every: rounds between evaluations.
+        save_every: rounds between checkpoints.
         width: number of clients that are simulated at once.
         tune: whether the rates are tuned on a grid around the given ones, see `covfree.studies.tuning`.
         augment: whether images are cropped and flipped at random in training.
         momentum: momentum of the clients' gradient descent.
         weight_decay: the clients add this multiple of the parameters to the gradient, before momentum.
-        client_optimiser: in place of these two, a function of a file, see `optimiser_of`.
-        temperature: of a closed-form head. One that is fitted, ``"auto"``, divides the head once; a number
-            divides scores throughout training, as `covfree.finetune.at_temperature` does; beside prompts it
-            divides the head once, too.
-        start_rounds: rounds of the closed-form stage: ``"once"`` for one with all clients; ``"all"`` for as
-            many, of ``participation``'s clients each, none of them twice, as it takes until all came; or the
-            number of such rounds.
-        extractor_flops: operations of the extractor on an example, which clients' costs include whenever
-            they compute features.
-        rank: the rank of `covfree.finetune.lora`, by which layers are trained; 0 for training them whole.
-        restart: one round in so many is a closed-form stage of all clients, on the features as training has
-            moved them, and training goes on from its head; 0 for none.
+        client_optimiser: instead of these two, a function in a file, see `optimiser_of`.
+        temperature: the temperature of a closed-form head. A fitted one, ``"auto"``, divides the head once. A
+            number divides scores throughout training, as in `covfree.finetune.at_temperature`; with prompts
+            it too divides the head once.
+        start_rounds: rounds of the closed-form stage: ``"once"`` for one with all clients; ``"all"`` for
+            rounds of ``participation`` clients each, none of them twice, until all came; or the number of
+            such rounds.
+        extractor_flops: operations of the extractor on an example, which clients' costs include whenever they
+            compute features.
+        rank: the rank of `covfree.finetune.lora` for training layers; 0 for training them fully.
+        restart: every so many rounds, a round is a closed-form stage of all clients on the present features,
+            and training continues from its head; 0 for none.
         prompts: number of prompts, if ``train`` is ``"prompts"``.
         top: prompts that an image reads; None for all of them.
     """
@@ -103,7 +103,7 @@ class Training:
 
     @property
     def stretches(self) -> list[int]:
-        """Rounds of training before the first restart, and after each."""
+        """The numbers of rounds of training before the first restart, and after each restart."""
         if not self.restart:
             return [self.rounds]
         number, rest = divmod(self.rounds, self.restart)
@@ -135,7 +135,7 @@ class Training:
 
     def folder(self, out: Path, seed: int) -> Path:
         """Return the subfolder of a study's folder that keeps this training's run."""
-        # A function of a file may name folders.
+        # The name of a function in a file may contain folders.
         start = self.init.replace("/", "_").replace("\\", "_")
         return out / f"{start}-{self.algorithm}-seed{seed}"
 
@@ -145,10 +145,10 @@ def descent(rate: float, momentum: float, weight_decay: float) -> Any:
     return jax.tree_util.Partial(_descent, rate, momentum, weight_decay) if momentum or weight_decay else rate
 
 
-# Functions are compared by identity, and others would be compiled anew.
+# Functions are compared by identity, so cache them: others would be compiled again.
 @cache
 def optimiser_of(text: str, rate: float) -> Any:
-    """Make the optax transformation that ``mine.py:function``, a function of the learning rate, returns."""
+    """Make the optax transformation returned by ``mine.py:function``, a function of the learning rate."""
     made = function_of(text, "client-optimiser")(rate)
     try:
         as_optimiser(f"client-optimiser: {text}", made)

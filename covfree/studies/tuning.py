@@ -1,4 +1,4 @@
-"""Training runs kept in a folder, with learning rates tuned on training clients that are set aside."""
+"""Training runs stored in a folder; learning rates are tuned on training clients that are set aside."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from covfree.studies.task import Task
 from covfree.studies.train import train
 from covfree.studies.training import Training
 
-# Factors of the given rate. The given rate is first, as the first of equal accuracies wins.
+# Factors of the given rate; it comes first, as the first of equal accuracies wins.
 _FACTORS = (1.0, 0.1, 10.0)
 _ROUNDS = 10
 
@@ -34,7 +34,7 @@ def run_training(
     predictions: bool = False,
     listener: Listener | None = None,
 ) -> Run:
-    """Train in a federation, from the last checkpoint if the run was stopped earlier."""
+    """Train in a federation; if the run was stopped earlier, continue from its last checkpoint."""
     listener = listener or Listener()
     folder = None if out is None else training.folder(out, task.seed)
     earlier = None if folder is None else read_settings(folder, "rates", "tried")
@@ -62,11 +62,11 @@ def run_training(
 
 
 def set_aside(task: Task) -> Task:
-    """Return the federation with a fifth of its clients as the test part and the others as training part."""
+    """Make a federation whose test part is a fifth of the clients, and whose training part is the others."""
     holders = np.unique(task.clients[task.clients >= 0])
     if len(holders) < 2:
         raise ValueError(f"--tune: expected at least 2 clients that hold examples, got {len(holders)}")
-    # A random stream apart from those of the split and the partition.
+    # Use a random stream apart from those of the split and the partition.
     rng = np.random.default_rng([task.seed, 2])
     aside = np.isin(task.clients, rng.choice(holders, max(1, len(holders) // 5), replace=False))
     kept = ~aside & (task.clients >= 0)
@@ -88,7 +88,7 @@ def tuned(training: Training, task: Task, listener: Listener) -> tuple[Rates, li
     Args:
         training: the training, whose rates are in the middle of the grid.
         task: the federation; starts are fitted anew without the clients set aside.
-        listener: is told the accuracy of each pair of rates.
+        listener: receives the accuracy of each pair of rates.
 
     Returns:
         The rates, and the accuracy of each pair of the grid; None where training diverged.

@@ -1,1 +1,1 @@
-"""Baselines for closed-form heads, other than FedAvg and its servers' variants."""
+"""Baselines for closed-form heads, other than FedAvg and variants of its optimisers."""

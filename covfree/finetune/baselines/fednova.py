@@ -1,4 +1,4 @@
-"""FedNova: an average that does not favour the clients that take more steps."""
+"""FedNova: an average that does not favour clients that take more steps."""
 
 from __future__ import annotations
 
@@ -59,13 +59,13 @@ def fednova(
     weighting: averaging.Weighting = "examples",
     **options: Any,
 ) -> Algorithm:
-    """FedNova: the mean of the clients' changes per unit of path length, times the mean path length.
+    """FedNova: average the clients' changes per unit of path length, and multiply by the mean path length.
 
     x ← x − server(ℓ Σ w_i (x − y_i)/ℓ_i / Σ w_i), ℓ = Σ w_i ℓ_i / Σ w_i. A client's path length ℓ_i = η‖a_i‖₁
-    is how far its optimiser would go in its steps if the gradient were always 1: K_i η for gradient descent,
-    longer with momentum, shorter with weight decay or a proximal term (`add_proximal`). Unlike in FedAvg,
-    clients with more steps do not pull the model towards their own optimum. If all clients take the same
-    number of steps, it is FedAvg.
+    is how far its optimiser would move if the gradient were always 1: K_i η for gradient descent, longer with
+    momentum, shorter with weight decay or a proximal term (`add_proximal`). Unlike in FedAvg, clients with
+    more steps do not pull the model towards their own optimum. If all clients take equally many steps, it is
+    FedAvg.
 
     Args:
         model: see `fedavg`.

@@ -1,4 +1,4 @@
-"""Matching of the clients' prompts, which summarises them in one set: PFPT's probabilistic model."""
+"""Matching clients' prompts and summarising them in one set: PFPT's probabilistic model."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Layer(NamedTuple):
     bias: Array
 
     def __call__(self, x: Array) -> Array:
-        """X W + b."""
+        """Compute X W + b."""
         return jnp.matmul(x, self.weight, precision=jax.lax.Precision.HIGHEST) + self.bias[None, :]
 
 
@@ -35,8 +35,9 @@ class Networks(NamedTuple):
     """Two networks with one hidden ReLU layer; they give the logits of σ_i and p_i.
 
     Attributes:
-        deviation: from centre θ_i to the logits of σ_i, the standard deviation of each coordinate.
-        chance: from centre θ_i to the logit of p_i, the chance that a client has a prompt from this centre.
+        deviation: network from centre θ_i to the logits of σ_i, the standard deviation of each coordinate.
+        chance: network from centre θ_i to the logit of p_i, the probability that a client has a prompt from
+            it.
     """
 
     deviation: tuple[Layer, Layer]
@@ -79,7 +80,7 @@ def _log_deviation(model: Model, centres: Array) -> Array:
 
 
 def _logit_chance(model: Model) -> Array:
-    """The logit of p, which is log p/(1 − p), of each centre."""
+    """Compute the logit of p, log p/(1 − p), for each centre."""
     return _logits(model.networks.chance, model.centres)[:, 0]
 
 
@@ -89,14 +90,14 @@ def log_likelihood(
     assigned: Int[Array, " prompts"],
     open_to: Bool[Array, " centres"],
 ) -> Float[Array, ""]:
-    """The log-likelihood of a client's prompts and of the centres that they come from.
+    """Compute the log-likelihood of a client's prompts, given the centres from which they come.
 
-    A client has a prompt from centre i with chance p_i, at most one, and draws it from N(θ_i, diag σ_i²).
-    If prompt j comes from centre z_j, and no two from the same one, the log-likelihood is
+    A client has at most one prompt from centre i, with probability p_i, drawn from N(θ_i, diag σ_i²). If
+    prompt j comes from centre z_j, and no two from the same centre, the log-likelihood is
 
         Σ_j [log N(w_j; θ_z, σ_z) + log p_z/(1 − p_z)] + Σ_i log(1 − p_i),
 
-    the second sum over all centres, as log p = log p/(1 − p) + log(1 − p).
+    where the second sum is over all centres, as log p = log p/(1 − p) + log(1 − p).
 
     Args:
         model: θ, and networks of σ and p.
@@ -114,17 +115,17 @@ def log_likelihood(
 
 
 def gains(model: Model, prompts: Float[Array, "prompts dim"]) -> Float[Array, "prompts centres"]:
-    """What each pair of a prompt and a centre adds to `log_likelihood`, up to a constant of all pairs."""
+    """Compute what each pair of prompt and centre adds to `log_likelihood`, up to a common constant."""
     log_deviation = _log_deviation(model, model.centres)
     scale = jnp.exp(-log_deviation)
-    # Square the differences: in w² − 2wθ + θ², large numbers would cancel where σ is small.
+    # Square differences: in w² − 2wθ + θ², large numbers would cancel if σ is small.
     apart = (prompts[:, None, :] - model.centres[None, :, :]) * scale[None, :, :]
     of_centre = _logit_chance(model) - log_deviation.sum(1)
     return of_centre[None, :] - 0.5 * jnp.square(apart).sum(2)
 
 
 def _assigned(matrix: Any, kept: Any, open_to: Any) -> np.ndarray:
-    """Solve the assignment problem of the existing rows and columns by SciPy; other rows get −1."""
+    """Solve the assignment problem of the existing rows and columns with SciPy; other rows get −1."""
     from scipy.optimize import linear_sum_assignment
 
     rows, columns = np.flatnonzero(kept), np.flatnonzero(open_to)
@@ -147,7 +148,7 @@ def assign(
 
     Args:
         matrix: what each pair adds to the sum.
-        kept: which prompts exist; the others get −1. There must be at least as many open centres.
+        kept: which prompts exist; the others get −1. There must be at least as many open centres as prompts.
         open_to: which centres may be assigned.
     """
     shape = jax.ShapeDtypeStruct(kept.shape, jnp.int32)
@@ -163,17 +164,18 @@ def summarise(
     sweeps: int | Int[Array, ""],
     learning_rate: Scalar,
 ) -> tuple[Float[Array, "pool dim"], Int[Array, ""]]:
-    """Summarise clients' sets of prompts, which came from one pool, in a new pool.
+    """Summarise clients' sets of prompts, which all started from one pool, in a new pool.
 
-    At first, all clients' prompts are the centres. A sweep goes through the clients. Given the model, the
-    best assignment of the client's prompts is found; given the assignment, Adam takes a step along the
-    gradient of the client's `log_likelihood` in all centres and networks. The new pool consists of the
-    centres to which prompts were assigned in the last sweep, those of most clients first.
+    At first the centres are all clients' prompts. A sweep goes through the clients. For each client, its
+    prompts are assigned optimally under the present model; then Adam takes a step in all centres and networks
+    along the gradient of the client's `log_likelihood`. The new pool consists of the centres to which prompts
+    were assigned in the last sweep, sorted by the number of their clients.
 
     Args:
-        table: prompts of the first client, of the second, …, each in the order of the pool.
-        size: the number of prompts in the pool, all of which each client sends.
-        used: [pool] which prompts some client trained, padded to the largest pool; the others are left out.
+        table: the prompts of the first client, then of the second, …, each in the order of the pool.
+        size: the number of prompts in the pool; each client sends this many.
+        used: [pool] which prompts were trained by some client, padded to the largest pool; others are left
+            out.
         networks: the networks to start from.
         sweeps: passes over the clients.
         learning_rate: Adam's learning rate.

@@ -1,4 +1,4 @@
-"""OLL, only local labels: clients train as if there were no classes but their own."""
+"""OLL (only local labels): clients train as if only their own classes existed."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ def oll(
 ) -> Algorithm:
     """OLL: FedAvg in which each client's softmax is only over the classes that the client has.
 
-    The weights of other classes get no gradient from a client: it does not push down classes that it lacks.
-    In prediction a client takes the best of its own classes: ``client_accuracy(…, own_classes=
-    client_classes(…))``. That works with any head, trained or not.
+    A client sends no gradient for the weights of other classes, so it does not push down classes that it
+    lacks. For prediction, each client chooses among its own classes: pass ``own_classes=client_classes(…)``
+    to `client_accuracy`. That works with any head, trained or not.
 
     Args:
         model: see `fedavg`.
@@ -32,7 +32,7 @@ def oll(
         options: ``epochs``, ``steps``, ``batch_size``, ``schedule`` of `fedavg`.
 
     Source: Fanì et al. (2025), "Resource-Efficient Personalization in Federated Learning with Closed-Form
-    Classifiers", as its abstract has it: local classifiers of the locally relevant classes alone.
+    Classifiers", according to its abstract: local classifiers of only the locally relevant classes.
     """
     training = Training.of(client, **options, own_classes=True)
     return averaging.federated(model, training, server, weighting, "oll")

@@ -31,7 +31,7 @@ class State(NamedTuple):
 
     Attributes:
         head: the classifier.
-        pool: [most, features] prompts, of which all but the first ``size`` are padding.
+        pool: [most, features] prompts; all but the first ``size`` are padding.
         size: the number of prompts.
         networks: the networks from which each round's matching starts.
         round: the number of finished rounds.
@@ -126,28 +126,29 @@ def pfpt(
 ) -> Algorithm:
     """PFPT: probabilistic federated prompt tuning.
 
-    Clients train a pool of prompts and a head. Heads are averaged, weighted by examples. Prompts are matched
-    instead, as different clients may have turned the same prompt of the pool into different ones. Each
-    client's set is modelled as a random choice of summarising prompts, each with its own noise. The server
-    finds the summarising prompts by alternating assignments and gradient steps. Prompts that no client of a
-    round changed are left out. The pool's size varies by round; the history has it as ``prompts``.
+    Clients train a pool of prompts and a head. Heads are averaged, weighted by examples. Prompts cannot be
+    averaged, as different clients may have turned the same prompt of the pool into different ones; they are
+    matched instead. Each client's set is modelled as a random choice among summarising prompts, each with its
+    own noise. The server finds the summarising prompts by alternating assignments and gradient steps. Prompts
+    that no client of a round changed are left out. The pool's size varies by round; the history records it as
+    ``prompts``.
 
-    Each client's upload holds its prompts as a table, which is not a sum: PFPT cannot run behind secure
+    Each client uploads its prompts as a table, which is not a sum, so PFPT cannot run behind secure
     aggregation. Late uploads are refused, as prompts are matched with those of their own round.
 
-    The authors' code differs. Its likelihood of a client counts log p of a prompt that the client has, never
-    log(1 − p) of one that it lacks, and its assignment adds log-chances of the client's last assignment. Here
-    both follow the model above, so the assignment is the most likely one given the model. The code starts
-    from random assignments and draws new networks in each round; here matching starts from the most likely
-    assignments, and each round from the same networks.
+    The authors' code differs. Its likelihood of a client counts log p of each prompt that the client has, but
+    not log(1 − p) of those that it lacks, and its assignment adds log-probabilities of the client's last
+    assignment. Here both follow the model above, so the assignment is the most likely one under the model.
+    The code starts from random assignments and draws new networks in each round; here matching starts from
+    the most likely assignments, and each round starts from the same networks.
 
     Args:
         model: from `prompt_model`.
         client: see `fedavg`.
-        most: the largest size of the pool; None for three times the model's prompts, padding of an earlier
-            run's result not counted. Beyond it, prompts of the fewest clients are left out.
-        sweeps: passes over the round's clients in matching.
-        learning_rate: Adam's learning rate in matching.
+        most: the largest size of the pool; None for three times the model's prompts, not counting padding of
+            an earlier run's result. If there are more, prompts of the fewest clients are left out.
+        sweeps: passes over the round's clients during matching.
+        learning_rate: Adam's learning rate during matching.
         options: ``epochs``, ``steps``, ``batch_size``, ``schedule`` of `fedavg`.
 
     Returns:

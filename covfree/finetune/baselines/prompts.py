@@ -1,4 +1,4 @@
-"""Prompts: tokens that a frozen vision transformer reads beside an image, trained with a linear head."""
+"""Prompts: additional tokens that a frozen vision transformer reads, trained with a linear head."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def random_prompts(backbone: Backbone, number: int, *, key: PRNGKey) -> Float[Ar
     Args:
         backbone: a vision transformer.
         number: the number of prompts.
-        key: key of the draw.
+        key: PRNG key.
 
     Raises:
         ValueError: if the backbone is not a vision transformer, or the number is below 1.
@@ -49,7 +49,7 @@ def _check_transformer(backbone: Backbone) -> None:
 
 @dataclass(frozen=True)
 class _Prompted:
-    """The settings that a prompted model's functions share; equal ones are not compiled again."""
+    """The settings that a prompted model's functions share; compared by value, to avoid recompilation."""
 
     backbone: Backbone
     preprocessing: Preprocessing | None
@@ -72,7 +72,7 @@ class _Features(_Prompted):
 
 
 def _cosines(queries: jax.Array, prompts: jax.Array) -> jax.Array:
-    """The cosine of each query and each prompt, in float32."""
+    """Compute the cosine between each query and each prompt, in float32."""
     queries, prompts = (
         x / jnp.maximum(jnp.linalg.norm(x, axis=1, keepdims=True), 1e-6)
         for x in (queries.astype(jnp.float32), prompts.astype(jnp.float32))
@@ -87,10 +87,10 @@ class _Scores(_Prompted):
 
 
 def without_padding(model: Model) -> Model:
-    """Remove the padding of a model's prompts; a model that is traced or has no prompts stays as it is.
+    """Remove the padding from a model's prompts; return a traced model, or one without prompts, as it is.
 
-    PFPT's pool is padded, as its size differs from round to round. Algorithms that train its result further
-    would send the padding too.
+    PFPT's pool is padded, as its size varies between rounds. Algorithms that train its result further would
+    otherwise send the padding too.
     """
     if not (isinstance(model.trained, dict) and "prompts" in model.trained):
         return model
@@ -127,12 +127,12 @@ def prompt_model(
     The result of a run is a `Model`, which can be called on images or trained further; its ``trained`` is a
     dict of ``"prompts"`` and ``"head"``.
 
-    With ``top``, each image reads only the prompts with the largest cosines to its feature, computed without
-    prompts, as in L2P's pool of prompts. PFPT's code differs in three points. All images of a batch read the
+    With ``top``, each image reads only the prompts with the largest cosines to its feature (computed without
+    prompts), as in L2P's pool of prompts. PFPT's code differs in three points. All images of a batch read the
     prompts that most of them would choose, so that a prediction depends on the rest of the batch. Prompts are
-    compared with a projection of the feature, which is trained too, and which App. H of FedCOF does not count
-    as sent. And 0.01 times the cosines are added to the loss. Here each image chooses alone, there is no
-    projection, and the loss is that of the classifier.
+    compared with a projection of the feature; the projection is trained too, but App. H of FedCOF does not
+    count it as sent. And 0.01 times the cosines are added to the loss. Here each image chooses on its own,
+    there is no projection, and the loss is that of the classifier.
 
     Args:
         backbone: a vision transformer, from ``covfree.backbones.backbone(name)``.
@@ -140,7 +140,7 @@ def prompt_model(
         head: a head on its features, calibrated as `linear_model` says.
         prompts: the prompts to start from, e.g. `random_prompts`.
         top: the number of prompts that an image reads; None for all of them.
-        preprocessing: normalises images that come as grey levels, see `network_model`.
+        preprocessing: normalises images given as grey levels, see `network_model`.
 
     Raises:
         TypeError: if prompts are not floats.

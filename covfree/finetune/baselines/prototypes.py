@@ -1,4 +1,4 @@
-"""FedProto and FedCGS's personalisation: personal models whose features are held near global class means."""
+"""FedProto and FedCGS's personalisation: personal models with features pulled towards global class means."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class _Numbers(NamedTuple):
 
 
 class Update(NamedTuple):
-    """The upload of a client of FedProto; all of its parts are summed.
+    """The upload of a FedProto client; all of its parts are summed.
 
     Attributes:
         mean: class means of the client's features; 0 for a class that it lacks.
@@ -90,8 +90,8 @@ def fedcgs_personal(
 ) -> Algorithm:
     """FedCGS's personalisation: each client minimises its loss plus λ Σ_j (1/N_ij) Σ_{y = j} ‖f(x) − μ_j‖².
 
-    The class means μ_j over all clients come from the closed-form stage and stay fixed. Each round costs one
-    more download, and clients send nothing.
+    The class means μ_j over all clients come from the closed-form stage and stay fixed. They are downloaded
+    in each round, and clients send nothing.
 
     The paper prints 1/N_ij before the sum over classes j; as it depends on j, it belongs inside. Then all
     classes have the same weight. For a client with n_i examples, the sum is the mean over its examples of
@@ -134,7 +134,7 @@ def _near_prototypes(
 
 
 def _class_means(numbers: _Numbers, own: Own, data: ClientData) -> Update:
-    """Return the class means of the client's features under its own model, in evaluation mode."""
+    """Compute the class means of the client's features with its own model, in evaluation mode."""
     model, size = numbers.model, numbers.training.batch_size
     counts = class_counts(data, numbers.prototypes.mean.shape[0])
 
@@ -154,7 +154,7 @@ def _class_means(numbers: _Numbers, own: Own, data: ClientData) -> Update:
 def _averaged(numbers: _Numbers, state: Prototypes, total: Update) -> Prototypes:
     held = total.holders > 0
     mean = total.mean / jnp.where(held, total.holders, 1)[:, None]
-    # Keep the prototype of a class that no client of the round has.
+    # Keep the prototype of a class that no client of the round holds.
     return Prototypes(
         jnp.where(held[:, None], mean, state.mean), jnp.where(held, total.holders, state.counts)
     )
@@ -174,9 +174,10 @@ def fedproto(
     clients that have the class: μ_c ← Σ_k μ_kc / K_c. Models stay with the clients. In the first round there
     are no prototypes, and the term is 0.
 
-    The paper writes the term with local class means, λ Σ_c ‖μ_kc − μ_c‖. Its average has both weights
-    n_kc/N_c and a division by K_c, which would make prototypes K_c times too small. The authors' code has
-    single examples and the plain average, as here, but a mean over dimensions: its λ is d times this one.
+    The paper writes the term with local class means, λ Σ_c ‖μ_kc − μ_c‖. Its average has both the weights
+    n_kc/N_c and a division by K_c, which would make prototypes K_c times too small. The authors' code uses
+    single examples and the plain average, as here, but also a mean over dimensions, so its λ is d times the λ
+    here.
 
     Args:
         model: the model from which all clients start; see `fedcgs_personal`.

@@ -1,4 +1,4 @@
-"""A closed-form step at each client after a global head: ridge regression that is pulled to it."""
+"""Personal heads in closed form: each client solves ridge regression that is pulled towards a global head."""
 
 from __future__ import annotations
 
@@ -20,11 +20,12 @@ from covfree.finetune.model import linear_model
 from covfree.finetune.personal import ClientModels, Own, client_classes
 from covfree.heads import with_finite_scores
 
-# λ in mean squared norms of the client's features; the first leaves the global head nearly as it is.
+# Candidates of λ, relative to the mean squared norm of the client's features; the first one nearly keeps the
+# global head.
 RATIOS = tuple(10.0**power for power in range(4, -4, -1))
-# Errors that differ by less than this part are equal, as all are for a client of one example.
+# Errors that differ by less than this share count as equal; with one example all candidates do.
 EQUAL = 1e-4
-# Most numbers of clients for each client that has examples, as each number takes a head's memory.
+# Clients' numbers may be at most this many times the number of clients, as each number takes a head's memory.
 _GAPS = 2**10
 
 
@@ -41,30 +42,31 @@ def ridge_at_home(
 
         W_k = W + Fᵀ (F Fᵀ + λI)⁻¹ R.
 
-    A class that the global head lacks has W = 0 and b = 0: only clients that have it can predict it. Of
-    `RATIOS`, each client takes the λ with the least squared error when each example is left out in turn, of
-    equal ones the largest. One eigendecomposition of F Fᵀ gives the errors: example i's is
-    [(F Fᵀ + λI)⁻¹R]_i / [(F Fᵀ + λI)⁻¹]_ii. No client sends anything, and its head does not depend on how
-    examples are spread over the others. Costs n_k³ operations a client and n_k² memory, one client after the
-    other.
+    A class that the global head lacks has W = 0 and b = 0: only clients that have the class can predict it.
+    Each client chooses λ from `RATIOS` by the squared error when each example is left out in turn; of equal
+    ones it takes the largest. One eigendecomposition of F Fᵀ gives these errors: that of example i is [(F Fᵀ
+    + λI)⁻¹R]_i / [(F Fᵀ + λI)⁻¹]_ii. No client sends anything, and its head does not depend on how examples
+    are spread over the others. Clients are solved one after another, with n_k³ operations and n_k² memory
+    each.
 
     Args:
-        head: the global head on the scale of one-hot labels, such as that of `covfree.afl`, which is ridge
+        head: the global head, scaled for one-hot labels, such as that of `covfree.afl`, which is ridge
             regression on the examples of all clients.
         features: all clients' features.
         labels: their classes; below 0 is padding.
         clients: their clients, numbered from 0; below 0 is padding.
 
     Returns:
-        The models, of as many clients as ``clients`` names. One without examples keeps the global head.
+        The models, for as many clients as ``clients`` numbers. A client without examples keeps the global
+        head.
 
     Raises:
         TypeError: if the head is not linear, or a data type is wrong.
         ValueError: if there are no examples, features and head differ in d, a value is wrong (see
-            `covfree.check`), or most numbers of clients are not used.
+            `covfree.check`), or most of the clients' numbers are unused.
 
-    Source: a personal step after a global ridge as in FedHiP (Tang et al. 2025, arXiv 2508.04470) and APFL
-    (arXiv 2508.10732); this form of it, and the choice of λ, are covfree's.
+    Source: personal heads after a global ridge regression are as in FedHiP (Tang et al. 2025, arXiv
+    2508.04470) and APFL (arXiv 2508.10732); this form, and the choice of λ, are covfree's.
     """
     check_type("head", head, LinearHead)
     dim, num_classes = head.weight.shape
@@ -87,7 +89,7 @@ def ridge_at_home(
     places[np.arange(sizes.max()) < sizes[:, None]] = order
     weight = _weights(replace(head, present=None), *map(jnp.asarray, (features, labels, places)))
     has = client_classes(labels, clients, num_classes=num_classes)
-    # Each client has its own classes, so the bias tells which are absent.
+    # Each client has its own classes, so the bias marks absent ones.
     model = linear_model(with_finite_scores(head))
     bias = jnp.where(jnp.asarray(has), jnp.asarray(head.bias), model.trained.bias)
     return ClientModels(model, Own(LinearHead(weight, bias), (), jnp.ones(len(sizes), jnp.int32)))
@@ -95,7 +97,7 @@ def ridge_at_home(
 
 @jit
 def _weights(head: LinearHead, features: jax.Array, labels: jax.Array, places: jax.Array) -> jax.Array:
-    """W_k of each client, whose examples are at these places; −1 is padding."""
+    """Compute W_k of each client from the examples at these places; −1 is padding."""
 
     def one(place: jax.Array) -> jax.Array:
         known = (place >= 0)[:, None]

@@ -99,16 +99,16 @@ def _result(numbers: averaging.Numbers, state: State, memory: Any) -> Any:
 
 
 def scaffold(model: Model, client: Any = 0.01, server: Any = 1.0, **options: Any) -> Algorithm:
-    """SCAFFOLD: each client descends g − c_i + c: its gradient, minus its own mean one, plus that of all.
+    """SCAFFOLD: each client descends along g − c_i + c: its mean gradient c_i is replaced by that of all, c.
 
-    Clients remember c_i from round to round, and c_i⁺ is the mean of the gradients g of the client's steps in
-    the round. The server updates x ← x − server(mean of x − y_i) and c ← c + (1/N) Σ (c_i⁺ − c_i). All c_i
-    and c start at 0, and all clients have weight 1. The fixed point is the optimum of the mean of the
-    clients' losses, whatever their data.
+    Clients keep c_i from round to round; c_i⁺ is the mean of the gradients g of the client's steps in the
+    round. The server updates x ← x − server(mean of x − y_i) and c ← c + (1/N) Σ (c_i⁺ − c_i). All c_i and c
+    start at 0, and all clients have weight 1. The fixed point is the optimum of the mean of the clients'
+    losses, however their data differ.
 
     For gradient descent c_i⁺ is the paper's option II, c_i − c + (x − y_i)/(K_i η), as x − y_i is η times the
-    sum of g − c_i + c. With momentum or a schedule x − y_i is another sum, with which controls would grow
-    without bound; the mean of the gradients is the right control for any optimiser.
+    sum of g − c_i + c. With momentum or a schedule x − y_i is another sum, with which c_i would grow without
+    bound. The mean of the gradients works for any optimiser.
 
     Args:
         model: see `fedavg`.

@@ -32,7 +32,7 @@ def detail(
     partitions: Mapping[int, PartitionStatistics],
     names: Sequence[str],
 ) -> dict[str, Any]:
-    """Sum up a method's runs."""
+    """Summarise a method's runs."""
     counts = confusion_counts(predictions.values(), len(names))
     accuracy = class_accuracy(counts)
     confused = _confused(counts, names)

@@ -1,4 +1,4 @@
-"""A study's outcome in a few sentences: the best method, its lead, how sure it is, and its cost."""
+"""A study's outcome in a few sentences: the best method, its lead and how certain that is, and its cost."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from covfree.studies.table import Cell, as_bytes, percent
 
-# A method that sends less than the best is mentioned if its accuracy is at most this much lower.
+# A method that sends less than the best is mentioned if its accuracy is lower by at most this.
 _NEAR = 0.01
 
 

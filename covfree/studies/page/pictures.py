@@ -11,7 +11,7 @@ from covfree.studies.plots import style as figures
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-# Colours replaced by variables of the page's style, which differ on a dark page.
+# Colours that become variables of the page's style, as they differ on a dark page.
 _COLOURS = {
     "#000000": "var(--text)",
     "#ffffff": "var(--card)",

@@ -1,4 +1,4 @@
-"""The picture of ``covfree audit``: members found against others taken for members."""
+"""The picture of ``covfree audit``: the share of members found against that of others taken for members."""
 
 from __future__ import annotations
 

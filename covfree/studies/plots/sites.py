@@ -1,4 +1,4 @@
-"""A picture of sites: how far their class means lie from the others', and in which order."""
+"""A picture of sites: how far their class means are from the others', and in which order."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from covfree.studies.plots import style as figures
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-# Values beyond these stand at the edge.
+# Values beyond these are drawn at the edge.
 _SPREAD, _LOW, _HIGH = 40.0, -1.5, 2.5
-# Most names that are written.
+# The most names that are written.
 _NAMED = 24
 
 
@@ -35,7 +35,7 @@ def plot_sites(report: SiteReport) -> Figure:
         axes.plot(*places[~bad].T, "o", color=figures.BLUE, alpha=0.6, label="others")
         axes.plot(*places[bad].T, "D", color=figures.VERMILLION, label="not to be believed")
         worst = sorted(np.flatnonzero(bad), key=lambda i: -sites[i][1].score)[:_NAMED]
-        # A column of names at the right, in the order of the points' heights.
+        # Names are in a column at the right, in the order of the points' heights.
         gap, height = min(0.24, (_HIGH - _LOW) / max(len(worst), 1)), _LOW - 1
         room = {i: _HIGH - gap * n for n, i in enumerate(sorted(worst, key=lambda i: -places[i, 1]))}
         for i in sorted(worst, key=lambda i: places[i, 1]):

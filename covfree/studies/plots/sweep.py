@@ -1,4 +1,4 @@
-"""The picture of a sweep: accuracy against the number that was swept, a panel for each other setting."""
+"""The picture of a sweep: accuracy against the swept number, with a panel for each other setting."""
 
 from __future__ import annotations
 
@@ -133,7 +133,7 @@ def _is_number(value: Any) -> TypeGuard[float]:
 
 
 def _set_scale(axes: Axes, places: Sequence[float]) -> None:
-    """Take a logarithmic axis for numbers from 0 on that span much; tick where the results are, if few."""
+    """Make an axis logarithmic if its numbers are at least 0 and span much; tick each result if they are few."""
     from matplotlib.ticker import NullLocator
 
     values = sorted(set(places))
