@@ -1,4 +1,4 @@
-"""Differential privacy of what clients send: mechanisms, accounting, estimators that know the noise."""
+"""Differential privacy of uploads: mechanisms, accounting, and estimators that allow for the noise."""
 
 from covfree.privacy.accounting import Promise as Promise
 from covfree.privacy.accounting import Release as Release

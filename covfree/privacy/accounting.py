@@ -1,4 +1,4 @@
-"""What is promised, and what was spent: zero-concentrated differential privacy, composed over releases."""
+"""The privacy promise and the budget spent: zero-concentrated differential privacy over several releases."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ Neighbours: TypeAlias = Literal["add_remove", "replace_one"]
 
 @dataclass(frozen=True)
 class Release:
-    """One noisy release: what the accountant adds up.
+    """One noisy release; the accountant adds releases up.
 
     Attributes:
         name: what was released.
         rho: Δ²/2σ², the ρ of zero-concentrated differential privacy, with Δ the sensitivity and σ the
-            deviation of the noise.
-        real: whether the noise was a Gaussian of the reals (in floating point), for which the conversion to
-            (ε, δ) is exact, not the discrete Gaussian.
+            standard deviation of the noise.
+        real: whether the noise was a Gaussian on the real numbers (in floating point), for which the
+            conversion to (ε, δ) is exact, and not the discrete Gaussian.
     """
 
     name: str
@@ -35,21 +35,21 @@ class Release:
         check_above_zero("rho", self.rho)
 
 
-# What a promise of distributed noise says where nothing is known of masks.
+# The caveat of a promise with distributed noise if nothing is known about masks.
 UNMASKED = "a server that sees single uploads is not bound: secure sums (covfree.secure) must hide them"
 
 
 @dataclass(frozen=True)
 class Promise:
-    """What a private method promises, and to whom.
+    """The privacy promise of a private method.
 
     Attributes:
         epsilon: ε of all its releases together.
         delta: δ.
         unit: what is hidden: one example, or all of a client's.
-        neighbours: ``"add_remove"`` hides whether it is there, ``"replace_one"`` what it is.
+        neighbours: ``"add_remove"`` hides whether the unit is present, ``"replace_one"`` hides its values.
         noise: who adds the noise.
-        honest: clients that surely take part, and add their noise; for distributed noise alone.
+        honest: for distributed noise, the number of clients that surely take part and add their noise.
         releases: what is released.
     """
 
@@ -72,7 +72,7 @@ class Promise:
 
     @property
     def against(self) -> str:
-        """Those from whom it is hidden, in words."""
+        """From whom it is hidden, in words."""
         return {
             "central": "everyone who sees the noisy sums or the head; not the server, which sees each upload",
             "distributed": (
@@ -87,11 +87,11 @@ class Promise:
 
 
 def spent(releases: Iterable[Release | Promise], delta: float) -> float:
-    """Return ε of all these releases together, each of the same data, at one δ.
+    """Return ε of all these releases together, each from the same data, for one δ.
 
-    Every ρ adds up, also if a later release was chosen by what an earlier one showed. If all noise is a
-    Gaussian of the reals, ε is exact (Balle and Wang 2018); otherwise it is the bound by Rényi divergences of
-    all orders (Canonne, Kamath and Steinke 2020), about 7 % above it.
+    The ρ add up, even if a later release was chosen because of an earlier one. If all noise is a Gaussian on
+    the reals, ε is exact (Balle and Wang 2018). Otherwise it is the bound by Rényi divergences of all orders
+    (Canonne, Kamath and Steinke 2020), which is about 7 % larger.
 
     Args:
         releases: releases, or promises that hold several.
@@ -135,7 +135,7 @@ def check_delta(delta: Any) -> None:
 
 
 def check_promise(unit: Any, neighbours: Any, noise: Any) -> None:
-    """Raise unless these are choices of a promise."""
+    """Raise unless the three choices of a promise are valid."""
     check_choice("unit", unit, ("example", "client"))
     check_choice("neighbours", neighbours, ("add_remove", "replace_one"))
     check_choice("noise", noise, ("central", "distributed", "local"))
@@ -151,6 +151,6 @@ def _epsilon(rho: float, delta: float, real: bool) -> float:
 
 
 def _orders(rho: float, delta: float) -> Sequence[float]:
-    """Orders about the best one, which is 1 + √(log(1/δ)/ρ) up to a factor below 2."""
+    """Return Rényi orders near the best one, which is 1 + √(log(1/δ)/ρ) up to a factor below 2."""
     best = math.sqrt(math.log(1 / delta) / rho)
     return [1 + best * 2 ** (step / 50) for step in range(-100, 51)]

@@ -1,4 +1,4 @@
-"""What sums tell of single examples: attacks whose success has a closed form on Gaussian data."""
+"""What sums reveal about single examples: attacks whose success has a closed form for Gaussian data."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from covfree.core.types import AnyArray, Scalar
 def membership_signal(
     eigenvalues: Float[AnyArray, " dim"], count: Scalar, deviation: Scalar = 0.0
 ) -> Float[Array, ""]:
-    """Return d′, by how many deviations an example's presence moves the likelihood ratio of a class sum.
+    """Return d′: by how many standard deviations an example's presence moves a sum's likelihood ratio.
 
-    d′² = Σ_j λ_j/(n λ_j + σ²) for Gaussian features with eigenvalues λ_j of their covariance, of which n are
-    summed, with noise of deviation σ in each sum. Without noise d′ = √(d/n). The attack then has
-    AUC Φ(d′/√2), and finds a share Φ(d′ − z) of the members at a false-positive rate 1 − Φ(z).
+    d′² = Σ_j λ_j/(n λ_j + σ²), if n Gaussian features whose covariance has eigenvalues λ_j are summed, and
+    noise of standard deviation σ is added to each coordinate. Without noise d′ = √(d/n). The attack has AUC
+    Φ(d′/√2), and finds a share Φ(d′ − z) of the members at the false-positive rate 1 − Φ(z).
 
     Args:
         eigenvalues: λ_j, at least 0.
         count: n.
-        deviation: σ, of the noise in each coordinate of the sum.
+        deviation: σ, the standard deviation of the noise in each coordinate of the sum.
     """
     eigenvalues = jnp.asarray(eigenvalues, jnp.result_type(float))
     count = jnp.asarray(count, eigenvalues.dtype)
@@ -37,17 +37,17 @@ def membership_scores(
     covariance: Float[AnyArray, "dim dim"],
     deviation: Scalar = 0.0,
 ) -> Float[Array, " candidates"]:
-    """Score how likely each candidate is one of the examples in a class sum: a log likelihood ratio.
+    """Score how likely each candidate is among the examples of a class sum, by a log-likelihood ratio.
 
-    Knowing that x is in the sum moves the sum's mean by x − μ and leaves its covariance A = nΣ + σ²I nearly
-    as it is. So the log ratio is (x − μ)ᵀA⁻¹(S − nμ) − ½ (x − μ)ᵀA⁻¹(x − μ).
+    If x is in the sum, the sum's mean moves by x − μ, and its covariance A = nΣ + σ²I hardly changes. So the
+    log ratio is (x − μ)ᵀA⁻¹(S − nμ) − ½ (x − μ)ᵀA⁻¹(x − μ).
 
     Args:
         candidates: examples x that the attacker has.
-        total: S, the sum that was seen.
-        count: n, how many examples it is of.
+        total: S, the observed sum.
+        count: n, the number of examples in the sum.
         centre: μ, the class's mean in the population.
-        covariance: Σ of the class in the population.
+        covariance: Σ, the class's covariance in the population.
         deviation: σ of the noise in each coordinate of the sum.
     """
     centred = jnp.asarray(candidates) - jnp.asarray(centre)[None, :]
@@ -61,7 +61,7 @@ def membership_scores(
 
 
 def auc(members: Float[AnyArray, " members"], others: Float[AnyArray, " others"]) -> Float[Array, ""]:
-    """Return the probability that a member scores above another, ties half: the area under the ROC curve.
+    """Return the probability that a member scores above a non-member, ties counting half: the AUC.
 
     >>> import jax.numpy as jnp
     >>> float(auc(jnp.array([2.0, 3.0]), jnp.array([1.0, 2.0])))
@@ -76,11 +76,11 @@ def auc(members: Float[AnyArray, " members"], others: Float[AnyArray, " others"]
 def found_at(
     members: Float[AnyArray, " members"], others: Float[AnyArray, " others"], rate: float = 0.01
 ) -> Float[Array, ""]:
-    """Return the share of members found where at most a share ``rate`` of the others is taken for one.
+    """Return the share of members found at a threshold that at most a share ``rate`` of the others exceeds.
 
     Args:
         members: scores of members.
-        others: scores of others.
+        others: scores of non-members.
         rate: the false-positive rate.
     """
     ordered = jnp.sort(jnp.asarray(others))

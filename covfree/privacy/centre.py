@@ -1,4 +1,4 @@
-"""A public centre: clients subtract it before they clip, and the server adds it back in the head."""
+"""A public centre: clients subtract it before clipping, and the server adds it back in the head."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def check_centre(centre: Any) -> Float[np.ndarray, " dim"]:
     """Return the centre as a vector of 64-bit floats.
 
     Raises:
-        ValueError: if it is no vector of finite numbers.
+        ValueError: if it is not a vector of finite numbers.
     """
     values = np.asarray(centre)
     if values.ndim != 1 or not values.size or not jnp.issubdtype(values.dtype, jnp.number):
@@ -36,10 +36,10 @@ def check_centre(centre: Any) -> Float[np.ndarray, " dim"]:
 def centred(
     method: Method[Any], centre: Float[np.ndarray, " dim"] | None, features: Float[AnyArray, "examples dim"]
 ) -> Float[np.ndarray, "examples mapped"]:
-    """Map features and subtract the centre: what is clipped.
+    """Map features and subtract the centre; the result is clipped later.
 
     Raises:
-        ValueError: if the centre has another length than the features (those of a method's own map).
+        ValueError: if the centre has another length than the features (mapped, if the method has a map).
     """
     mapped = np.asarray(method.mapped(features), np.float64)
     if centre is None:
@@ -51,13 +51,13 @@ def centred(
 
 
 def moved_back(method: Method[Any], centre: Float[np.ndarray, " dim"] | None, head: Head) -> Head:
-    """The head on features, of a head on features − c: scores Wᵀ(x − c) + b have the bias b − Wᵀc."""
+    """Convert a head on features − c to one on features: Wᵀ(x − c) + b has the bias b − Wᵀc."""
     if centre is None:
         return head
     if isinstance(head, MappedHead):
         return replace(head, head=moved_back(method, centre, head.head))
     assert isinstance(head, LinearHead)
-    # In float64, so that a large centre costs the bias no more than its last bit.
+    # Use float64: with float32 a large centre would cost the bias more than its last bit.
     bias = np.asarray(head.bias, np.float64) - _of_mapped(method, centre) @ np.asarray(
         head.weight, np.float64
     )
@@ -69,5 +69,5 @@ def _is_projected(method: Method[Any]) -> bool:
 
 
 def _of_mapped(method: Method[Any], centre: Float[np.ndarray, " dim"]) -> Float[np.ndarray, " mapped"]:
-    """The centre among mapped features: a projection is linear, so P(x − c) = Px − Pc."""
+    """Return the centre of mapped features; a projection is linear, so P(x − c) = Px − Pc."""
     return np.asarray(method.mapped(centre), np.float64) if _is_projected(method) else centre

@@ -1,4 +1,4 @@
-"""The discrete Gaussian, sampled exactly from random bits of the operating system."""
+"""The discrete Gaussian, sampled exactly from the operating system's random bits."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from jaxtyping import Bool, Int
 # A source of random bytes, such as `os.urandom`.
 RandomBytes: TypeAlias = Callable[[int], bytes]
 
-# With a deviation of 2^24, all products below stay inside int64: (46·2^24)² < 2^60.
+# With a standard deviation of 2^24, all products below fit in int64: (46·2^24)² < 2^60.
 MAX_LOG_DEVIATION = 24
 
 
@@ -21,16 +21,17 @@ def discrete_gaussian(
 ) -> Int[np.ndarray, " size"]:
     """Draw from the discrete Gaussian on the integers, P(x) ∝ exp(−x²/2σ²) with σ = 2^log_deviation.
 
-    Only integers are computed with, so that no rounding shifts a probability. Adding the draws to an integer
-    vector whose neighbours differ by v gives ‖v‖²/2σ²-zero-concentrated differential privacy. That holds only
-    if nobody can repeat the random bits: anything but `os.urandom` is for experiments.
+    Only integers are used, so that no rounding changes a probability. If neighbours' integer vectors differ
+    by v, adding the draws gives ‖v‖²/2σ²-zero-concentrated differential privacy. That requires that nobody
+    can repeat the random bits: use anything but `os.urandom` only for experiments.
 
     Args:
         log_deviation: base-2 logarithm of σ, from 1 to 24.
         size: number of draws.
         random_bytes: source of random bytes.
 
-    Source: Canonne, Kamath and Steinke (2020), Alg. 1 to 3, with t = σ, a power of two, and whole arrays.
+    Source: Canonne, Kamath and Steinke (2020), Alg. 1 to 3, with t = σ, a power of two, applied to whole
+    arrays.
     """
     if not 1 <= log_deviation <= MAX_LOG_DEVIATION:
         raise ValueError(f"log_deviation: expected 1 to {MAX_LOG_DEVIATION}, got {log_deviation}")
@@ -39,7 +40,8 @@ def discrete_gaussian(
     sigma = 1 << log_deviation
     while missing.size:
         value, kept = _discrete_laplace(log_deviation, missing.size, random_bytes)
-        # exp(−(|y| − σ)²/2σ²) turns the Laplace distribution of scale σ into the Gaussian.
+        # Accepting with probability exp(−(|y| − σ)²/2σ²) turns the Laplace distribution of scale σ into the
+        # Gaussian.
         distance = np.abs(value) - sigma
         kept &= _exponential(distance * distance, 2 * log_deviation + 1, random_bytes)
         drawn[missing[kept]] = value[kept]
@@ -50,10 +52,10 @@ def discrete_gaussian(
 def summed_discrete_gaussians(
     log_deviation: int, terms: int, size: int, random_bytes: RandomBytes = os.urandom
 ) -> Int[np.ndarray, " size"]:
-    """Draw the sum of ``terms`` discrete Gaussians of σ = 2^log_deviation, for a simulation of many clients.
+    """Draw the sum of ``terms`` discrete Gaussians of σ = 2^log_deviation, to simulate many clients.
 
-    The sum is drawn as few terms: 4^j of them are replaced by one of deviation 2^j σ, whose law is the
-    same up to a factor of 1 ± 10·exp(−2π²σ²/2) (Kairouz, Liu and Steinke 2021): 10⁻¹⁶ for σ = 2.
+    Few terms are drawn: 4^j terms are replaced by one of standard deviation 2^j σ, whose distribution is the
+    same up to a factor of 1 ± 10·exp(−2π²σ²/2) (Kairouz, Liu and Steinke 2021), which is 10⁻¹⁶ for σ = 2.
     """
     total, level = np.zeros(size, np.int64), 0
     while terms:
@@ -66,17 +68,17 @@ def summed_discrete_gaussians(
 
 
 def _words(size: int, random_bytes: RandomBytes) -> np.ndarray:
-    """Uniform integers of 63 bits."""
+    """Draw uniform integers of 63 bits."""
     return (np.frombuffer(random_bytes(8 * size), np.uint64) >> np.uint64(1)).astype(np.int64)
 
 
 def _below(bound: np.ndarray, random_bytes: RandomBytes) -> np.ndarray:
-    """Uniform integers in [0, bound), each with its own bound."""
+    """Draw uniform integers in [0, bound), each with its own bound."""
     result = np.zeros(bound.shape, np.int64)
     missing = np.arange(bound.size)
     while missing.size:
         word, limit = _words(missing.size, random_bytes), bound[missing]
-        # Words past the last whole multiple of the bound are drawn again.
+        # Draw again if a word is past the last whole multiple of the bound.
         fair = word - word % limit <= np.iinfo(np.int64).max - limit + 1
         result[missing[fair]] = (word % limit)[fair]
         missing = missing[~fair]
@@ -86,11 +88,11 @@ def _below(bound: np.ndarray, random_bytes: RandomBytes) -> np.ndarray:
 def _exponential(
     numerator: np.ndarray, log_denominator: int, random_bytes: RandomBytes
 ) -> Bool[np.ndarray, "_"]:
-    """True with probability exp(−numerator/2^log_denominator), each with its own numerator of at least 0."""
+    """Draw True with probability exp(−numerator/2^log_denominator), for each numerator (at least 0)."""
     whole = numerator >> log_denominator
     part = numerator & ((1 << log_denominator) - 1)
     alive = _exponential_below_one(part, log_denominator, random_bytes)
-    # exp(−whole) as so many trials of exp(−1).
+    # exp(−whole) is the probability that ``whole`` trials of exp(−1) all succeed.
     trying = np.flatnonzero(alive & (whole > 0))
     left = whole[trying]
     while trying.size:
@@ -119,11 +121,11 @@ def _exponential_below_one(
 
 
 def _discrete_laplace(log_scale: int, size: int, random_bytes: RandomBytes) -> tuple[np.ndarray, np.ndarray]:
-    """Proposals from the discrete Laplace distribution of scale 2^log_scale, and which of them count."""
+    """Draw proposals from the discrete Laplace distribution of scale 2^log_scale, and which to keep."""
     scale = 1 << log_scale
     low = _words(size, random_bytes) & (scale - 1)
     kept = _exponential(low, log_scale, random_bytes)
-    # A geometric number of steps of the scale: trials of exp(−1) until one fails.
+    # The number of whole scales is geometric: trials of exp(−1) until one fails.
     steps = np.zeros(size, np.int64)
     trying = np.flatnonzero(kept)
     while trying.size:
@@ -133,6 +135,6 @@ def _discrete_laplace(log_scale: int, size: int, random_bytes: RandomBytes) -> t
         steps[trying] += 1
     value = low + scale * steps
     negative = (_words(size, random_bytes) & 1).astype(bool)
-    # Zero would come twice.
+    # Drop −0, so that zero is not drawn twice as often.
     kept &= ~(negative & (value == 0))
     return np.where(negative, -value, value), kept

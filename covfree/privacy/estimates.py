@@ -1,4 +1,4 @@
-"""Estimates from noisy sums that take the noise off again; derived in docs/privacy.md."""
+"""Estimates from noisy sums, with the effect of the noise removed; derived in docs/privacy.md."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from covfree.core.types import AnyArray, Scalar
 def debiased_reciprocal(count: Num[AnyArray, "..."], deviation: Scalar) -> Float[Array, "..."]:
     """Estimate 1/N from a noisy count Ñ = N + σ_n z: (1 − σ_n²/Ñ²)/Ñ, as E[1/Ñ] ≈ (1 + σ_n²/N²)/N.
 
-    Off by O(σ_n⁴/N⁵). A count below 2σ_n, or below 1, is taken for that: a smaller one says nothing of 1/N.
+    The error is O(σ_n⁴/N⁵). A count below 2σ_n or 1 is raised to that, as it says nothing about 1/N.
 
     Args:
         count: Ñ.
@@ -36,15 +36,15 @@ def debiased_within(
 ) -> Float[Array, "dim dim"]:
     """Estimate the within-class scatter from noisy sums: G̃ − Σ_c r_c (S̃_c S̃_cᵀ − σ²I), r_c ≈ 1/N_c.
 
-    E[S̃_c S̃_cᵀ] = S_c S_cᵀ + σ²I, and the noise of G̃ has mean 0. So the estimate is unbiased, up to what
-    `debiased_reciprocal` leaves; it need not be positive semi-definite (`positive_part`).
+    E[S̃_c S̃_cᵀ] = S_c S_cᵀ + σ²I, and the noise of G̃ has mean 0. So the estimate is unbiased, except for
+    the error of `debiased_reciprocal`. It may not be positive semi-definite; see `positive_part`.
 
     Args:
         second: G̃, the second moment Σ x xᵀ of all examples, with noise.
         sums: S̃_c, with noise.
         counts: Ñ_c, with noise.
-        sum_deviation: σ, of each number in the sums.
-        count_deviation: σ_n, of each count.
+        sum_deviation: σ, the noise in each number of the sums.
+        count_deviation: σ_n, the noise in each count.
     """
     second, sums = jnp.asarray(second), jnp.asarray(sums)
     share = debiased_reciprocal(counts, count_deviation).astype(sums.dtype)
@@ -59,7 +59,7 @@ def noisy_rows_covariance(
     deviations: Float[AnyArray, " rows"],
     typical: Scalar | None = None,
 ) -> Float[Array, "dim dim"]:
-    """Estimate a class's covariance from client means to which each client has added noise.
+    """Estimate a class's covariance from client means to which each client added noise.
 
     With x_r = mean + noise of variance σ_r² in each coordinate, weights w_r and W = Σ w_r, the scatter
     S = Σ w_r (x_r − x̄)(x_r − x̄)ᵀ about the weighted mean x̄ has E[S] = aΣ + bI, where
@@ -68,13 +68,13 @@ def noisy_rows_covariance(
     from the same rows, a bias of order 1/rows remains.
 
     Args:
-        means: x_r, of one class; ``vmap`` batches classes.
-        counts: n_r, without noise; a row of count 0 is padding.
-        deviations: σ_r of the noise in each coordinate of the mean, in units of the features.
+        means: x_r, for one class; ``vmap`` batches classes.
+        counts: n_r, without noise; a row with count 0 is padding.
+        deviations: σ_r, the standard deviation of the noise in each coordinate of the mean.
         typical: λ, above 0; by default tr Σ̂/d of the estimate with w_r = n_r.
 
     Returns:
-        The covariance, symmetric, not necessarily positive semi-definite; 0 if fewer than two rows count.
+        The covariance; symmetric, but maybe not positive semi-definite. 0 with fewer than two rows.
     """
     check_means(means, counts)
     means, sigma = jnp.asarray(means), jnp.asarray(deviations)
@@ -109,19 +109,20 @@ def shrunk_means(
     sum_deviation: Scalar,
     count_deviation: Scalar,
 ) -> Float[Array, "classes dim"]:
-    """Estimate class means from noisy sums, each pulled to the mean of all by its noise.
+    """Estimate class means from noisy sums, each shrunk towards the mean of all according to its noise.
 
-    As if counts and means were drawn about their averages: a count becomes N̄ + t/(t + σ_n²)·(Ñ_c − N̄), with
-    t + σ_n² the counts' variance; a mean g + τ²/(τ² + v_c)·(S̃_c/N_c − g), with g the mean of all and
-    v_c = σ²/N_c² the noise in each coordinate. The variance τ² of the classes' own means is taken from
-    ‖S̃_c/N_c − g‖²/d − v_c. Without the pull, noise decides between classes of different size. Where no
-    difference of classes shows, τ² is what such an estimate is off by, v√(2/Cd).
+    Counts and class means are treated as random draws about their averages. A count becomes N̄ + t/(t +
+    σ_n²)·(Ñ_c − N̄), where t + σ_n² is the variance of the counts. A mean becomes g + τ²/(τ² + v_c)·(S̃_c/N_c
+    − g), where g is the mean of all and v_c = σ²/N_c² the noise in each coordinate. The variance τ² of the
+    true class means is estimated from ‖S̃_c/N_c − g‖²/d − v_c. Without shrinkage, noise would decide between
+    classes of different size. If the classes show no difference, τ² is set to the error of its own estimate,
+    v√(2/Cd).
 
     Args:
         sums: S̃_c, with noise.
         counts: Ñ_c, with noise.
-        sum_deviation: σ above 0, of each number in the sums.
-        count_deviation: σ_n, of each count.
+        sum_deviation: σ above 0, the noise in each number of the sums.
+        count_deviation: σ_n, the noise in each count.
 
     Source: empirical Bayes, after Efron and Morris (1973), Stein's estimation rule and its competitors.
     """
@@ -144,17 +145,17 @@ def shrunk_means(
 
 
 def positive_part(matrix: Float[AnyArray, "dim dim"]) -> Float[Array, "dim dim"]:
-    """Return the nearest positive semi-definite matrix in Frobenius' norm: negative eigenvalues become 0."""
+    """Return the nearest positive semi-definite matrix in Frobenius norm; negative eigenvalues become 0."""
     matrix = jnp.asarray(matrix)
     values, vectors = eigh((matrix + matrix.T) / 2)
     return product(vectors * jnp.maximum(values, 0)[None, :], vectors.T)
 
 
 def noise_edge(deviation: Scalar, dim: int) -> Float[Array, ""]:
-    """Return σ√(2d), the largest eigenvalue of the second moment's noise as d grows.
+    """Return σ√(2d), the largest eigenvalue of the noise of the second moment for large d.
 
     Args:
-        deviation: σ on the diagonal; the noise off it has the deviation σ/√2.
+        deviation: σ, the noise on the diagonal; off the diagonal it is σ/√2.
         dim: d.
     """
     return jnp.asarray(deviation, jnp.result_type(float)) * jnp.sqrt(jnp.asarray(2.0 * dim))

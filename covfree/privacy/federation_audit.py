@@ -1,4 +1,4 @@
-"""An audit of a federation: what attacks find in what is sent, before and after sums and noise."""
+"""An audit of a federation: what attacks find in uploads, single and summed, with and without noise."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from covfree.privacy.discrete import RandomBytes
 from covfree.privacy.mechanism import private
 from covfree.privacy.uploads import Grid
 
-# Candidates among whom one was in the sum, in re-identification.
+# Number of candidates in re-identification, of which one is in the sum.
 _CANDIDATES = 10
-# Share of the largest possible λ that the attacker adds to a covariance from few examples.
+# The attacker loads a covariance estimated from few examples by this share of the largest possible λ.
 _LOADING = 0.01
-# An attack looks at no more sums than this, each of one class of one sender.
+# An attack uses at most this many sums, each of one class of one sender.
 _MOST_SUMS = 300
 
 
@@ -34,14 +34,14 @@ class Finding(NamedTuple):
     Attributes:
         name: what is seen.
         auc: area under the ROC curve of the membership attack; 0.5 is chance.
-        found: share of the members it finds at 1 % false positives.
-        single: share of the sums that are of one example, so are its features.
-        named: share of sums of which the likeliest of 10 candidates is a member; chance is 0.1.
-        presence: AUC of telling whether a sender has a class, from its count; NaN if all have all classes.
-        difference: relative error of one client's sums, as the sum of all with it less that without it; NaN
-            where not all are summed.
+        found: share of the members found at 1 % false positives.
+        single: share of the sums with only one example, which reveal its features.
+        named: share of the sums for which the most likely of 10 candidates is a member; chance is 0.1.
+        presence: AUC of inferring from a count whether a sender has a class; NaN if all have all classes.
+        difference: relative error of a client's sums, computed as the difference of the sums of all clients
+            with and without it; NaN if sums are not over all clients.
         members: scores of members, for a picture.
-        others: scores of others.
+        others: scores of non-members.
     """
 
     name: str
@@ -57,12 +57,12 @@ class Finding(NamedTuple):
 
 @dataclass(frozen=True)
 class Audit:
-    """Findings for all kinds of uploads of one federation.
+    """Findings for all kinds of uploads of a federation.
 
     Attributes:
-        findings: one for each kind.
-        epsilon: ε of the noisy ones.
-        delta: their δ.
+        findings: one for each kind of upload.
+        epsilon: ε of noisy uploads.
+        delta: δ of noisy uploads.
     """
 
     findings: tuple[Finding, ...]
@@ -87,7 +87,7 @@ class Audit:
 
 
 class _World(NamedTuple):
-    """The examples: of the federation, others, and those from which the attacker knows the classes."""
+    """The examples: the federation's, others, and those from which the attacker knows the classes."""
 
     features: np.ndarray
     labels: np.ndarray
@@ -110,21 +110,22 @@ def audit(
     seed: int = 0,
     random_bytes: RandomBytes = os.urandom,
 ) -> Audit:
-    """Attack a federation's class sums: of single clients, of groups, of all, each as it is and with noise.
+    """Attack a federation's class sums: of single clients, of groups, of all; each without and with noise.
 
-    A third of the examples is the federation, a third stays out of it, and from the last third the attacker
-    knows each class's mean and the covariance within classes. Such an attacker is stronger than most. Noise
-    hides one example (`covfree.privacy.private` of FedNCM): local noise for single clients, central for all.
+    The examples are divided in three: one third is the federation, one third stays out of it, and from the
+    last third the attacker knows each class's mean and the covariance within classes. Such an attacker is
+    stronger than most. The noise hides one example (`covfree.privacy.private` of FedNCM): local noise for
+    single clients, central noise for the sum of all.
 
     Args:
         features: [examples, dim].
         labels: their classes; below 0 is padding.
-        clients: whose each example is; below 0 is padding.
+        clients: the client of each example; below 0 is padding.
         epsilon: ε of the noisy uploads.
-        delta: their δ.
+        delta: δ of the noisy uploads.
         clip: bound on the features' norm.
-        group: clients of a group.
-        seed: of the split and of the groups.
+        group: the number of clients in a group.
+        seed: the seed of the split and of the groups.
         random_bytes: source of the noise.
 
     Source: docs/privacy.md.
@@ -158,7 +159,7 @@ def audit(
 
 
 class _Seen(NamedTuple):
-    """Sums [senders, classes, dim] and counts as they are seen; whose each example is; the noise of a sum."""
+    """Observed sums [senders, classes, dim] and counts; the sender of each example; the noise of a sum."""
 
     sums: np.ndarray
     counts: np.ndarray
@@ -195,7 +196,7 @@ def _seen(
     grid: Grid, world: _World, sender: np.ndarray, number: int, noisy: bool, random_bytes: RandomBytes
 ) -> _Seen:
     many = int(sender.max(initial=0)) + 1
-    # The sums of all senders are those of so many more classes.
+    # Treat each sender's classes as separate classes, so that one call sums for all senders.
     upload = grid.upload(world.features, sender * number + world.labels, many * number)
     if noisy:
         upload = grid.noised(upload, 1, random_bytes)
@@ -240,7 +241,7 @@ def _scored(seen: _Seen, world: _World, rng: np.random.Generator) -> Iterator[tu
         if not len(strangers):
             continue
         own, strangers = rng.permutation(own)[:_CANDIDATES], rng.permutation(strangers)[:_CANDIDATES]
-        # One size for all, so that one function is compiled.
+        # Pad to one size, so that one function is compiled.
         shown = np.concatenate([world.features[own], world.outside[strangers]])
         padded = np.pad(shown, [(0, 2 * _CANDIDATES - len(shown)), (0, 0)])
         count = max(float(seen.counts[sender, label]), 1.0)
@@ -266,7 +267,7 @@ def _presence(seen: _Seen, world: _World) -> float:
 def _difference(
     grid: Grid, world: _World, places: np.ndarray, number: int, noisy: bool, random_bytes: RandomBytes
 ) -> float:
-    """Subtract the sum of all but the first client from the sum of all; how far off its sums that is."""
+    """Compute the first client's sums as those of all minus those of the others; return their error."""
     totals = []
     for kept in (np.ones(len(places), bool), places != 0):
         part = world._replace(features=world.features[kept], labels=world.labels[kept])

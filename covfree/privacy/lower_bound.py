@@ -1,4 +1,4 @@
-"""A lower bound on ε by experiment: whether a mechanism keeps what it promises."""
+"""An experimental lower bound on ε, to test whether a mechanism keeps its promise."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from covfree.privacy.accounting import check_delta, spent
 from covfree.privacy.discrete import RandomBytes
 from covfree.privacy.mechanism import Private
 
-# Thresholds that are tried, on one half of the runs.
+# The number of thresholds that are tried, on one half of the runs.
 _THRESHOLDS = 200
 
 
 class AuditedEpsilon(NamedTuple):
-    """What an audit of one release found.
+    """The result of auditing one release.
 
     Attributes:
         claimed: ε that the release claims.
-        lower: with the confidence asked for, ε is at least this.
+        lower: ε is at least this, with the confidence asked for.
     """
 
     claimed: float
@@ -41,17 +41,17 @@ def epsilon_lower_bound(
     delta: float,
     confidence: float = 0.999,
 ) -> float:
-    """Bound ε from below by what tells two neighbouring data sets apart.
+    """Bound ε from below, from runs on two neighbouring data sets.
 
-    (ε, δ)-differential privacy means P(T > t) ≤ e^ε P′(T > t) + δ, for every test and both ways round. The
-    first half of the runs chooses the test, the second bounds both probabilities (Clopper and Pearson), so
-    the bound holds with the confidence whatever was tried.
+    (ε, δ)-differential privacy means P(T > t) ≤ e^ε P′(T > t) + δ for every test, and vice versa. The first
+    half of the runs chooses the test, the second half bounds both probabilities (Clopper and Pearson). So the
+    bound has the stated confidence, however many tests were tried.
 
     Args:
         present: a number from each run on one data set.
-        absent: the same from its neighbour.
+        absent: the same for the neighbouring data set.
         delta: δ.
-        confidence: of the bound.
+        confidence: confidence of the bound.
     """
     check_delta(delta)
     halves = [(present[::2], absent[::2]), (present[1::2], absent[1::2])]
@@ -75,9 +75,9 @@ def audit_epsilon(
 ) -> AuditedEpsilon:
     """Run the first release of a private method many times with and without one example, and bound its ε.
 
-    Each class holds one example, at the clipping norm, or none. As classes have noise of their own, one
-    release of ``runs`` classes is ``runs`` releases of one. What is audited is the very code that clients and
-    the server run: clipping, the grid, the noise and its sum.
+    Each class has one example, at the clipping norm, or none. As the noise of classes is independent, one
+    release of ``runs`` classes equals ``runs`` releases of one class. The audit covers the code that clients
+    and the server actually run: clipping, the grid, the noise and its sum.
 
     Args:
         made: a private method whose unit is an example, with central or local noise.
@@ -93,7 +93,7 @@ def audit_epsilon(
     scores = []
     for kept in (labels, np.full(runs, -1)):
         upload = grid.noised(grid.upload(features, kept, runs), 1, random_bytes)
-        # The likelihood ratio's statistic, in exact integers.
+        # The statistic of the likelihood ratio, in exact integers.
         moves = np.array([grid.bound, grid.count, grid.square], float)
         scores.append(upload.values @ moves)
     delta = made.promise.delta

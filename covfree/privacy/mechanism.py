@@ -1,4 +1,4 @@
-"""A method made private: its clients send noisy sums, and the server makes the head of them."""
+"""Private methods: clients send noisy sums, from which the server makes the head."""
 
 from __future__ import annotations
 
@@ -30,22 +30,23 @@ from covfree.privacy.projection import public_projection
 from covfree.privacy.server import NoisySums, head_of, nearest_mean, needs_matrix, worth_a_matrix
 from covfree.privacy.uploads import Grid, Kind, Upload, added
 
-# log₂ of one noise's deviation on the grid. Where each client adds one, few bits leave room for their sum.
+# log₂ of the noise's standard deviation on the grid; lower if each client adds noise, to leave room for the
+# sum.
 _LOG_DEVIATION: dict[Noise, int] = {"central": 22, "distributed": 18, "local": 18}
 
 
 @dataclass(frozen=True, eq=False)
 class Private:
-    """A private method: what each party computes, step by step. `private` makes it.
+    """A private method, made by `private`: what each party computes, step by step.
 
-    In the first step clients send class sums. From these, with noise, the server chooses what clients send in
-    the second: the second moment, or the sums again where noise would drown the second moment. FedNCM has one
-    step.
+    In the first step clients send class sums. From the noisy totals the server chooses what clients send in
+    the second step: the second moment, or the sums again if noise would drown the second moment. FedNCM has
+    only one step.
 
     Attributes:
         method: the method, with the projection as its feature map.
         promise: what is promised, and to whom.
-        grids: the grid of each step, the second's for either choice.
+        grids: the grid of each step; for the second step, of either choice.
         centre: the public vector that is subtracted before features are clipped; None for 0.
     """
 
@@ -64,15 +65,15 @@ class Private:
         num_classes: int,
         random_bytes: RandomBytes = os.urandom,
     ) -> Upload:
-        """Make what one client sends; with its noise, unless noise is central.
+        """Make what one client sends; it includes the client's noise, unless noise is central.
 
         Args:
             step: 0 or 1.
-            kind: ``"sums"`` in step 0; in step 1 what `choose` gave.
+            kind: ``"sums"`` in step 0; in step 1 the result of `choose`.
             features: the client's features.
             labels: their classes; below 0 is padding.
             num_classes: C, the same for all clients: absent classes are sent too.
-            random_bytes: source of the noise; anything but `os.urandom` is for experiments.
+            random_bytes: source of the noise; use anything but `os.urandom` only for experiments.
         """
         grid = self._grid(step, kind)
         check(features, labels, num_classes=num_classes)
@@ -86,7 +87,7 @@ class Private:
     def total(
         self, step: int, uploads: Sequence[Upload], *, random_bytes: RandomBytes = os.urandom
     ) -> Upload:
-        """Add the uploads of a step up, with noise where it is central.
+        """Add the uploads of a step, and the noise if it is central.
 
         Raises:
             ValueError: if fewer clients have added noise than the promise needs.
@@ -104,7 +105,7 @@ class Private:
         return total
 
     def choose(self, first: Upload) -> Kind | None:
-        """Return what clients are to send in the second step, by the first's total; None for nothing."""
+        """Choose from the first total what clients send in the second step; None for nothing."""
         if len(self.grids) == 1:
             return None
         grids = self.grids[1]
@@ -135,13 +136,13 @@ class Private:
     ) -> Head:
         """Simulate the federation: every client's upload, their sum, the noise, the head.
 
-        The noises of many clients are drawn as their sum (`summed_discrete_gaussians`).
+        The noise of many clients is drawn as one sum (`summed_discrete_gaussians`).
 
         Args:
             features: [examples, dim] of all clients.
             labels: their classes; below 0 is padding.
-            clients: whose each example is; below 0 is padding.
-            num_classes: C; by default the largest label plus 1. Give it where that is not public.
+            clients: the client of each example; below 0 is padding.
+            num_classes: C; by default the largest label plus 1. Give it if that is not public.
             random_bytes: source of the noise.
         """
         check(features, labels, clients, num_classes=num_classes)
@@ -194,30 +195,32 @@ def private(
 ) -> Private:
     """Make a method private: clip, round to a public grid, sum, and add discrete Gaussian noise.
 
-    Clients send sums and counts of classes, never means, whose sensitivity would depend on the private count.
-    docs/privacy.md derives the sensitivities, says who learns what, and how to choose the numbers.
+    Clients send sums and counts of classes. They never send means, whose sensitivity would depend on the
+    private count. docs/privacy.md derives the sensitivities, says who learns what, and how to choose the
+    numbers.
 
     Args:
-        method: one whose head is a function of class sums and the second moment: `fedncm`, `fed3r`, `fedcgs`,
-            or `fedcof` with an LDA or ridge head. A shrinkage rule gives way to the noise's edge; a number γ,
-            or a ridge, is kept and the edge is added.
-        epsilon: ε of all that is released, above 0.
+        method: a method whose head is a function of class sums and the second moment: `fedncm`, `fed3r`,
+            `fedcgs`, or `fedcof` with an LDA or ridge head. A shrinkage rule is replaced by the noise's edge
+            (`noise_edge`); a number γ, or a ridge, is kept, and the edge is added.
+        epsilon: ε of all releases together, above 0.
         delta: δ, well below one over the number of examples.
-        clip: B; features of a larger norm are scaled down to it. It must be public, so not computed from
-            the data that it protects.
+        clip: B; features with a larger norm are scaled down to it. It must be public, so it may not be
+            computed from the data that it protects.
         unit: what is hidden: one example, or all examples of a client.
         noise: ``"central"``: a trusted server adds it. ``"distributed"``: each client adds a share, so that
             the sum has enough; secure sums (`covfree.secure`, `covfree.deployment`) must hide single uploads.
             ``"local"``: each client's upload is private by itself.
         neighbours: whether an example (or client) is added or removed, or replaced by another.
-        honest: clients that surely take part and keep their noise to themselves; for distributed noise.
-        weight: with ``unit="client"``, the most examples that a client may weigh: its sums are scaled down to
-            the norm of so many examples of one class, and its second moment to that of twice as many.
-        projection: number p of features after a public random projection; None for none.
+        honest: for distributed noise, the number of clients that surely take part and keep their noise
+            secret.
+        weight: with ``unit="client"``, the most examples with which a client may count. Its sums are scaled
+            down to the norm of so many examples of one class, and its second moment to that of twice as many.
+        projection: p, the number of features after a public random projection; None for no projection.
         seed: public seed of the projection.
-        centre: [dim], subtracted from features before they are clipped, and added back in the head; None for
-            0. It must be public too, such as the mean of public features of the same backbone; ``clip`` then
-            bounds the distance from it. Of a method with a map of its own, the centre of mapped features.
+        centre: [dim], subtracted from features before clipping, and added back in the head; None for 0. It
+            too must be public, such as the mean of public features of the same backbone; ``clip`` then bounds
+            the distance from it. If the method has a feature map, it is the centre of mapped features.
 
     Raises:
         ValueError: if an argument is out of range, or the method's head needs more than these sums.
@@ -278,7 +281,7 @@ def private(
 def _sum_of_clients(
     grid: Grid, features: np.ndarray, labels: np.ndarray, owners: np.ndarray, num_classes: int
 ) -> Upload:
-    """The sum of all clients' uploads, without noise."""
+    """Add all clients' uploads, without noise."""
     if grid.weight is None:
         return grid.upload(features, labels, num_classes)
     order = np.argsort(owners, kind="stable")

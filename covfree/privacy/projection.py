@@ -1,4 +1,4 @@
-"""A public projection: fewer numbers to hide, so less noise in the second moment."""
+"""A public projection: fewer numbers to hide, and so less noise in the second moment."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from covfree.statistics.feature_maps import accurate
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class PublicProjection:
-    """√(d/p)·Qᵀx with Q [d, p] orthonormal columns, uniform; norms stay the same on average.
+    """√(d/p)·Qᵀx, where Q [d, p] has random orthonormal columns; norms are preserved on average.
 
     Attributes:
-        seed: of Q; public, as the map looks at no data.
+        seed: the seed of Q; public, as the map does not depend on data.
         num_features: p.
     """
 
@@ -39,14 +39,14 @@ class PublicProjection:
         )
 
     def basis(self, dim: int) -> Float[Array, "dim num_features"]:
-        """Q, for features of so many numbers."""
+        """Return Q for features of dimension ``dim``."""
         if self.num_features > dim:
             raise ValueError(f"projection: expected at most the features' {dim}, got {self.num_features}")
         drawn = jax.random.normal(jax.random.key(self.seed), (dim, self.num_features), jnp.float32)
         return orthonormal(drawn)
 
     def unprojected(self, head: LinearHead, dim: int) -> LinearHead:
-        """The head on features before the projection, of a head on those after it."""
+        """Convert a head on projected features to one on features before the projection."""
         basis = self.basis(dim).astype(head.weight.dtype)
         return replace(head, weight=math.sqrt(dim / self.num_features) * product(basis, head.weight))
 
@@ -54,7 +54,7 @@ class PublicProjection:
 def public_projection(num_features: int, *, seed: int = 0) -> PublicProjection:
     """Make a random projection to ``num_features`` that all parties share by its seed.
 
-    The second moment has d² numbers, each with noise, so a smaller d is worth more under noise than it costs.
+    The second moment has d² numbers, each with noise. So under noise a smaller d gains more than it loses.
 
     Args:
         num_features: p, at most the features' own number.

@@ -1,4 +1,4 @@
-"""Algorithms of many rounds, made private for clients: every upload clipped, every sum noisy (DP-FedAvg)."""
+"""Algorithms of many rounds made private for clients: each upload is clipped, each sum noisy (DP-FedAvg)."""
 
 from __future__ import annotations
 
@@ -40,25 +40,25 @@ def private_rounds(
     """Make an algorithm whose state hides, after ``rounds`` rounds, whether any one client takes part.
 
     Each upload, as one vector of all its parts, is scaled down to norm ``clip``, and the server adds Gaussian
-    noise of deviation σ = clip/√(2ρ/rounds) to every number of the sum. A client that is scaled down counts
-    for less, as its weight is a part of the upload; give FedAvg ``weighting="uniform"`` and a ``clip`` above
-    1, the weight. That only some clients are drawn in a round is not used to claim a smaller ε. What clients
-    remember and the losses in a run's history are not covered.
+    noise of standard deviation σ = clip/√(2ρ/rounds) to every number of the sum. A client that is scaled down
+    counts for less, as its weight is part of the upload; give FedAvg ``weighting="uniform"`` and a ``clip``
+    above 1, the weight. Drawing only some clients in a round is not used to claim a smaller ε. The clients'
+    memory and the losses in a run's history are not covered.
 
-    The noise is of floating point and of JAX's generator, whose key is in the server's state: right for
-    simulations, which show the accuracy, and no protection in earnest (docs/privacy.md).
+    The noise is in floating point and from JAX's generator, whose key is in the server's state. That is
+    enough for simulations, which show the accuracy, but is no real protection (docs/privacy.md).
 
     Args:
-        algorithm: one whose uploads are sums of floats, such as `covfree.finetune.fedavg`.
+        algorithm: an algorithm whose uploads are sums of floats, such as `covfree.finetune.fedavg`.
         epsilon: ε of all rounds together.
         delta: δ.
         clip: bound on an upload's norm.
-        rounds: number of rounds that the promise is for; after it nothing more may be run.
+        rounds: the number of rounds that the promise covers; no more may be run.
 
     Returns:
         The algorithm, for `covfree.rounds.run`, and the promise.
 
-    Source: McMahan, Ramage, Talwar and Zhang (2018), with noise on the sum in place of the mean.
+    Source: McMahan, Ramage, Talwar and Zhang (2018), with noise on the sum instead of the mean.
     """
     check_algorithm(algorithm)
     check_above_zero("clip", clip)
@@ -105,7 +105,7 @@ def _client(
         raise ValueError(
             "algorithm: expected one whose uploads are sums of floats alone, got tables or integers"
         )
-    # What is not finite has no norm to clip, and is left out.
+    # Leave out uploads that are not finite, as they have no norm to clip.
     norm = jnp.sqrt(sum(jnp.square(each.astype(jnp.float32)).sum() for each in leaves))
     factor = jnp.minimum(1, jnp.asarray(numbers.clip, jnp.float32) / jnp.where(norm > 0, norm, 1))
     sound = jnp.isfinite(norm)

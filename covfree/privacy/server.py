@@ -1,4 +1,4 @@
-"""The server's side: noisy sums to a head that knows how noisy they are."""
+"""The server's side: from noisy sums to a head that allows for the noise."""
 
 from __future__ import annotations
 
@@ -28,26 +28,26 @@ from covfree.privacy.estimates import (
 )
 from covfree.privacy.uploads import Grid, Upload, full_matrix
 
-# The matrix is asked for if its noise's edge is below so many average eigenvalues of the covariance. Measured
-# in experiments/privacy.md. Spectra of features decay, so the leading eigenvalues, of which the matrix tells,
-# are far above the average; but a ridge head, and FedCGS, suffer from noise sooner.
+# The matrix is asked for if its noise's edge is below this many average eigenvalues of the covariance, as
+# measured in experiments/privacy.md. Spectra of features decay, so the leading eigenvalues, which the matrix
+# reveals, are far above the average. But ridge heads, and FedCGS, suffer from noise sooner.
 _WORTH_OF_LDA = 3.0
 _WORTH_OF_OTHERS = 0.25
-# And if the noise in a class mean has at most this share of its squared distance from the others: beyond, the
-# means need the rest of the budget more.
+# And if the noise in a class mean is at most this share of its squared distance from the others; above it,
+# the means need the rest of the budget more.
 _NOISE_OF_MEANS = 0.1
 
 
 @dataclass(frozen=True)
 class NoisySums:
-    """What the server knows of the classes, in units of features and examples.
+    """The server's knowledge of the classes, in units of features and examples.
 
     Attributes:
         sums: S̃_c, [classes, dim].
         counts: Ñ_c.
-        square: the mean of the squared norms of all examples, less two deviations of its noise.
-        sum_deviation: of the noise in each sum.
-        count_deviation: of the noise in each count.
+        square: the mean of the squared norms of all examples, minus two standard deviations of its noise.
+        sum_deviation: standard deviation of the noise in each sum.
+        count_deviation: standard deviation of the noise in each count.
     """
 
     sums: Float[np.ndarray, "classes dim"]
@@ -72,7 +72,7 @@ class NoisySums:
         )
 
     def averaged(self, other: NoisySums) -> NoisySums:
-        """Average two releases of the same sums, of equal noise."""
+        """Average two releases of the same sums with equal noise."""
         half = 0.5**0.5
         return NoisySums(
             (self.sums + other.sums) / 2,
@@ -89,22 +89,22 @@ class NoisySums:
 
     @property
     def reciprocals(self) -> np.ndarray:
-        """1/N_c, estimated."""
+        """Estimates of 1/N_c."""
         return np.asarray(debiased_reciprocal(self.counts, self.count_deviation), np.float64)
 
     @property
     def present(self) -> np.ndarray:
-        """Classes that are not surely absent.
+        """Which classes are not surely absent.
 
-        A class counts as absent if its count is within 3 deviations of 0 although the noise is so small that
-        an average class stands out by 6.
+        A class counts as absent if its count is within 3 standard deviations of 0, provided that the noise is
+        so small that an average class exceeds 6.
         """
         clear = self.num_examples / len(self.counts) > 6 * self.count_deviation
         return self.counts > 3 * self.count_deviation if clear else np.ones(len(self.counts), bool)
 
     @property
     def moments(self) -> Moments:
-        """Class moments, with 1/N_c estimated as `debiased_reciprocal` does; absent classes are 0."""
+        """Class moments, with 1/N_c from `debiased_reciprocal`; 0 for absent classes."""
         count = np.where(self.present, 1 / self.reciprocals, 0)
         total = np.where(self.present[:, None], self.sums, 0)
         dtype = jnp.result_type(float)
@@ -114,10 +114,10 @@ class NoisySums:
 
 
 def worth_a_matrix(method: Method[Any], known: NoisySums, grid: Grid, noises: int) -> bool:
-    """Whether a second moment under this noise would tell more than it hides, judged by what is released.
+    """Whether a second moment with this noise would be useful, judged only by what has been released.
 
-    It compares the noise's edge σ√(2d)/N with the average eigenvalue of the within-class covariance,
-    (mean ‖x‖² − Σ_c N_c ‖μ_c‖²/N)/d; and the noise in class means with their distances.
+    The noise's edge σ√(2d)/N is compared with the average eigenvalue of the within-class covariance, (mean
+    ‖x‖² − Σ_c N_c ‖μ_c‖²/N)/d; and the noise in class means with the distances between them.
     """
     dim = known.sums.shape[1]
     squares = (known.sums**2).sum(1) - dim * known.sum_deviation**2
@@ -136,8 +136,8 @@ def _is_within_lda(method: Method[Any]) -> bool:
     return method.name not in _SUBTRACTED and option(method.system, "gram") is None
 
 
-# Methods with a Gram matrix, and Σ 1/N over the groups whose means they subtract from it: σ² times that is
-# the mean of the noise that is subtracted too.
+# Methods with a Gram matrix, and Σ 1/N over the groups whose means they subtract from it. σ² times that is
+# the mean of the noise that is subtracted with them.
 _SUBTRACTED: dict[str, Callable[[NoisySums], float]] = {
     "fed3r": lambda known: 0.0,
     "fed3r-within": lambda known: float(known.reciprocals[known.present].sum()),
@@ -146,7 +146,7 @@ _SUBTRACTED: dict[str, Callable[[NoisySums], float]] = {
 
 
 def needs_matrix(method: Method[Any]) -> bool:
-    """Whether the method's head needs second moments beside the class sums."""
+    """Whether the method's head needs second moments in addition to the class sums."""
     if method.name == "fedncm":
         return False
     if method.name in _SUBTRACTED:
@@ -162,7 +162,7 @@ def needs_matrix(method: Method[Any]) -> bool:
 
 
 def nearest_mean(method: Method[Any], known: NoisySums) -> Head:
-    """The head of class sums alone, each class mean pulled to that of all by its noise."""
+    """Make a head from class sums alone; each class mean is shrunk towards the mean of all by its noise."""
     moments, present = known.moments, known.present
     number = jnp.asarray(known.sums[present]), jnp.asarray(known.counts[present])
     means = np.zeros(known.sums.shape, moments.total.dtype)
@@ -171,10 +171,11 @@ def nearest_mean(method: Method[Any], known: NoisySums) -> Head:
 
 
 def head_of(method: Method[Any], known: NoisySums, grid: Grid, total: Upload) -> Head:
-    """Make the method's head of class sums and a second moment, both noisy.
+    """Make the method's head from noisy class sums and a noisy second moment.
 
-    The noise's mean is taken off the scatter, negative eigenvalues become 0, and the noise's edge is added to
-    the regulariser. In an LDA head, −½ μᵀΣ⁻¹μ has the mean of its noise, −½ v_c tr Σ⁻¹, taken off.
+    The mean of the noise is subtracted from the scatter, negative eigenvalues become 0, and the noise's edge
+    is added to the regulariser. In an LDA head, noise adds −½ v_c tr Σ⁻¹ to the mean of −½ μᵀΣ⁻¹μ, which is
+    subtracted.
     """
     moments, dtype = known.moments, jnp.result_type(float)
     second = jnp.asarray(full_matrix(total.values.astype(np.float64)) * grid.step, dtype)
@@ -206,7 +207,7 @@ def head_of(method: Method[Any], known: NoisySums, grid: Grid, total: Upload) ->
 
 
 def _own_shrinkage(method: Method[Any]) -> Any:
-    """γ of a method that adds γI; another rule looks at rows, and gives way to the noise's edge."""
+    """Return γ of a method that adds γI; any other rule needs rows, and is replaced by the noise's edge."""
     plain = diagonal_loading(0.0).rule
     return method.params.strength if method.params.rule is plain else 0.0
 
@@ -216,12 +217,12 @@ def _positive(matrix: jax.Array) -> Scatter:
 
 
 def _without_noise(head: LinearHead, covariance: Scatter, known: NoisySums) -> LinearHead:
-    """Take the mean of the noise, −½ v_c tr Σ⁻¹ with v_c = σ²/N_c², off the bias of an LDA head."""
+    """Subtract from the bias of an LDA head the mean of the noise, −½ v_c tr Σ⁻¹ with v_c = σ²/N_c²."""
     inverse = solve(factorise(covariance), jnp.eye(covariance.dim, dtype=head.bias.dtype))
     variance = jnp.asarray((known.sum_deviation * known.reciprocals) ** 2 * known.present, head.bias.dtype)
     return replace(head, bias=head.bias + variance * jnp.trace(inverse) / 2)
 
 
 def mapped(method: Method[Any], head: Head) -> Head:
-    """The head behind the method's feature map."""
+    """Put the head after the method's feature map."""
     return head if method.feature_map is None else MappedHead(method.feature_map, head)

@@ -1,4 +1,4 @@
-"""Clients that train on single examples' clipped gradients with noise: DP-SGD as local training."""
+"""Local training on clipped gradients of single examples, with noise (DP-SGD)."""
 
 from __future__ import annotations
 
@@ -16,25 +16,25 @@ def private_training(
 ) -> tuple[Algorithm, Promise]:
     """Make clients train by DP-SGD, so that what each sends hides any one of its examples, from everyone.
 
-    A step clips the gradient of each example to norm ``clip``, sums them, adds Gaussian noise of deviation
-    σ = clip·√(2E/ρ) to each number, and divides by the size of the batch; E = epochs × rounds. All else
-    is computed of these sums, so a client's uploads of all rounds together keep the promise.
+    A step clips the gradient of each example to norm ``clip``, sums them, adds Gaussian noise of standard
+    deviation σ = clip·√(2E/ρ) to each number, and divides by the batch size; E = epochs × rounds. Everything
+    else is computed from these sums, so a client's uploads of all rounds together keep the promise.
 
-    What is counted on: an epoch goes once through the client's examples, so one example is in one step of an
-    epoch, which moves by at most 2·clip if the example is replaced by another. The order of the examples need
-    not be secret, and no ε is saved by sampling; how many examples a client has is not hidden. The losses in
-    a run's history are not covered.
+    The reasoning: an epoch goes through the client's examples once, so an example is in one step of each
+    epoch, and replacing it changes that step's sum by at most 2·clip. The order of the examples need not be
+    secret, and sampling is not used to claim a smaller ε; the number of a client's examples is not hidden.
+    The losses in a run's history are not covered.
 
-    The noise is of floating point and of JAX's generator, drawn from the run's key: right for simulations,
-    which show the accuracy, and no protection in earnest (docs/privacy.md).
+    The noise is in floating point and from JAX's generator, with the run's key. That is enough for
+    simulations, which show the accuracy, but is no real protection (docs/privacy.md).
 
     Args:
-        algorithm: `covfree.finetune.fedavg` or one that differs by its optimisers (`fedadam`, `fedprox`, …),
-            with ``epochs``, of a model without running statistics.
+        algorithm: `covfree.finetune.fedavg`, or an algorithm that differs in its optimisers (`fedadam`,
+            `fedprox`, …), with ``epochs``, and a model without running statistics.
         epsilon: ε of all epochs of all rounds together.
         delta: δ.
         clip: bound on the norm of an example's gradient.
-        rounds: number of rounds that the promise is for; after it nothing more may be run.
+        rounds: the number of rounds that the promise covers; no more may be run.
 
     Returns:
         The algorithm, for `covfree.rounds.run`, and the promise.
@@ -42,7 +42,7 @@ def private_training(
     Raises:
         ValueError: if the algorithm sends more than a change of the model, or a number is out of range.
 
-    Source: Abadi et al. (2016), Deep learning with differential privacy, without their sampling.
+    Source: Abadi et al. (2016), Deep learning with differential privacy, without sampling.
     """
     from covfree.finetune import averaging  # Needs optax.
     from covfree.finetune.per_example import PerExample

@@ -1,4 +1,4 @@
-"""Uploads of training in rounds as integers with noise, so that secure sums make them private (DP-FedAvg)."""
+"""Uploads of training in rounds as noisy integers, which secure sums make private (DP-FedAvg)."""
 
 from __future__ import annotations
 
@@ -16,26 +16,26 @@ from covfree.privacy.accounting import Neighbours, Promise, Release, rho_for, sp
 from covfree.privacy.discrete import RandomBytes, summed_discrete_gaussians
 from covfree.secure.words import Words, shaped
 
-# log₂ of the deviation of a client's noise, in steps of the grid.
+# log₂ of the standard deviation of a client's noise, in steps of the grid.
 _LOG_DEVIATION = 18
-# Uploads of the largest norm by all clients stay below half of 2⁶⁴, with as much room for noise.
+# If all clients upload the largest norm, the sum is below half of 2⁶⁴, with as much room for noise.
 _ROOM = 2**61
-# The fewest steps of the grid that a norm may have.
+# The least number of grid steps that a norm must have.
 _LEAST = 32
 
 
 @dataclass(frozen=True)
 class PrivateUpdates:
-    """How clients' uploads of floats become words with noise; `private_updates` makes it.
+    """An encoding of clients' float uploads as words with noise, made by `private_updates`.
 
-    It takes the place of a `covfree.secure.FixedPoint`.
+    It can replace a `covfree.secure.FixedPoint`.
 
     Attributes:
-        clip: the largest norm of an upload; what is longer is scaled down.
-        bound: the largest norm of its integers.
-        num_clients: the most clients whose uploads are added.
-        rounds: for how many rounds the promise holds.
-        promise: what is promised, if no upload is seen but in the sum.
+        clip: the largest norm of an upload; longer ones are scaled down.
+        bound: the largest norm of the upload's integers.
+        num_clients: the most clients whose uploads may be added.
+        rounds: the number of rounds that the promise covers.
+        promise: the privacy promise, provided that uploads are seen only in their sum.
     """
 
     clip: float
@@ -46,15 +46,15 @@ class PrivateUpdates:
 
     @property
     def least(self) -> int:
-        """The fewest clients whose sum may be seen: as many noises are in it as the promise counts on."""
+        """The least number of clients in a sum: as many as the noises on which the promise relies."""
         return max(2, self.promise.honest or 0)
 
     def encode(self, upload: Any, random_bytes: RandomBytes = os.urandom) -> Words:
         """Clip an upload, round it to the grid, and add one client's share of the noise.
 
         Args:
-            upload: a pytree of arrays of floats. If a number is not finite, noise alone is sent.
-            random_bytes: source of the noise; anything but `os.urandom` is for experiments.
+            upload: a pytree of float arrays. If a number is not finite, only noise is sent.
+            random_bytes: source of the noise; use anything but `os.urandom` only for experiments.
 
         Raises:
             ValueError: if an array is not of floats.
@@ -66,17 +66,18 @@ class PrivateUpdates:
         norm = float(np.linalg.norm(vector))
         if not math.isfinite(norm):
             vector, norm = np.zeros_like(vector), 0.0
-        # Towards 0, so that the integers' norm stays within the bound; the factor allows for float rounding.
+        # Round towards 0, so that the integers' norm stays within the bound; the factor allows for float
+        # rounding.
         scale = (1 - 1e-9) * self.bound / max(norm, self.clip)
         integers = np.trunc(vector * scale).astype(np.int64)
         noise = summed_discrete_gaussians(_LOG_DEVIATION, 1, integers.size, random_bytes)
         return (integers + noise).view(np.uint64)
 
     def decode(self, total: Words, like: Any) -> Any:
-        """Turn a sum of words into floats.
+        """Convert a sum of words to floats.
 
         Args:
-            total: the sum, modulo 2⁶⁴, of words by `encode`.
+            total: the sum, modulo 2⁶⁴, of words from `encode`.
             like: an upload, or anything with its structure, shapes and data types.
         """
         return shaped(total.view(np.int64) * (self.clip / self.bound), like)
@@ -95,29 +96,29 @@ def private_updates(
     """Make an encoding of uploads in which each client's share of noise hides it in the sum (DP-FedAvg).
 
     Each upload, as one vector of all its parts, is scaled down to norm ``clip`` and rounded to a public grid
-    of integers. Each client adds discrete Gaussian noise of deviation s, so the sum of ``honest`` clients has
-    σ = s√honest: that of `private_rounds`, with no server to be trusted, if uploads are only seen in
-    `covfree.secure` sums. The grid is made so fine that its steps are lost in the noise. As with
-    `private_rounds`, give FedAvg ``weighting="uniform"`` and a ``clip`` above 1, which is the weight; it is
-    not used to claim a smaller ε that few clients are drawn.
+    of integers. Each client adds discrete Gaussian noise of standard deviation s, so the sum over ``honest``
+    clients has σ = s√honest. That is the noise of `private_rounds`, but without a trusted server, provided
+    that uploads are seen only in `covfree.secure` sums. The grid is so fine that its steps are lost in the
+    noise. As with `private_rounds`, give FedAvg ``weighting="uniform"`` and a ``clip`` above 1, which is the
+    weight. Drawing few clients is not used to claim a smaller ε.
 
     Args:
         epsilon: ε of all rounds together.
         delta: δ.
         clip: bound on an upload's norm.
         rounds: the number of rounds of the run.
-        honest: clients that surely take part in each round and keep their noise to themselves.
+        honest: the number of clients that surely take part in each round and keep their noise secret.
         num_clients: the most clients of a round.
         neighbours: whether a client's upload is added or removed, or replaced by another.
 
     Returns:
         The encoding, for `covfree.secure.run_securely` and `covfree.secure.secure_sum`; its ``promise`` says
-        what holds.
+        what is guaranteed.
 
     Raises:
-        ValueError: if a number is out of range, or a grid under so much noise has too few steps.
+        ValueError: if a number is out of range, or the grid would have too few steps for this much noise.
 
-    Source: McMahan, Ramage, Talwar and Zhang (2018), with noise on the sum in place of the mean; Kairouz, Liu
+    Source: McMahan, Ramage, Talwar and Zhang (2018), with noise on the sum instead of the mean; Kairouz, Liu
     and Steinke (2021) for noise that clients add within secure sums.
 
     >>> hidden = private_updates(epsilon=4.0, delta=1e-5, clip=2.0, rounds=10, honest=900, num_clients=1000)
@@ -131,9 +132,9 @@ def private_updates(
         raise ValueError(f"honest: expected at most the {most} clients, got {honest}")
     moved = 1 if neighbours == "add_remove" else 2
     deviation = 2.0**_LOG_DEVIATION * math.sqrt(honest)
-    # A last bit of float rounding must not cost more than ρ.
+    # The last bit of float rounding must not cost more than ρ.
     allowed = math.sqrt(2 * rho_for(epsilon, delta) / number) * deviation * (1 - 1e-12)
-    # A finer grid would wrap; then there is more noise than ε asks for.
+    # A finer grid would wrap; in that case there is more noise than ε requires.
     bound = min(math.floor(allowed / moved), _ROOM // most)
     if bound < _LEAST:
         raise ValueError(f"epsilon: expected a larger one; an upload's norm has {bound} steps of the grid")

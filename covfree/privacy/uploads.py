@@ -1,4 +1,4 @@
-"""Clients' uploads as integers on a public grid: clipped, so that their sensitivity is exact."""
+"""Clients' uploads as integers on a public grid, clipped so that their sensitivity is exact."""
 
 from __future__ import annotations
 
@@ -13,14 +13,15 @@ from jaxtyping import Float, Int
 from covfree.privacy.accounting import Neighbours
 from covfree.privacy.discrete import RandomBytes, summed_discrete_gaussians
 
-# The sums of classes, or the second moment of all examples.
+# Class sums, or the second moment of all examples.
 Kind: TypeAlias = Literal["sums", "matrix"]
 
-# An example's coordinates beside its features, as shares of their bound: one for the count, one for the
-# squared norm, by which the server judges whether a second moment would drown. They cost 5 % more noise.
+# An example has two coordinates beside its features, given as shares of the features' bound: one for the
+# count, and one for the squared norm, from which the server judges whether noise would drown a second moment.
+# They cost 5 % more noise.
 COUNT_SHARE = 0.3
 SQUARE_SHARE = 0.15
-# Where a replacement may move features by twice their bound anyway, a count of this share costs no more.
+# If a replacement may move features by twice their bound anyway, a count with this share costs no more noise.
 _FREE_COUNT_SHARE = 0.98
 
 
@@ -29,7 +30,7 @@ class Upload:
     """What a client sends in one step, or the sum over clients.
 
     Attributes:
-        kind: what it holds.
+        kind: which kind of upload it is.
         values: integers on the grid: [classes, dim + 2] sums of features, counts and squared norms, or
             [dim·(dim + 1)/2] the upper triangle of the second moment.
         noises: how many noises were added.
@@ -55,18 +56,19 @@ class Upload:
 
 @dataclass(frozen=True)
 class Grid:
-    """How the numbers of one kind become integers, and the sensitivity of their sum.
+    """How the numbers of one kind of upload become integers, and the sensitivity of their sum.
 
     Attributes:
         kind: sums or matrix.
-        log_deviation: log₂ of the deviation of one noise in units of the grid; of the matrix, off its
-            diagonal. Those on the diagonal have twice the variance.
+        log_deviation: log₂ of the standard deviation of one noise, in grid units; for the matrix, off the
+            diagonal. On the diagonal the variance is twice as large.
         clip: B, the bound on a feature vector's norm.
-        weight: if the unit is a client, the most that its upload may weigh, in examples; None for an example.
-        bound: the bound on the integers' norm: of an example's features, or of a client's whole upload.
-        both: whether clients are clipped by both kinds, as they will be asked for both.
-        count: the integer that counts one example; 0 if clients are bounded, or of a matrix.
-        square: the integer that stands for a squared norm of B²; likewise.
+        weight: if the unit is a client, the most examples with which its upload may count; None if it is an
+            example.
+        bound: the bound on the integers' norm, for an example's features or a client's whole upload.
+        both: whether clients are clipped for both kinds, because they will be asked for both.
+        count: the integer that counts one example; 0 if the unit is a client, or for a matrix.
+        square: the integer that represents a squared norm of B²; 0 in the same cases.
     """
 
     kind: Kind
@@ -90,15 +92,15 @@ class Grid:
         neighbours: Neighbours,
         both: bool = True,
     ) -> Grid:
-        """Make the finest grid whose sums, with so many noises, cost at most ρ.
+        """Make the finest grid for which the sum, with this many noises, costs at most ρ.
 
-        Derived in docs/privacy.md. Adding an example moves the sums by √(R² + b² + e²), with R the bound on
-        features, b the count's coordinate and e the squared norm's; replacing one by at most √(4R² + e²), or
-        √(2R² + 2b² + 2e²) if the class changes. The second moment xxᵀ moves by R², and √2 R². A client's
-        upload moves by its bound, or twice that.
+        Derived in docs/privacy.md. Adding an example moves the sums by √(R² + b² + e²), where R bounds the
+        features, b is the count's coordinate and e that of the squared norm. Replacing one moves them by at
+        most √(4R² + e²), or √(2R² + 2b² + 2e²) if the class changes. The second moment xxᵀ moves by R² and √2
+        R². A client's upload moves by its bound, or twice the bound.
         """
         add = neighbours == "add_remove"
-        # A last bit of float rounding must not cost more than ρ.
+        # The last bit of float rounding must not cost more than ρ.
         most = math.sqrt(2 * rho) * _deviation(kind, log_deviation, noises) * (1 - 1e-12)
         count = square = 0
         if weight is not None:
@@ -110,7 +112,7 @@ class Grid:
             one = math.hypot(1, share, SQUARE_SHARE)
             bound = math.floor(most / (one if add else math.hypot(2, SQUARE_SHARE)))
             count, square = math.floor(share * bound), math.floor(SQUARE_SHARE * bound)
-        # A finer grid would leave int64; then there is more noise than ρ asks for.
+        # A finer grid would exceed int64; in that case there is more noise than ρ requires.
         bound = min(bound, _MOST[kind] if weight is None else _MOST_OF_CLIENT)
         count, square = min(count, bound), min(square, bound)
         if bound < _LEAST:
@@ -120,11 +122,11 @@ class Grid:
         return cls(kind, log_deviation, clip, weight, bound, both, count, square)
 
     def rho(self, noises: int, neighbours: Neighbours) -> float:
-        """ρ of a release of the sum with so many noises."""
+        """Return ρ of releasing the sum with this many noises."""
         return (self.sensitivity(neighbours) / _deviation(self.kind, self.log_deviation, noises)) ** 2 / 2
 
     def sensitivity(self, neighbours: Neighbours) -> float:
-        """The largest distance of two neighbours' sums: of integers, or in Frobenius' norm."""
+        """The largest distance between neighbours' sums: of integers, or in the Frobenius norm."""
         add, bound = neighbours == "add_remove", float(self.bound)
         if self.weight is not None:
             return bound if add else 2 * bound
@@ -135,7 +137,7 @@ class Grid:
 
     @property
     def step(self) -> float:
-        """The grid's unit: of features in the sums, of their products in the matrix."""
+        """The grid's unit, for features in the sums, and for their products in the matrix."""
         if self.weight is not None:
             return _limit(self.kind, self.clip, self.weight) / self.bound
         return self.clip / self.bound if self.kind == "sums" else (self.clip / self.bound) ** 2
@@ -160,7 +162,7 @@ class Grid:
     ) -> Upload:
         """Make the upload, without noise, of one client's examples; labels below 0 are padding.
 
-        If the unit is an example, the upload of several clients' examples together is the sum of theirs.
+        If the unit is an example, the upload of several clients' examples equals the sum of their uploads.
         """
         kept = labels >= 0
         features, labels = np.asarray(features, np.float64)[kept], labels[kept]
@@ -178,7 +180,7 @@ class Grid:
         return Upload(self.kind, upload.values + noise.reshape(upload.values.shape), upload.noises + noises)
 
     def deviation(self, noises: int) -> float:
-        """The deviation of so many noises: of each sum of features, or of the matrix's diagonal."""
+        """Return the standard deviation of this many noises, in each sum or on the matrix's diagonal."""
         return _deviation(self.kind, self.log_deviation, noises) * self.step
 
     def _of_examples(self, features: np.ndarray, labels: np.ndarray, num_classes: int) -> Upload:
@@ -188,7 +190,7 @@ class Grid:
             square = np.rint(self.square * norm).astype(np.int64)
             count = np.full_like(square, self.count)
             return Upload("sums", _class_sums(np.c_[integers, count, square], labels, num_classes))
-        # Floats of 64 bits add integers up exactly below 2⁵³: that is 10⁸ examples at a bound of 2¹³.
+        # Float64 adds integers exactly below 2⁵³: that is 10⁸ examples with a bound of 2¹³.
         product = np.zeros((features.shape[1],) * 2, np.int64)
         for start in range(0, len(integers), _BLOCK):
             block = integers[start : start + _BLOCK].astype(np.float64)
@@ -204,40 +206,40 @@ class Grid:
         values = _class_sums(sums, labels, num_classes)
         factor = _share(_limit("sums", self.clip, weight), float(np.linalg.norm(values)))
         if self.both:
-            # One factor for both kinds: the sums' product is subtracted from the second moment.
+            # Use one factor for both kinds, as the sums' product is subtracted from the second moment.
             matrix = features.T @ features
             factor = min(factor, _share(_limit("matrix", self.clip, weight), float(np.linalg.norm(matrix))))
             values = matrix[np.triu_indices(len(matrix))] if self.kind == "matrix" else values
-        # Towards 0, so that the integers' norm stays within the bound; the factor allows for float rounding.
+        # Round towards 0, so that the integers' norm stays within the bound; the factor allows for float
+        # rounding.
         return Upload(self.kind, np.trunc(values * ((1 - 1e-9) * factor / self.step)).astype(np.int64))
 
 
-# Examples of one product of integers.
+# The number of examples in one product of integers.
 _BLOCK = 8192
 
-# The most steps of the grid that a norm may have: an example's squares, 10⁷ products, or 10⁶ clients fit into
-# int64.
+# The most grid steps that a norm may have: an example's squares, 10⁷ products, or 10⁶ clients fit into int64.
 _MOST: dict[Kind, int] = {"sums": 2**31, "matrix": 2**19}
 _MOST_OF_CLIENT = 2**40
-# The fewest steps of the grid that a norm may have.
+# The least number of grid steps that a norm must have.
 _LEAST = 32
 
 
 def _deviation(kind: Kind, log_deviation: int, noises: int) -> float:
-    """The deviation of a sum of noises: of each sum, or of the matrix in the sense of Frobenius' norm."""
+    """Return the standard deviation of a sum of noises: in each sum, or of the matrix in Frobenius norm."""
     return 2.0**log_deviation * math.sqrt(noises * (2 if kind == "matrix" else 1))
 
 
 def _limit(kind: Kind, clip: float, weight: float) -> float:
-    """The bound on a client's upload, in features or products.
+    """Return the bound on a client's upload, in features or products.
 
-    A client's classes add up in the second moment alone, so it has twice the weight there.
+    A client's classes add up only in the second moment, so its weight is doubled there.
     """
     return weight * (clip * math.hypot(1, COUNT_SHARE, SQUARE_SHARE) if kind == "sums" else 2 * clip**2)
 
 
 def _share(limit: float, norm: float) -> float:
-    """The factor that scales a norm down to its limit; the norm is finite, as features are clipped."""
+    """Return the factor that scales a norm down to its limit; norms are finite, as features are clipped."""
     return min(1.0, limit / norm) if norm else 1.0
 
 
@@ -248,7 +250,7 @@ def _class_sums(values: np.ndarray, labels: np.ndarray, num_classes: int) -> np.
 
 
 def clipped(features: Float[np.ndarray, "examples dim"], clip: float) -> Float[np.ndarray, "examples dim"]:
-    """Scale features of a norm above ``clip`` down to it."""
+    """Scale features whose norm exceeds ``clip`` down to it."""
     norm = np.linalg.norm(features, axis=1, keepdims=True)
     return features * np.minimum(1.0, clip / np.maximum(norm, np.finfo(np.float64).tiny))
 
@@ -256,11 +258,11 @@ def clipped(features: Float[np.ndarray, "examples dim"], clip: float) -> Float[n
 def on_grid(
     features: Float[np.ndarray, "examples dim"], clip: float, bound: int
 ) -> Int[np.ndarray, "examples dim"]:
-    """Clip features to norm ``clip`` and round them to integers whose norm is at most ``bound``, exactly."""
+    """Clip features to norm ``clip``, and round them to integers with norm at most ``bound``, exactly."""
     scaled = clipped(features, clip) * (bound / clip)
     integers = np.rint(scaled).astype(np.int64)
     for shrink in (1.0, 1 - 1e-9, 0.0):
-        # Where rounding went past the bound, towards 0; after that only a float's last bit can be too much.
+        # If rounding exceeded the bound, round towards 0; then only the last bit of a float can be too large.
         over = (integers**2).sum(1) > bound**2
         if not over.any():
             break
@@ -277,12 +279,12 @@ def dim_of_triangle(size: int) -> int:
 
 
 def diagonal_places(dim: int) -> Int[np.ndarray, " dim"]:
-    """Places of the diagonal in the upper triangle, row by row."""
+    """Return the positions of the diagonal in the upper triangle, row by row."""
     return np.cumsum(np.r_[0, np.arange(dim, 1, -1)])
 
 
 def full_matrix(triangle: Float[np.ndarray, " size"]) -> Float[np.ndarray, "dim dim"]:
-    """The symmetric matrix of an upper triangle."""
+    """Build the symmetric matrix from its upper triangle."""
     dim = dim_of_triangle(triangle.size)
     matrix = np.zeros((dim, dim), triangle.dtype)
     places = np.triu_indices(dim)

@@ -1,4 +1,4 @@
-"""Methods with their arguments, made from texts such as ``fedcof:shrinkage=0.1``."""
+"""Making methods from texts such as ``fedcof:shrinkage=0.1``."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ def variants(names: Iterable[str], numbers: Mapping[str, Sequence[Any]] | None =
     """Make each named method with all combinations of the numbers that it accepts.
 
     Args:
-        names: names of methods (see `entry_of`), each of which may carry numbers of its own:
-            ``"fedcof:shrinkage=0.1:head=ridge"``. Of ``"fedcof-or-fedncm"`` the clients choose one, see
-            `covfree.select`; these come last.
+        names: names of methods (see `entry_of`), perhaps with numbers: ``"fedcof:shrinkage=0.1:head=ridge"``.
+            Among methods joined as ``"fedcof-or-fedncm"`` the clients choose one, see `covfree.select`; these
+            come last.
         numbers: values to combine, by name; each method takes those that it accepts and does not set itself.
 
     Returns:
-        The methods by name. Where a number has several values, or is the method's own, it is in the name.
+        The methods by name. The name contains a number if it has several values or was part of ``names``.
 
     Raises:
         TypeError: if ``names`` is one text.
@@ -61,7 +61,7 @@ def variants(names: Iterable[str], numbers: Mapping[str, Sequence[Any]] | None =
 
 
 def chosen_of(variants: Mapping[str, Variant]) -> dict[str, Variant]:
-    """Make the method that clients choose among others, under the names of all."""
+    """Make the method with which clients choose among others; its name joins their names."""
     name = JOINT.join(variants)
     try:
         method = select([each.method for each in variants.values()])
@@ -73,7 +73,7 @@ def chosen_of(variants: Mapping[str, Variant]) -> dict[str, Variant]:
 def _single(
     names: Sequence[str], numbers: Mapping[str, Sequence[Any]], *, all_taken: bool = True
 ) -> dict[str, Variant]:
-    """Make methods of names that stand for one each; ``all_taken`` numbers must each have a taker."""
+    """Make the methods whose names stand for one method each; every number in ``all_taken`` must be used."""
     found = dict[str, Variant]()
     made: dict[str, tuple[str, dict[str, Any]]] = {}
     asked = [

@@ -1,7 +1,7 @@
-"""Contracts for methods, heads, estimators, transforms and algorithms: covfree's keep them, and yours may.
+"""Checks of laws ("contracts") for methods, heads, estimators, transforms and algorithms, also your own.
 
-Call a check in a test: it raises an AssertionError with the name of the broken law, what the law says and the
-leaf that differs. Each check has its own file, with a table of its laws.
+Call a check in a test. If a law is broken, the check raises an AssertionError with the law's name, its
+statement, and the leaf that differs. Each check has its own file, with a table of its laws.
 """
 
 from covfree.testing.algorithm import check_algorithm as check_algorithm

@@ -1,4 +1,4 @@
-"""Laws that a federated algorithm keeps, so that its caller may choose how to run it."""
+"""Laws of federated algorithms, which let a caller choose how to run them."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from covfree.testing.case import assert_copied
 from covfree.testing.federations import CLASSES
 from covfree.testing.laws import SINGLE, Law, assert_close, assert_numbers, assert_same, centred, hold
 
-# (features, labels, clients) to the result of all rounds, in float64 NumPy: a pytree, or a function from
-# features to scores where the result is a classifier.
+# Function from (features, labels, clients) to the result of all rounds, in float64 NumPy: a pytree or, for a
+# classifier, a function from features to scores.
 Reference: TypeAlias = Callable[[np.ndarray, np.ndarray, np.ndarray], Any]
 
 _SIZES = (5, 0, 8, 3, 8, 6)
@@ -28,7 +28,7 @@ _EMPTY, _FEW = 1, 3
 
 @dataclass(frozen=True)
 class _Subject:
-    """An algorithm under check, with examples that it can work on."""
+    """An algorithm to be checked, with examples for it."""
 
     algorithm: Any
     features: Any
@@ -60,12 +60,12 @@ class _Subject:
         return cohort.start(self.algorithm, jax.random.key(1), num_clients=len(_SIZES))
 
     def result(self, state: Any) -> Any:
-        """Return the result of a state, if all clients have their first memory."""
+        """Return the result of a state in which all clients have their first memory."""
         memory = jax.tree.map(lambda x: jnp.broadcast_to(x, (len(_SIZES), *x.shape)), self.start[1])
         return self.algorithm.result(self.algorithm.params, state, memory)
 
     def scores(self, result: Any) -> np.ndarray | None:
-        """Scores of all examples by the result, or by that of client ``_FEW``; None without a classifier."""
+        """Compute the scores of all examples by the result, or client ``_FEW``'s; None if no classifier."""
         model = result.of(_FEW) if hasattr(result, "of") else result
         return np.asarray(model(jnp.asarray(self.features))) if callable(model) else None
 
@@ -116,8 +116,8 @@ def pure(subject: _Subject) -> None:
 
 
 def empty(subject: _Subject) -> None:
-    """The upload of a client without examples is zero, and it remembers what it did."""
-    # From the first memory, often 0, and from one that examples have left.
+    """A client without examples uploads zero, and its memory does not change."""
+    # Check from the first memory, often 0, and from one that examples have changed.
     for before in (subject.start[1], subject.answer(subject.data(0))[1]):
         upload, memory = subject.answer(subject.data(_EMPTY), memory=before)
         parts = Parts.of(upload)
@@ -128,7 +128,7 @@ def empty(subject: _Subject) -> None:
 
 
 def padding(subject: _Subject) -> None:
-    """Padding behind a client's examples changes nothing in its upload."""
+    """Padding after a client's examples does not change its upload."""
     few, more = (Parts.of(subject.answer(subject.data(2, padding))[0]) for padding in (0, 5))
     assert_close(more.sums, few.sums, SINGLE, "sums of the upload")
     for one, other in zip(more.tables, few.tables, strict=True):
@@ -136,7 +136,7 @@ def padding(subject: _Subject) -> None:
 
 
 def cutting(subject: _Subject) -> None:
-    """A cohort that is cut into clients, into several at once or over devices gives the same state."""
+    """The state is the same if a cohort is split into clients, run several at once, or over devices."""
     place = Placement(width=4)
     if len(devices := jax.devices()) > 1:
         # Check both in one run, as each run is compiled: two clients at once on each of two devices.
@@ -145,14 +145,14 @@ def cutting(subject: _Subject) -> None:
 
 
 def absence(subject: _Subject) -> None:
-    """Without a single upload the server's next state is finite."""
+    """If no upload arrives, the server's next state is finite."""
     if subject.algorithm.rounds is None:
         nothing = jax.tree.map(jnp.zeros_like, subject.answer(subject.data(_EMPTY))[0])
         assert_numbers(subject.serve(nothing), "the state after a round without clients")
 
 
 def trace(subject: _Subject) -> None:
-    """A copy of the algorithm compiles nothing anew: its functions are the same, its numbers are leaves."""
+    """A copy of the algorithm does not recompile: its functions are the same, its numbers are leaves."""
     subject.answer(subject.data(0))
     before = len(subject.traced)
     subject.answer(subject.data(0), copy.deepcopy(subject.algorithm))
@@ -160,7 +160,7 @@ def trace(subject: _Subject) -> None:
 
 
 def learns(subject: _Subject) -> None:
-    """A classifier that is trained gets a lower loss; one that is solved beats one class for all."""
+    """A trained classifier lowers the loss; a solved one is better than always predicting one class."""
     after, labels = subject.scores(subject.done.result), np.asarray(subject.labels)
     before = None if after is None else subject.scores(subject.result(subject.start[0]))
     if after is None:
@@ -179,7 +179,7 @@ def _losses(scores: np.ndarray, labels: np.ndarray) -> np.ndarray:
 
 
 def copies(subject: _Subject) -> None:
-    """Two clients with the same examples and key bring a classifier that is trained as far as one does."""
+    """Two clients with the same examples and key train a classifier to the same point as one of them."""
     if subject.scores(subject.result(subject.start[0])) is None:
         return
     one = subject.data(_FEW)
@@ -190,7 +190,7 @@ def copies(subject: _Subject) -> None:
 
 
 def reference(subject: _Subject) -> None:
-    """The result is that of the reference formula, scores up to a constant a row, where one is given."""
+    """The result is that of the reference formula, if given; scores may differ by a constant in each row."""
     if subject.reference is None:
         return
     features = np.asarray(subject.features)
@@ -224,26 +224,26 @@ def check_algorithm(
     reference: Reference | None = None,
     exclude: Mapping[str, str] | None = None,
 ) -> None:
-    """Hold a federated algorithm to the laws that let its caller run it in any way.
+    """Check the laws of a federated algorithm, which let its caller run it in any way.
 
     The laws: ``pytree``, ``pure``, ``empty``, ``padding``, ``cutting``, ``absence``, ``trace``, ``learns``,
     ``copies``, ``reference``. ``learns`` checks only classifiers, ``copies`` only those that classify before
-    the first round. No law tells whether a client that draws at random uses its key: one that always draws
-    from ``jax.random.key(0)`` looks like one that draws what all clients share, such as random features.
+    the first round. No law checks that a client uses its key for random draws: an algorithm that always draws
+    from ``jax.random.key(0)`` looks like one whose clients share a draw, such as random features.
 
     Args:
         algorithm: e.g. ``covfree.finetune.fedavg(…)``.
-        features: 30 examples that it can work on, of any rank; by default vectors of 5 numbers.
-        labels: the examples' classes; by default three classes that lie apart.
-        reference: the formula in float64 NumPy: takes features, labels and clients, and gives the result
-            after all rounds (three if the algorithm takes any number); for a classifier it gives a function
+        features: 30 examples for the algorithm, of any rank; by default vectors of 5 numbers.
+        labels: the examples' classes; by default three well separated classes.
+        reference: the formula in float64 NumPy: function of features, labels and clients that returns the
+            result after all rounds (three if the algorithm takes any number); for a classifier, a function
             from features to scores.
         exclude: laws that do not apply to this algorithm, each with the reason: e.g. ``learns`` if it
             minimises another loss than cross-entropy.
 
     Raises:
-        AssertionError: if a law is broken: its name, what it says, and the numbers.
-        ValueError: if ``exclude`` names no law, or a reason is missing.
+        AssertionError: if a law is broken, with its name, its statement, and the numbers.
+        ValueError: if ``exclude`` contains an unknown law, or a reason is missing.
 
     >>> import covfree
     >>> check_algorithm(covfree.rounds.as_algorithm(covfree.fedncm(), num_classes=3))

@@ -1,4 +1,4 @@
-"""A case under check, with its examples and the ways in which it is run; laws that several checks share."""
+"""A case to be checked, with its examples and ways to run it; and laws that several checks share."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _DRAWN = 3
 
 
 def same(seen: Any) -> Any:
-    """The identity, for a change that must have no effect."""
+    """Return the argument: for changes that must have no effect."""
     return seen
 
 
@@ -43,7 +43,7 @@ class Found(NamedTuple):
     Attributes:
         seen: the arrays that are compared: scores, a matrix, rows.
         value: a smooth function of ``seen``.
-        slopes: the derivatives of ``value`` by the numbers that move; None if none are taken.
+        slopes: the derivatives of ``value`` by the moving numbers; None if none are taken.
     """
 
     seen: Any
@@ -53,7 +53,7 @@ class Found(NamedTuple):
 
 @dataclass(frozen=True)
 class Case:
-    """A case under check. Its input, ``given``, is a pytree in float64 NumPy, of one shape for all examples.
+    """A case to be checked. Its input, ``given``, is a float64 NumPy pytree, of one shape in all examples.
 
     Attributes:
         shared: a pytree that all examples share, such as a method; None if there is none.
@@ -61,18 +61,18 @@ class Case:
         see: ``(made, given) -> seen``: the arrays that are compared.
         draw: ``(seed, absent class) -> given``.
         moving: ``given -> numbers``: a dict of the arrays by which derivatives are taken.
-        put: ``(given, numbers) -> given`` with these numbers.
-        way: ``given -> direction`` in which each of the numbers is moved; 0 for padding.
+        put: ``(given, numbers) -> given``: replaces these arrays.
+        way: ``given -> direction``: the direction in which each array is moved; 0 for padding.
         clean: ``given -> given`` without padding.
         junk: ``given -> given`` with 1e30 in padding.
         formula: ``given -> seen`` by the reference formula; None if there is none.
-        to: a function of ``seen`` that is applied before it is compared with the formula.
+        to: a function that is applied to ``seen`` before it is compared with the formula.
         tolerance: the relative error allowed between results in float64.
         single: the relative error allowed if one of the results is in float32.
         exact: whether to compile in float64.
-        batched: whether the compiled function is under ``vmap``, which takes longer to compile.
+        batched: whether the compiled function is run under ``vmap``, which takes longer to compile.
         differentiable: whether to take derivatives.
-        about: whatever else the laws of one check need.
+        about: anything else that the laws of one check need.
     """
 
     shared: Any
@@ -119,13 +119,13 @@ class Case:
         return self.direct(self.plain)
 
     def seen(self, given: Any) -> Any:
-        """Return the arrays to compare of a call outside of ``jit``, in float32."""
+        """Return the arrays to be compared from a call outside of ``jit``, in float32."""
         made = self.made if given is self.plain else self.direct(given)
         return jax.tree.map(np.asarray, self.see(made, single(given)))
 
     @cached_property
     def _run(self) -> tuple[Any, dict[str, Any]]:
-        # Pass only leaves: stacked arrays in records would contradict the records' types.
+        # Pass only leaves: stacked arrays would contradict the types of the records' fields.
         structures: dict[str, Any] = {}
 
         def of_one(shared: Any, leaves: list[Any]) -> list[Any]:
@@ -199,7 +199,7 @@ def relation(
 
 
 def pure(case: Case) -> None:
-    """The same arguments give the same, to the bit, and are not changed."""
+    """Equal arguments give an equal result, to the bit, and are not changed."""
     given = single(case.plain)
     before = copy.deepcopy((case.shared, given))
     assert_same(case.make(case.shared, given), case.made, "the second call, and the first")
@@ -207,17 +207,17 @@ def pure(case: Case) -> None:
 
 
 def jit(case: Case) -> None:
-    """Called directly in float32 it gives what it gives compiled in float64."""
+    """A direct call in float32 gives the same result as a compiled call in float64."""
     (found,) = case.compiled(case.example)
     try:
         assert_close(case.seen(case.plain), found.seen, case.single, "called directly, and compiled")
     except AssertionError:
-        # The direct call had no padding, the compiled one had some; the law `padding` checks that difference.
+        # Only the compiled call had padding; the law `padding` checks that this makes no difference.
         assert_close(case.seen(case.example), found.seen, case.single, "called directly, and compiled")
 
 
 def trace(case: Case) -> None:
-    """Other numbers of the same shapes, and a copy of it, trace nothing anew."""
+    """Other numbers of the same shapes, and a copy of the subject, trace nothing again."""
     case.compiled(case.example)
     case.compiled(case.draw(seed=1), shared=copy.deepcopy(case.shared))
     assert len(case.traced) == 1, f"traced {len(case.traced)} times"
@@ -233,7 +233,7 @@ def padding(case: Case) -> None:
 
 
 def reference(case: Case) -> None:
-    """What the reference formula gives is found, scores up to a constant a row, where there is one."""
+    """The result is that of the reference formula, if given; scores may differ by a constant in each row."""
     if case.formula is None:
         return
     for given in case.drawn:
@@ -244,7 +244,7 @@ def reference(case: Case) -> None:
 
 
 def gradients(case: Case) -> None:
-    """Derivatives are finite, those of differences, and 0 for padding."""
+    """Derivatives are finite, agree with finite differences, and are 0 for padding."""
     for given in case.drawn:
         ways, numbers = case.way(given), case.moving(given)
         moved = [case.put(given, {**numbers, name: numbers[name] + STEP * way}) for name, way in ways.items()]

@@ -1,4 +1,4 @@
-"""Laws that an estimator of a covariance or of a scatter matrix keeps."""
+"""Laws of estimators of a covariance or of a scatter matrix."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ from covfree.testing.case import Case, gradients, jit, padding, pure, reference,
 from covfree.testing.federations import CLASSES, paired, table
 from covfree.testing.laws import Law, assert_close, assert_numbers, hold, turn
 
-# From (means, counts, labels, num_classes) of the rows without padding to the estimate, in float64 NumPy.
+# Function from (means, counts, labels, num_classes) of rows without padding to the estimate, in float64
+# NumPy.
 Reference: TypeAlias = Callable[[np.ndarray, np.ndarray, np.ndarray, int], Any]
 # The expected estimate: a name, or a function of the covariance that all classes share and of the rows.
 Expectation: TypeAlias = Literal["covariance", "scatter"] | Callable[[np.ndarray, Rows], Any]
@@ -78,7 +79,7 @@ def positive(case: Case) -> None:
 
 
 def finite(case: Case) -> None:
-    """The estimate is finite where rows are few, none, or all alike."""
+    """The estimate is finite for few rows, for no rows, and for equal rows."""
     rows = _mapped(np.nan_to_num)(case.example)
     first = np.unique(rows.label, return_index=True)[1][1:]
     kept = {"one row": first[:1], "no row": first[:0], "one row of each class": first}
@@ -92,14 +93,14 @@ def finite(case: Case) -> None:
 
 
 def centring(case: Case) -> None:
-    """In float32 it keeps two digits where features lie 1000 spreads away from 0."""
+    """In float32, two digits are correct for features at a distance of 1000 spreads from 0."""
     rows = single(_mapped(lambda mean: mean + 1000)(case.example))
     (found,) = case.compiled(_mapped(lambda mean: mean.astype(np.float64))(rows))
     assert_close(case.seen(rows), found.seen, 1e-2, "the estimate in float32, and in float64")
 
 
 def doubling(case: Case) -> None:
-    """Twice all counts give twice the estimate or more, up to a multiple of I."""
+    """If all counts are doubled, the estimate is at least doubled, up to a multiple of I."""
     rows = paired(case.about.dim)
     once, twice = (found.seen for found in case.compiled(rows, replace(rows, count=2 * rows.count)))
     (shape, length), (other, doubled) = _shape(once), _shape(twice)
@@ -109,7 +110,7 @@ def doubling(case: Case) -> None:
 
 
 def merging(case: Case) -> None:
-    """Two rows of one class and mean weigh as one of both counts, up to scale and a multiple of I."""
+    """Two rows of one class and mean act like one row with both counts, up to scale and a multiple of I."""
     rows = paired(case.about.dim)
     first = np.flatnonzero((rows.label >= 0) & (np.arange(len(rows.label)) % 5 == 0))
     count, label = rows.count.copy(), rows.label.copy()
@@ -120,7 +121,7 @@ def merging(case: Case) -> None:
 
 
 def unbiased(case: Case) -> None:
-    """On average over rows of one covariance, means of so many examples each, it is what it estimates."""
+    """The estimate is unbiased, on average over rows that are means of examples with one covariance."""
     expected = case.about.unbiased_for
     if expected is None:
         return
@@ -128,8 +129,8 @@ def unbiased(case: Case) -> None:
     rng = np.random.default_rng(0)
     root = rng.normal(size=(dim, dim))
     covariance, centres = root @ root.T, 3 * rng.normal(size=(CLASSES, dim))
-    # An estimate that is quadratic in the means has the same average over all distributions with the same
-    # mean and covariance. In this one all rows but one are at the centre.
+    # If an estimate is quadratic in the means, its average depends only on the distribution's mean and
+    # covariance. In the distribution used here, all rows but one are at the centre.
     number = len(rows.label)
     away = np.sqrt(number * dim) * np.einsum("rs,ij->risj", np.eye(number), root.T).reshape(-1, number, dim)
     means = np.concatenate([away, -away]) / np.sqrt(rows.count)[None, :, None]
@@ -143,7 +144,7 @@ def unbiased(case: Case) -> None:
 
         run = jax.jit(average)
         together = np.asarray(run(0 * centres[rows.label], rows.label))
-        # An estimator that ignores labels takes all rows for one class, so they get one centre.
+        # An estimator that ignores labels treats all rows as one class, so then they get one centre.
         labels_count = not np.allclose(run(0 * centres[rows.label], 0 * rows.label), together)
         found = np.asarray(run(centres[rows.label], rows.label)) if labels_count else together
     if expected == "covariance":
@@ -204,7 +205,7 @@ def check_estimator(
     reference: Reference | None = None,
     exclude: Mapping[str, str] | None = None,
 ) -> None:
-    """Hold an estimator to the laws of a covariance that is estimated from rows.
+    """Check the laws of an estimator of a covariance from rows.
 
     The laws: ``pytree``, ``pure``, ``jit``, ``trace``, ``order``, ``padding``, ``positive``, ``finite``,
     ``centring``, ``scaling``, ``translation``, ``rotation``, ``doubling``, ``merging``, ``unbiased``,
@@ -214,20 +215,20 @@ def check_estimator(
     To check a shrinkage rule, check the estimate that it returns, see docs/your-own.md.
 
     Args:
-        estimate: takes `Rows` and the number of classes, gives a matrix [dim, dim], or one for each class.
+        estimate: function of `Rows` and the number of classes to a matrix [dim, dim], or one for each class.
         dim: size of the features.
-        unbiased_for: the expected estimate if all classes share a covariance Σ and each row is the mean of
-            its count of examples: ``"covariance"``, Σ; ``"scatter"``, (N − C) Σ; or a function of Σ and the
-            rows. The average is exact for estimates that are quadratic in the means.
+        unbiased_for: the expected estimate if all classes share a covariance Σ and each row is the mean of as
+            many examples as its count: ``"covariance"`` for Σ; ``"scatter"`` for (N − C) Σ; or a function of
+            Σ and the rows. The average is exact for estimates that are quadratic in the means.
         reference: the formula in float64 NumPy: takes means, counts, labels (without padding) and the number
             of classes.
-        exclude: laws that do not apply to this estimator, each with the reason: e.g. ``scaling`` if a number
-            is in the features' unit, ``translation`` if the estimate is about the origin, ``doubling`` and
-            ``merging`` if the estimate is a sum of parts that grow differently.
+        exclude: laws that do not apply to this estimator, each with the reason: e.g. ``scaling`` if a
+            parameter has the features' unit, ``translation`` if the estimate is not centred, ``doubling`` and
+            ``merging`` if the estimate is a sum of parts that scale differently.
 
     Raises:
-        AssertionError: if a law is broken: its name, what it says, and the numbers.
-        ValueError: if ``exclude`` names no law, or a reason is missing.
+        AssertionError: if a law is broken, with its name, its statement, and the numbers.
+        ValueError: if ``exclude`` contains an unknown law, or a reason is missing.
 
     >>> import covfree
     >>> def within(rows, num_classes):

@@ -1,4 +1,4 @@
-"""The federations on which checks run, all of one shape, so that each function is compiled only once."""
+"""The federations on which checks are run, all of one shape, so that each function is compiled once."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _COUNTS = (1, 3, 2, 5, 8)
 
 
 class Federation(NamedTuple):
-    """Flat examples in float64; some are padding, by their label or by their client, with NaN as features."""
+    """Flat examples in float64. Some are padding, by label or client, and have NaN as features."""
 
     features: np.ndarray
     labels: np.ndarray
@@ -46,7 +46,7 @@ class Federation(NamedTuple):
 
 
 def federation(dim: int, seed: int = 0, absent: int = 3, offset: float = 0.0) -> Federation:
-    """Draw examples of Gaussian classes with one covariance, and deal them to clients.
+    """Draw examples of Gaussian classes with one covariance, and assign them to clients.
 
     No client has the class ``absent``, only one client has the next class, and one client has one example.
 
@@ -71,7 +71,7 @@ def federation(dim: int, seed: int = 0, absent: int = 3, offset: float = 0.0) ->
 
 
 def degenerate(dim: int) -> dict[str, Federation]:
-    """Make degenerate federations, by the names of what is special about them."""
+    """Make degenerate federations, named after what is degenerate about them."""
     features, labels, clients = federation(dim).padded_last
     features = np.nan_to_num(features)
     place = np.arange(EXAMPLES, dtype=np.int32)

@@ -1,4 +1,4 @@
-"""Laws of heads, the functions that make a classifier from a covariance and the moments of the classes."""
+"""Laws of heads: functions that make a classifier from a covariance and the class moments."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from covfree.testing.case import Case, gradients, jit, pure, reference, relation
 from covfree.testing.federations import CLASSES, corners, federation
 from covfree.testing.laws import SINGLE, Law, assert_close, assert_numbers, assert_same, centred, hold, turn
 
-# From (covariance, counts, means) to a function from features to scores, in float64 NumPy.
+# Function from (covariance, counts, means) to a function from features to scores, in float64 NumPy.
 Reference: TypeAlias = Callable[[np.ndarray, np.ndarray, np.ndarray], Callable[[np.ndarray], Any]]
 
 
@@ -49,7 +49,7 @@ class Given(NamedTuple):
         return self._replace(total=total, probes=self.probes + away[None, :])
 
     def of(self, counts: np.ndarray) -> Given:
-        """Return the inputs with these class counts and the same means."""
+        """Return the inputs with other class counts and the same means."""
         return self._replace(counts=counts, total=counts[:, None] * self.means)
 
 
@@ -96,7 +96,7 @@ def pytree(case: Case) -> None:
 
 
 def scores(case: Case) -> None:
-    """It gives features [*batch, dim] scores [*batch, classes], the same in any batch, in their precision."""
+    """Features [*batch, dim] give scores [*batch, classes], the same in any batch, in the same precision."""
     features = case.example.probes.astype(np.float32)
     together = np.asarray(case.made(features))
     assert together.dtype == np.float32, f"scores of float32 features are {together.dtype}"
@@ -107,7 +107,7 @@ def scores(case: Case) -> None:
 
 
 def finite(case: Case) -> None:
-    """Scores are −∞ of classes without an example and finite of all others, however odd what is given."""
+    """Scores are −∞ for classes without an example and finite for all others, even for degenerate inputs."""
     for name, given in case.about.odd.items():
         (found,) = case.compiled(given)
         expected = np.broadcast_to(np.where(given.held, 0, -np.inf), found.seen.shape)
@@ -115,7 +115,7 @@ def finite(case: Case) -> None:
 
 
 def scaling(case: Case) -> None:
-    """The unit of the features does not matter: predictions of scaled features are the same."""
+    """Predictions do not depend on the unit of the features."""
     for given in case.drawn:
         units = [given.times(scale * np.eye(given.probes.shape[1])) for scale in (1.0, 2.0**-12, 2.0**12)]
         first, *others = (found.seen.argmax(-1) for found in case.compiled(*units))
@@ -124,7 +124,7 @@ def scaling(case: Case) -> None:
 
 
 def priors(case: Case) -> None:
-    """More examples of a class, of the same mean, do not lower its scores against the others'."""
+    """If a class has more examples with the same mean, its scores do not fall relative to the others'."""
     for given in case.drawn:
         held = np.flatnonzero(given.counts)
         more = given.of(np.where(np.arange(CLASSES) == held[0], 3 * given.counts, given.counts))
@@ -136,7 +136,7 @@ def priors(case: Case) -> None:
 
 
 def means(case: Case) -> None:
-    """Of classes that lie far apart, with as many examples each, a mean is predicted as its own class."""
+    """For well separated classes of equal size, each class mean is predicted as its own class."""
     given = Given(
         np.eye(case.about.dim), np.full(CLASSES, 7), 7 * corners(case.about.dim), case.example.probes
     )
@@ -147,7 +147,7 @@ def means(case: Case) -> None:
 
 
 def variances(case: Case) -> None:
-    """A direction in which features vary more does not count for more."""
+    """A direction in which features vary more gets no more weight."""
     dim = case.about.dim
     apart = np.zeros((CLASSES, dim))
     apart[:2, :2] = [[1, 1], [-1, -1]]
@@ -164,7 +164,7 @@ def variances(case: Case) -> None:
 
 
 def factor(case: Case) -> None:
-    """A covariance that comes as a factor of few rows gives the head of the matrix in full."""
+    """A covariance given as a factor of few rows gives the same head as the full matrix."""
     _, moments = _arguments(single(case.example))
     rows = np.random.default_rng(0).normal(size=(case.about.dim - 2, case.about.dim)).astype(np.float32)
     factored = Scatter.from_factor(jnp.asarray(rows)).shifted(0.5)
@@ -215,25 +215,26 @@ def check_head(
     reference: Reference | None = None,
     exclude: Mapping[str, str] | None = None,
 ) -> None:
-    """Hold a head to the laws that every head keeps.
+    """Check the laws that every head must satisfy.
 
     The laws: ``pytree``, ``scores``, ``pure``, ``jit``, ``trace``, ``finite``, ``classes``, ``scaling``,
     ``translation``, ``rotation``, ``priors``, ``means``, ``variances``, ``factor``, ``reference``,
     ``gradients``.
 
     Args:
-        make: a function as for ``head=`` of `fedcof`: it makes a head from the within-class covariance, a
-            `Scatter`, and the `Moments`.
+        make: a function as for ``head=`` of `fedcof`: from the within-class covariance, a `Scatter`, and the
+            `Moments` to a head.
         dim: size of the features.
-        reference: the formula in float64 NumPy: takes the covariance, the classes' counts and their means,
-            and gives a function from features to scores. Scores may differ by a constant in each row.
-        exclude: laws that do not apply to this head, each with the reason: ``translation`` if it is about the
-            origin, ``scaling`` or ``rotation`` if a number is in the features' unit or directions differ,
-            ``gradients`` if there is no derivative.
+        reference: the formula in float64 NumPy: function of the covariance, the classes' counts and their
+            means that returns a function from features to scores. Scores may differ by a constant in each
+            row.
+        exclude: laws that do not apply to this head, each with the reason: ``translation`` if it is not
+            centred, ``scaling`` or ``rotation`` if a parameter has the features' unit or directions are
+            treated differently, ``gradients`` if there is no derivative.
 
     Raises:
-        AssertionError: if a law is broken: its name, what it says, and the numbers.
-        ValueError: if ``exclude`` names no law, or a reason is missing.
+        AssertionError: if a law is broken, with its name, its statement, and the numbers.
+        ValueError: if ``exclude`` contains an unknown law, or a reason is missing.
 
     >>> import covfree
     >>> check_head(covfree.lda_head)

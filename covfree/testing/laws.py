@@ -1,4 +1,4 @@
-"""Functions that the checks share: running laws one after the other, and comparing results."""
+"""Functions that the checks share: running laws one by one, and comparing results."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-# A function of the subject under check; its name is the law's name, its docstring states the law.
+# A function of the subject to be checked. Its name is the law's name, and its docstring states the law.
 Law: TypeAlias = Callable[[Any], None]
 
 # Rounding in float32, for sums over some tens of rows and linear systems with condition numbers below 1000.
@@ -22,7 +22,7 @@ STEP = 1e-6
 
 
 def hold(laws: Sequence[Law], name: str, subject: Any, exclude: Mapping[str, str] | None) -> None:
-    """Run the laws one after the other.
+    """Run the laws one by one.
 
     Args:
         laws: all laws of the check.
@@ -31,8 +31,8 @@ def hold(laws: Sequence[Law], name: str, subject: Any, exclude: Mapping[str, str
         exclude: laws to leave out, each with the reason why it does not apply.
 
     Raises:
-        AssertionError: with the first law that is broken, what it says, and the numbers.
-        ValueError: if ``exclude`` names no law, or a reason is missing.
+        AssertionError: with the first law that is broken, its statement, and the numbers.
+        ValueError: if ``exclude`` contains an unknown law, or a reason is missing.
     """
     exclude = {} if exclude is None else exclude
     names = [law.__name__ for law in laws]
@@ -46,7 +46,7 @@ def hold(laws: Sequence[Law], name: str, subject: Any, exclude: Mapping[str, str
             continue
         try:
             law(subject)
-        # A part that breaks a law may do so by any exception of its own.
+        # A subject that breaks a law may raise any exception.
         except Exception as error:
             what = "" if isinstance(error, AssertionError) else f"raised {type(error).__name__}: "
             says = " ".join((inspect.getdoc(law) or "").split())

@@ -1,4 +1,4 @@
-"""Laws that a method keeps."""
+"""Laws of methods."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ from covfree.testing.laws import (
     hold,
 )
 
-# From (features, labels, clients, num_classes) of the examples without padding to a function from features to
-# scores, in float64 NumPy.
+# Function from (features, labels, clients, num_classes) of examples without padding to a function from
+# features to scores, in float64 NumPy.
 Reference: TypeAlias = Callable[[np.ndarray, np.ndarray, np.ndarray, int], Callable[[np.ndarray], Any]]
 
 
@@ -83,7 +83,7 @@ class _About:
         return {name: self.example.of(case) for name, case in cases.items()}
 
     def fit(self, method: Any, task: Task) -> Any:
-        """Fit the head; the task's step moves all floats of the method, at different speeds."""
+        """Fit the head; the task's step moves all floats of the method, each at another speed."""
         leaves, structure = jax.tree.flatten(method.params)
         speeds = np.linspace(1, 0.5, max(len(leaves), 1))
         moved = [
@@ -106,21 +106,21 @@ def pytree(case: Case) -> None:
 
 
 def vmap(case: Case) -> None:
-    """It may be swept: `vmap` over features and numbers can be traced, and gives scores for each."""
+    """The method can be swept: `vmap` over features and numbers can be traced, and gives scores for each."""
     task = single(case.plain)
 
     def scores(features: Any, step: Any) -> Any:
         moved = task._replace(features=features, step=step)
         return case.see(case.make(case.shared, moved), moved)
 
-    # Only traced: to compile it would take as long as all other laws.
+    # Only trace it: compiling would take as long as all other laws.
     swept = jax.eval_shape(jax.vmap(scores), np.stack([task.features] * 2), np.zeros(2, np.float32))
     expected = (2, len(task.probes), CLASSES)
     assert swept.shape == expected, f"scores of two have shape {swept.shape}, expected {expected}"
 
 
 def learns(case: Case) -> None:
-    """Classes that lie far apart are told apart, at distances from 0 that differ."""
+    """Well separated classes are told apart, even at different distances from 0."""
     features, labels, clients = case.example.federation
     centres = corners(features.shape[1])
     noise = 0.3 * np.random.default_rng(0).normal(size=features.shape)
@@ -134,7 +134,7 @@ def learns(case: Case) -> None:
 
 
 def splitting(case: Case) -> None:
-    """Phases are sums over rows: totals over several devices, or else over parts, are those of all rows."""
+    """Rounds are sums over rows: totals over several devices, or over parts, equal those over all rows."""
     method, clean = case.shared, single(case.plain)
     if method.rounds_over_rows < len(method.rounds):
         return  # rounds over examples have no rows to split
@@ -150,13 +150,13 @@ def splitting(case: Case) -> None:
         owner = jnp.arange(len(rows.label)) if rows.client is None else jnp.asarray(rows.client)
         part = jax.tree_util.Partial(_part, rows, owner)
         totals = covfree.accumulate(method, covfree.Generated(part, 3), num_classes=CLASSES)
-    # Some totals are 0 up to rounding, so compare relative to the largest one.
+    # Some totals are rounding errors, so compare relative to the largest total.
     largest = max(np.abs(np.asarray(x, np.float64)).max(initial=0) for x in jax.tree.leaves(_plain(whole)))
     assert_close(_plain(totals), _plain(whole), SINGLE, "totals that were added up", 1e-3 * largest)
 
 
 def messages(case: Case) -> None:
-    """What clients send, collected, solves to the head of the simulation."""
+    """The head from collected messages of clients equals the head of the simulation."""
     if case.shared.message_rounds < len(case.shared.rounds):
         return  # clients send sums in rounds
     features, labels, clients, probes, _ = single(case.plain)
@@ -246,7 +246,7 @@ def check_method(
     tolerance: float = DOUBLE,
     exclude: Mapping[str, str] | None = None,
 ) -> None:
-    """Hold a method to the laws that every method keeps, on small federations.
+    """Check the laws that every method must satisfy, on small federations.
 
     The laws: ``pytree``, ``scores``, ``pure``, ``jit``, ``padding``, ``trace``, ``vmap``, ``order``,
     ``clients``, ``classes``, ``finite``, ``learns``, ``scaling``, ``splitting``, ``messages``, ``reference``,
@@ -256,28 +256,28 @@ def check_method(
         method: e.g. one of your own, as in docs/your-own.md.
         dim: size of the features, at least 3; some methods need a certain size.
         key: PRNG key for methods that draw at random; by default ``jax.random.key(0)``.
-        reference: the method's formula in float64 NumPy, if you have it: takes features, labels, clients
-            (without padding) and the number of classes, and gives a function from features to scores, −∞ for
-            a class without an example. Scores may differ by a constant in each row.
-        tolerance: how far two results of one computation may differ in float64, relative to the largest
+        reference: the method's formula in float64 NumPy, if you have it: function of features, labels,
+            clients (without padding) and the number of classes that returns a function from features to
+            scores, −∞ for a class without an example. Scores may differ by a constant in each row.
+        tolerance: how far two results of the same computation may differ in float64, relative to the largest
             number; results in float32 may differ by at least 1e-4.
-        exclude: laws that do not apply to this method, each with the reason. Exclude ``scaling`` if a number
-            is in the features' unit; ``order``, ``clients`` and ``messages`` if clients draw at random what
-            they send; ``gradients`` if there is no reverse derivative, or if derivatives hold something
-            fixed. It is left out by itself where the shrinkage is `automatic`, whose choice derivatives take
-            as given.
+        exclude: laws that do not apply to this method, each with the reason. Exclude ``scaling`` if a
+            parameter has the features' unit; ``order``, ``clients`` and ``messages`` if clients draw at
+            random what they send; ``gradients`` if there is no reverse-mode derivative, or if derivatives
+            treat something as constant. With `automatic` shrinkage, whose choice is constant for derivatives,
+            ``gradients`` is excluded automatically. as given.
 
     Raises:
-        AssertionError: if a law is broken: its name, what it says, and the numbers.
-        ValueError: if ``exclude`` names no law, or a reason is missing.
+        AssertionError: if a law is broken, with its name, its statement, and the numbers.
+        ValueError: if ``exclude`` contains an unknown law, or a reason is missing.
 
     >>> import covfree
     >>> check_method(covfree.fedncm())
     """
-    # Numbers that float32 holds exactly.
+    # Use numbers that float32 represents exactly.
     probes = 2 * np.random.default_rng(1).normal(size=(16, dim)).astype(np.float32).astype(np.float64)
     exclude = dict(exclude or {})
-    # Random draws differ in float64, and have no derivatives either.
+    # Random draws differ in float64, and have no derivatives.
     exact = "gradients" not in exclude or reference is not None
     rules = jax.tree.leaves(method, is_leaf=lambda node: isinstance(node, covfree.Shrinkage))
     if any(isinstance(rule, covfree.Shrinkage) and rule.rule is covfree.automatic().rule for rule in rules):
@@ -290,7 +290,7 @@ def check_method(
 
     def draw(seed: int = 0, absent: int = 3) -> Task:
         examples = federation(dim, seed, absent, offset=(0.0, 1.0, -3.0, 0.0)[seed])
-        # Some references draw at random as the method does, but from examples without padding.
+        # Some references draw at random like the method, but from examples without padding.
         return Task(*(examples if seed == 2 and reference is None else examples.padded_last), probes)
 
     def junk(task: Task) -> Task:

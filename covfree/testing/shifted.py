@@ -1,4 +1,4 @@
-"""Clients whose features differ: a generator of their true means and covariances, and of examples."""
+"""Clients whose features differ: draws their true means and covariances, and examples."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from covfree.testing.federations import Federation
 
 
 class ShiftedClients(NamedTuple):
-    """What clients truly have, in float64.
+    """The true distributions of the clients, in float64.
 
     Attributes:
         means: [clients, classes, dim] mean of each client's class.
@@ -52,10 +52,10 @@ def shifted_clients(
         dim: d.
         mean_shift: s; 0 for the same means at all clients.
         covariance_shift: t; 0 for the same covariances at all clients.
-        seed: of all draws.
+        seed: the seed of all draws.
 
     Raises:
-        ValueError: if a number is out of its range, or ``counts`` is no table.
+        ValueError: if a number is out of its range, or ``counts`` is not two-dimensional.
 
     >>> import numpy as np
     >>> clients = shifted_clients(np.array([[3, 2], [0, 4]]), dim=5)

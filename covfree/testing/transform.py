@@ -1,4 +1,4 @@
-"""Laws that a transform of a client's rows keeps."""
+"""Laws of transforms of a client's rows."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from covfree.testing.case import Case, assert_copied, jit, pure, single, trace
 from covfree.testing.federations import table
 from covfree.testing.laws import Law, assert_close, assert_numbers, assert_same, hold
 
-# From rows without padding, in float64 NumPy, to the rows that are sent.
+# Function from rows without padding to the rows that are sent, in float64 NumPy.
 Reference: TypeAlias = Callable[[Rows], Rows]
 
-# The number of draws in an average, and the number of standard errors by which the average may differ.
+# The number of draws in an average, and the number of standard errors by which it may be off.
 _DRAWS, _ERRORS = 4096, 6
 
 
@@ -63,7 +63,7 @@ def pytree(case: Case) -> None:
 
 
 def rows(case: Case) -> None:
-    """Rows come out, as many, of the same classes and clients, with finite means and counts of at least 0."""
+    """The result has as many rows, of the same classes and clients, with finite means and counts ≥ 0."""
     for given in case.drawn:
         before, sent = given.rows, case.direct(given)
         assert isinstance(sent, Rows), f"expected Rows, got {type(sent).__name__}"
@@ -76,7 +76,7 @@ def rows(case: Case) -> None:
 
 
 def padding(case: Case) -> None:
-    """Padding stays padding, and changes nothing in other rows, whatever it holds."""
+    """Padding stays padding, and does not change other rows, whatever it holds."""
     for given in case.drawn:
         before, used = given.rows, _used(given.rows)
         junk = replace(before, mean=np.where(np.isnan(before.mean), 1e30, before.mean))
@@ -87,7 +87,7 @@ def padding(case: Case) -> None:
 
 
 def splitting(case: Case) -> None:
-    """Each row is transformed by itself: other rows in its company change nothing in it."""
+    """Each row is transformed by itself: adding other rows does not change it."""
     for given in case.drawn:
         before = given.rows
         mine = np.arange(len(before.label)) % 2 == 0
@@ -99,7 +99,7 @@ def splitting(case: Case) -> None:
 
 
 def independent(case: Case) -> None:
-    """What is drawn for one row is not drawn for another."""
+    """Random draws for different rows are independent."""
     before = _kept(case.example.rows, np.zeros(len(case.example.rows.label), int))
     sent = [case.direct(Given(before, np.int32(seed))) for seed in (1, 2)]
     for name in ("mean", "count"):
@@ -109,7 +109,7 @@ def independent(case: Case) -> None:
 
 
 def order(case: Case) -> None:
-    """What does not depend on the key does not depend on a row's place."""
+    """Whatever does not depend on the key does not depend on a row's position."""
     before = _kept(case.example.rows, _used(case.example.rows))
     back = np.arange(len(before.label))[::-1]
     one, other = (case.direct(Given(before, np.int32(seed))) for seed in (1, 2))
@@ -121,7 +121,7 @@ def order(case: Case) -> None:
 
 
 def unbiased(case: Case) -> None:
-    """On average over keys, it sends what it is unbiased for, where that is given."""
+    """On average over keys, the transform sends what it should be unbiased for, if given."""
     if case.about.unbiased_for is None:
         return
     before = _kept(case.example.rows, _used(case.example.rows))
@@ -144,7 +144,7 @@ def unbiased(case: Case) -> None:
 
 
 def reference(case: Case) -> None:
-    """Rows are those of the reference formula, where one is given."""
+    """Rows are those of the reference formula, if given."""
     if case.about.reference is None:
         return
     for given in case.drawn:
@@ -183,7 +183,7 @@ def check_transform(
     reference: Reference | None = None,
     exclude: Mapping[str, str] | None = None,
 ) -> None:
-    """Hold a transform of rows to the laws that let it run on one client's rows and on all clients' alike.
+    """Check the laws of a transform, which let it run on one client's rows or on all clients' rows alike.
 
     The laws: ``pytree``, ``pure``, ``rows``, ``padding``, ``splitting``, ``independent``, ``order``, ``jit``,
     ``trace``, ``unbiased``, ``reference``, ``gradients``.
@@ -191,16 +191,16 @@ def check_transform(
     Args:
         transform: e.g. ``covfree.count_noise("laplace", 0.5)``.
         dim: size of the features.
-        unbiased_for: the average over keys of what is sent, as a function from rows without padding to rows;
-            ``lambda rows: rows`` for noise without bias. The average of 4,096 draws must lie within six
+        unbiased_for: the expected rows on average over keys, as a function of the rows without padding;
+            ``lambda rows: rows`` for noise without bias. The average of 4,096 draws must be within six
             standard errors.
-        reference: the formula in float64 NumPy, for a transform that draws nothing: takes rows without
-            padding, and gives rows.
+        reference: for a transform without random draws, the formula in float64 NumPy: function from rows
+            without padding to rows.
         exclude: laws that do not apply to this transform, each with the reason.
 
     Raises:
-        AssertionError: if a law is broken: its name, what it says, and the numbers.
-        ValueError: if ``exclude`` names no law, or a reason is missing.
+        AssertionError: if a law is broken, with its name, its statement, and the numbers.
+        ValueError: if ``exclude`` contains an unknown law, or a reason is missing.
 
     >>> import covfree
     >>> check_transform(covfree.count_noise("laplace", 0.5))

@@ -133,7 +133,7 @@ def _is_number(value: Any) -> TypeGuard[float]:
 
 
 def _set_scale(axes: Axes, places: Sequence[float]) -> None:
-    """Make an axis logarithmic if its numbers are at least 0 and span much; tick each result if they are few."""
+    """Make an axis logarithmic if its numbers are at least 0 and span much; tick all results if few."""
     from matplotlib.ticker import NullLocator
 
     values = sorted(set(places))
