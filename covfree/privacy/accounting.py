@@ -94,11 +94,14 @@ def spent(releases: Iterable[Release | Promise], delta: float) -> float:
     (Canonne, Kamath and Steinke 2020), which is about 7 % larger.
 
     Args:
-        releases: releases, or promises that hold several.
+        releases: releases, or promises that hold several; all promises of one unit and kind of neighbours.
         delta: δ in (0, 1).
 
     Returns:
         ε; 0 without releases.
+
+    Raises:
+        ValueError: if promises hide different things, so that the sum would hide neither.
 
     >>> one = Release("class sums", rho=0.02)
     >>> round(spent([one], 1e-6), 2), round(spent([one] * 4, 1e-6), 2)
@@ -106,15 +109,25 @@ def spent(releases: Iterable[Release | Promise], delta: float) -> float:
     """
     check_delta(delta)
     flat: list[Release] = []
+    hidden: set[str] = set()
     for each in releases:
         flat.extend(each.releases if isinstance(each, Promise) else (each,))
+        hidden |= (
+            {f"unit={each.unit!r}, neighbours={each.neighbours!r}"} if isinstance(each, Promise) else set()
+        )
+    if len(hidden) > 1:
+        raise ValueError(f"releases: expected promises of one kind, got {' and '.join(sorted(hidden))}")
     if not flat:
         return 0.0
     return _epsilon(sum(each.rho for each in flat), delta, all(each.real for each in flat))
 
 
 def rho_for(epsilon: float, delta: float, *, real: bool = False) -> float:
-    """Return the largest ρ whose ε at this δ is at most ``epsilon``."""
+    """Return the largest ρ whose ε at this δ is at most ``epsilon``.
+
+    Raises:
+        ValueError: if ε is so small that none is found.
+    """
     check_above_zero("epsilon", epsilon)
     check_delta(delta)
     low, high = 1e-12, epsilon + 1.0  # ε of pure ρ-zCDP exceeds ρ
@@ -124,6 +137,8 @@ def rho_for(epsilon: float, delta: float, *, real: bool = False) -> float:
             low = middle
         else:
             high = middle
+    if (least := _epsilon(low, delta, real)) > epsilon:
+        raise ValueError(f"epsilon: expected at least {least:.2g} at delta={delta}, got {epsilon!r}")
     return low
 
 

@@ -40,9 +40,29 @@ def test_promises_of_one_data_set_compose():
     assert 1.4 < spent([one, one], DELTA) < 1.6  # √2 and a little
 
 
+def test_promises_of_different_things_do_not_compose():
+    releases = (Release("sums", 0.1),)
+    one, other, replaced = (
+        Promise(1.0, DELTA, unit, neighbours, "central", None, releases)
+        for unit, neighbours in (
+            ("example", "add_remove"),
+            ("client", "add_remove"),
+            ("example", "replace_one"),
+        )
+    )
+    assert spent([one, one, *releases], DELTA) > 0
+    for wrong in (other, replaced):
+        found = f"unit='{wrong.unit}', neighbours='{wrong.neighbours}'"
+        with pytest.raises(ValueError, match="unit='example', neighbours='add_remove'") as error:
+            spent([one, wrong], DELTA)
+        assert str(error.value).startswith("releases: expected promises of one kind, got ")
+        assert found in str(error.value)
+
+
 @pytest.mark.parametrize(
     ("call", "message"),
     [
+        (lambda: rho_for(1e-7, 1e-12), "epsilon: expected at least 6.8e-06 at delta=1e-12, got 1e-07"),
         (lambda: rho_for(0.0, DELTA), "epsilon: expected"),
         (lambda: rho_for(1.0, 1.0), "delta: expected a number below 1"),
         (lambda: rho_for(float("nan"), DELTA), "epsilon: expected"),
