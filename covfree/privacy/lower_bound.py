@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 import os
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
 from jaxtyping import Float
 
-from covfree.core.checks import check_positive
+from covfree.core.checks import check_above_zero, check_integer
 from covfree.privacy.accounting import check_delta, spent
 from covfree.privacy.discrete import RandomBytes
 from covfree.privacy.mechanism import Private
@@ -51,9 +52,20 @@ def epsilon_lower_bound(
         present: a number from each run on one data set.
         absent: the same for the neighbouring data set.
         delta: δ.
-        confidence: confidence of the bound.
+        confidence: confidence of the bound, between 0 and 1.
+
+    Raises:
+        ValueError: if a side has fewer than two runs, or a number that is NaN, or δ or the confidence is out
+            of range.
     """
     check_delta(delta)
+    check_above_zero("confidence", confidence)
+    if not confidence < 1:
+        raise ValueError(f"confidence: expected a number below 1, got {confidence!r}")
+    for name, runs in (("present", present), ("absent", absent)):
+        if np.ndim(runs) != 1 or len(runs) < 2 or np.isnan(runs).any():
+            found = f"{np.isnan(runs).sum()} NaN in shape {list(np.shape(runs))}"
+            raise ValueError(f"{name}: expected numbers of two runs or more, got {found}")
     halves = [(present[::2], absent[::2]), (present[1::2], absent[1::2])]
     tried = np.quantile(np.concatenate(halves[0]), np.linspace(0, 1, _THRESHOLDS))
     best, chosen = -math.inf, (1.0, 1.0, False)
@@ -76,26 +88,28 @@ def audit_epsilon(
     """Run the first release of a private method many times with and without one example, and bound its ε.
 
     Each class has one example, at the clipping norm, or none. As the noise of classes is independent, one
-    release of ``runs`` classes equals ``runs`` releases of one class. The audit covers the code that clients
-    and the server actually run: clipping, the grid, the noise and its sum.
+    release of ``runs`` classes equals ``runs`` releases of one class. The audit runs the code of clients and
+    of the server, ``made.upload`` and ``made.total``, on features of one number, without a map or a centre.
 
     Args:
         made: a private method whose unit is an example, with central or local noise.
-        runs: number of runs of each kind.
+        runs: number of runs of each kind, at least 2.
         confidence: of the lower bound.
         random_bytes: source of the noise.
     """
     if made.promise.unit != "example" or made.promise.noise == "distributed":
         raise ValueError("made: expected a unit of one example, and central or local noise")
-    check_positive("runs", runs)
+    check_integer("runs", runs, 2)
     grid = made.grids[0]["sums"]
+    plain = replace(made, method=replace(made.method, feature_map=None), centre=None)
     features, labels = np.full((runs, 1), 2 * grid.clip), np.arange(runs)
     scores = []
     for kept in (labels, np.full(runs, -1)):
-        upload = grid.noised(grid.upload(features, kept, runs), 1, random_bytes)
+        upload = plain.upload(0, "sums", features, kept, num_classes=runs, random_bytes=random_bytes)
+        total = plain.total(0, [upload], random_bytes=random_bytes)
         # The statistic of the likelihood ratio, in exact integers.
         moves = np.array([grid.bound, grid.count, grid.square], float)
-        scores.append(upload.values @ moves)
+        scores.append(total.values @ moves)
     delta = made.promise.delta
     lower = epsilon_lower_bound(scores[0], scores[1], delta, confidence)
     return AuditedEpsilon(spent(made.promise.releases[:1], delta), lower)

@@ -10,7 +10,7 @@ import pytest
 from scipy.stats import norm
 
 import covfree
-from covfree.privacy import private
+from covfree.privacy import Private, private
 from covfree.privacy.attacks import auc, found_at, membership_scores, membership_signal
 from covfree.privacy.lower_bound import audit_epsilon, epsilon_lower_bound
 from covfree.privacy.uploads import Grid
@@ -110,7 +110,13 @@ def zeros_without_noise(monkeypatch):
     monkeypatch.setattr(Grid, "noised", noised)
 
 
-@pytest.mark.parametrize("mutant", [half_the_noise, twice_the_sensitivity, zeros_without_noise])
+def totals_without_noise(monkeypatch):
+    monkeypatch.setattr(Private, "total", lambda self, step, uploads, random_bytes: uploads[0])
+
+
+@pytest.mark.parametrize(
+    "mutant", [half_the_noise, twice_the_sensitivity, zeros_without_noise, totals_without_noise]
+)
 def test_an_audit_catches_a_broken_mechanism(mutant, monkeypatch):
     mutant(monkeypatch)
     found = audited(1.0)
@@ -125,6 +131,21 @@ def test_the_bound_is_that_of_randomised_response():
     yes, no = (rng.random(200_000) < truth) * 1.0, (rng.random(200_000) < 1 - truth) * 1.0
     assert 1.4 < epsilon_lower_bound(yes, no, 1e-9) <= epsilon
     assert epsilon_lower_bound(yes, yes, 1e-9) < 0.05
+
+
+@pytest.mark.usefixtures("untyped")
+def test_runs_that_tell_nothing_are_refused():
+    runs = np.arange(9.0)
+    for present, absent, confidence, message in (
+        (np.full(9, np.nan), runs, 0.9, "present: expected numbers of two runs or more, got 9 NaN in shape"),
+        (runs, runs[:1], 0.9, r"absent: expected numbers of two runs or more, got 0 NaN in shape \[1\]"),
+        (runs, runs, 1.0, "confidence: expected a number below 1, got 1.0"),
+        (runs, runs, -0.1, "confidence: expected a finite number above 0, got -0.1"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            epsilon_lower_bound(present, absent, 1e-3, confidence)
+    with pytest.raises(ValueError, match="runs: expected an integer of at least 2, got 1"):
+        audit_epsilon(private(covfree.fedncm(), epsilon=1.0, delta=1e-3, clip=1.0), runs=1)
 
 
 def test_audits_of_other_units_are_refused():
