@@ -15,6 +15,7 @@ from covfree.core.types import PRNGKey, Scalar
 from covfree.methods.rounds import bound
 from covfree.privacy.accounting import Promise, Release, rho_for, spent
 from covfree.rounds.algorithm import Algorithm, ClientData, check_algorithm
+from covfree.rounds.cohort import is_finite
 from covfree.rounds.uploads import is_table
 
 
@@ -99,7 +100,7 @@ def _broadcast(numbers: _Numbers, state: _State, *, broadcast: Callable[..., Any
 def _client(
     numbers: _Numbers, sent: Any, data: ClientData, memory: Any, key: PRNGKey, *, client: Callable[..., Any]
 ) -> tuple[Any, Any, dict[str, Any]]:
-    upload, memory, metrics = client(numbers.own, sent, data, memory, key)
+    upload, now, metrics = client(numbers.own, sent, data, memory, key)
     leaves = jax.tree.leaves(upload, is_leaf=is_table)
     if any(is_table(each) or not jnp.issubdtype(each.dtype, jnp.floating) for each in leaves):
         raise ValueError(
@@ -109,7 +110,15 @@ def _client(
     norm = jnp.sqrt(sum(jnp.square(each.astype(jnp.float32)).sum() for each in leaves))
     factor = jnp.minimum(1, jnp.asarray(numbers.clip, jnp.float32) / jnp.where(norm > 0, norm, 1))
     sound = jnp.isfinite(norm)
-    return jax.tree.map(lambda x: jnp.where(sound, x * factor.astype(x.dtype), 0), upload), memory, metrics
+    upload = jax.tree.map(lambda x: jnp.where(sound, x * factor.astype(x.dtype), 0), upload)
+    kept = sound & is_finite(now)
+    memory = jax.tree.map(lambda new, old: jnp.where(kept, new, old), now, memory)
+    return upload, memory, finite_metrics(metrics)
+
+
+def finite_metrics(metrics: dict[str, Any]) -> dict[str, Any]:
+    """Metrics with 0 for what is not finite: one client's would stop the run, which tells of its examples."""
+    return {name: jnp.nan_to_num(x, nan=0, posinf=0, neginf=0) for name, x in metrics.items()}
 
 
 def _server(numbers: _Numbers, state: _State, total: Any, *, server: Callable[..., Any]) -> _State:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import jax
 
 from covfree.core.checks import check_above_zero, check_positive
+from covfree.methods.rounds import bound
 from covfree.privacy.accounting import Promise, Release, rho_for, spent
+from covfree.privacy.rounds import finite_metrics
 from covfree.rounds.algorithm import Algorithm, check_algorithm
 
 
@@ -72,4 +76,11 @@ def private_training(
     # ρ = Δ²/2σ² with Δ = 2·clip.
     private = PerExample(clip, clip * (2 / part) ** 0.5)
     params = algorithm.params._replace(training=replace(training, private=private))
-    return replace(algorithm, params=params, name=f"dp-sgd-{algorithm.name}", rounds=most), promise
+    client = bound(_client, client=algorithm.client)
+    name = f"dp-sgd-{algorithm.name}"
+    return replace(algorithm, params=params, name=name, client=client, rounds=most), promise
+
+
+def _client(*given: Any, client: Callable[..., Any]) -> tuple[Any, Any, dict[str, Any]]:
+    upload, memory, metrics = client(*given)
+    return upload, memory, finite_metrics(metrics)
