@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float
 
+from covfree.core.checks import finite_numbers
 from covfree.core.types import AnyArray, Head, LinearHead
 from covfree.heads.mapped import MappedHead
 from covfree.methods import Method
@@ -22,14 +23,19 @@ def check_centre(centre: Any) -> Float[np.ndarray, " dim"]:
         ValueError: if it is not a vector of finite numbers.
     """
     values = np.asarray(centre)
-    if values.ndim != 1 or not values.size or not jnp.issubdtype(values.dtype, jnp.number):
+    real = jnp.issubdtype(values.dtype, jnp.floating) or jnp.issubdtype(values.dtype, jnp.integer)
+    if values.ndim != 1 or not values.size or not real:
         raise ValueError(
             f"centre: expected numbers of shape [dim], got {values.dtype} of shape {list(values.shape)}"
         )
     values = values.astype(np.float64)
-    if not np.isfinite(values).all():
-        place = int(np.flatnonzero(~np.isfinite(values))[0])
-        raise ValueError(f"centre: expected finite numbers, got {values[place]} at position {place}")
+    computed = jnp.result_type(float)
+    wrong = np.flatnonzero(~(np.abs(values) <= float(jnp.finfo(computed).max)))
+    if wrong.size:
+        value = values[wrong[0]]
+        raise ValueError(
+            f"centre: expected {finite_numbers(value, computed)}, got {value} at position {wrong[0]}"
+        )
     return values
 
 
@@ -69,5 +75,8 @@ def _is_projected(method: Method[Any]) -> bool:
 
 
 def _of_mapped(method: Method[Any], centre: Float[np.ndarray, " dim"]) -> Float[np.ndarray, " mapped"]:
-    """Return the centre of mapped features; a projection is linear, so P(x − c) = Px − Pc."""
-    return np.asarray(method.mapped(centre), np.float64) if _is_projected(method) else centre
+    """The centre among mapped features: a projection is linear, so P(x − c) = Px − Pc."""
+    if not _is_projected(method):
+        return centre
+    scale = np.abs(centre).max() or 1.0  # so that no sum overflows
+    return scale * np.asarray(method.mapped(centre / scale), np.float64)

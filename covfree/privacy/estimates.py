@@ -46,11 +46,16 @@ def debiased_within(
         sum_deviation: σ, the noise in each number of the sums.
         count_deviation: σ_n, the noise in each count.
     """
-    second, sums = jnp.asarray(second), jnp.asarray(sums)
+    second, sums = _floats(second), _floats(sums)
     share = debiased_reciprocal(counts, count_deviation).astype(sums.dtype)
     between = product((sums * share[:, None]).T, sums)
     lifted = jnp.square(jnp.asarray(sum_deviation, sums.dtype)) * share.sum()
     return second - between + lifted * jnp.eye(sums.shape[1], dtype=sums.dtype)
+
+
+def _floats(values: AnyArray) -> jax.Array:
+    values = jnp.asarray(values)
+    return values if jnp.issubdtype(values.dtype, jnp.floating) else values.astype(jnp.result_type(float))
 
 
 def noisy_rows_covariance(
@@ -126,7 +131,8 @@ def shrunk_means(
 
     Source: empirical Bayes, after Efron and Morris (1973), Stein's estimation rule and its competitors.
     """
-    sums, counts = jnp.asarray(sums), jnp.asarray(counts, jnp.asarray(sums).dtype)
+    sums = _floats(sums)
+    counts = jnp.asarray(counts, sums.dtype)
     number, dim = sums.shape
     mean = sums.sum(0) / jnp.maximum(counts.sum(), 1)
     own = jnp.maximum(counts.var() - jnp.square(jnp.asarray(count_deviation, counts.dtype)), 0)

@@ -5,14 +5,14 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import numpy as np
 from jaxtyping import Float, Integer
 
 import covfree.privacy.attacks as attacks
-from covfree.core.checks import check, check_positive
+from covfree.core.checks import check, check_integer, check_positive
 from covfree.core.types import AnyArray
 from covfree.methods import fedncm
 from covfree.privacy.accounting import Noise
@@ -132,6 +132,7 @@ def audit(
     """
     check(features, labels, clients)
     check_positive("group", group)
+    check_integer("seed", seed, 0)
     world = _split(np.asarray(features, np.float64), np.asarray(labels), np.asarray(clients), seed)
     rng = np.random.default_rng(seed)
     senders = np.unique(world.owners)
@@ -201,8 +202,9 @@ def _seen(
     if noisy:
         upload = grid.noised(upload, 1, random_bytes)
     values = upload.values.reshape(many, number, -1)
-    deviation = grid.deviation(1) if noisy else 0.0
-    return _Seen(values[..., :-2] * grid.step, values[..., -2] * grid.count_step, sender, deviation)
+    deviation = grid.deviation(1) * grid.clip if noisy else 0.0
+    sums = values[..., :-2] * grid.step * grid.clip
+    return _Seen(sums, values[..., -2] * grid.count_step, sender, deviation)
 
 
 _scores = jax.jit(attacks.membership_scores)
@@ -235,6 +237,9 @@ def _attacked(name: str, seen: _Seen, world: _World, difference: float, rng: np.
 def _scored(seen: _Seen, world: _World, rng: np.random.Generator) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     """Yield the attack's scores of members and non-members, a limited number of each, of random sums."""
     pairs = np.unique(np.c_[seen.sender, world.labels], axis=0)
+    dim = len(world.covariance)
+    scale = np.sqrt(np.trace(world.covariance) / dim) or 1.0
+    spread = world.covariance / scale**2
     for sender, label in rng.permutation(pairs)[:_MOST_SUMS]:
         own = np.flatnonzero((seen.sender == sender) & (world.labels == label))
         strangers = np.flatnonzero(world.outside_labels == label)
@@ -242,11 +247,13 @@ def _scored(seen: _Seen, world: _World, rng: np.random.Generator) -> Iterator[tu
             continue
         own, strangers = rng.permutation(own)[:_CANDIDATES], rng.permutation(strangers)[:_CANDIDATES]
         # Pad to one size, so that one function is compiled.
-        shown = np.concatenate([world.features[own], world.outside[strangers]])
+        shown = np.concatenate([world.features[own], world.outside[strangers]]) - world.centres[label]
         padded = np.pad(shown, [(0, 2 * _CANDIDATES - len(shown)), (0, 0)])
         count = max(float(seen.counts[sender, label]), 1.0)
-        arguments: tuple[Any, ...] = (padded, seen.sums[sender, label], count, world.centres[label])
-        score = np.asarray(_scores(*map(np.float32, (*arguments, world.covariance, seen.deviation))))
+        total = seen.sums[sender, label] - count * world.centres[label]
+        # Centred and scaled before they become float32, which a mean far from 0 would leave few bits.
+        given = padded / scale, total / scale, count, np.zeros(dim), spread, seen.deviation / scale
+        score = np.asarray(_scores(*map(np.float32, given)))
         yield score[: len(own)], score[len(own) : len(shown)]
 
 

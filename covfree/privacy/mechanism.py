@@ -93,21 +93,20 @@ class Private:
             ValueError: if fewer clients have added noise than the promise needs.
         """
         total = added(uploads)
-        grid, honest = self._grid(step, total.kind), self.promise.honest
         if self.promise.noise == "central":
             if total.noises:
                 raise ValueError(f"uploads: expected no noise, as it is central; got {total.noises} noises")
-            return grid.noised(total, 1, random_bytes)
+            return self._grid(step, total.kind).noised(total, 1, random_bytes)
         if any(each.noises < 1 for each in uploads):
             raise ValueError(f"uploads: expected noise in each, as it is {self.promise.noise}; one has none")
-        if honest is not None and total.noises < honest:
-            raise ValueError(f"uploads: expected at least {honest}, as the promise says, got {total.noises}")
+        self._check_total(step, total)
         return total
 
     def choose(self, first: Upload) -> Kind | None:
         """Choose from the first total what clients send in the second step; None for nothing."""
         if len(self.grids) == 1:
             return None
+        self._check_total(0, first)
         grids = self.grids[1]
         worth = worth_a_matrix(self.method, self._known(first), grids["matrix"], first.noises)
         return "matrix" if worth else "sums"
@@ -116,6 +115,8 @@ class Private:
         """Make the head from the totals of all steps."""
         if len(totals) != len(self.grids):
             raise ValueError(f"totals: expected {len(self.grids)}, one for each step, got {len(totals)}")
+        for step, total in enumerate(totals):
+            self._check_total(step, total)
         known = self._known(totals[0])
         if len(totals) == 1:
             head = nearest_mean(self.method, known)
@@ -152,6 +153,8 @@ class Private:
         present = np.unique(owners[owners >= 0])
         if not present.size or number < 1:
             raise ValueError("clients: expected at least one with examples, got none")
+        if len(present) < (least := self.promise.honest or 1):
+            raise ValueError(f"clients: expected at least {least}, as the promise says, got {len(present)}")
         mapped = centred(self.method, self.centre, features)
         totals: list[Upload] = []
         kind: Kind | None = "sums"
@@ -159,15 +162,18 @@ class Private:
             grid = self._grid(len(totals), kind)
             plain = _sum_of_clients(grid, mapped, classes, owners, number)
             noises = 1 if self.promise.noise == "central" else len(present)
-            self._check_honest(noises)
             totals.append(grid.noised(plain, noises, random_bytes))
             kind = self.choose(totals[0]) if len(totals) == 1 else None
         return self.head(*totals)
 
-    def _check_honest(self, noises: int) -> None:
-        honest = self.promise.honest
-        if honest is not None and noises < honest:
-            raise ValueError(f"clients: expected at least {honest}, as the promise says, got {noises}")
+    def _check_total(self, step: int, total: Upload) -> None:
+        self._grid(step, total.kind)
+        least = self.promise.honest or 1
+        if total.noises < least:
+            raise ValueError(
+                f"total: expected at least {least} noises in the {total.kind} of step {step}, as the promise "
+                f"says, got {total.noises}"
+            )
 
     def _grid(self, step: int, kind: Kind) -> Grid:
         if not 0 <= step < len(self.grids) or kind not in self.grids[step]:
@@ -259,6 +265,7 @@ def private(
     if projection is not None:
         if method.feature_map is not None:
             raise ValueError("projection: expected None, as the method has a feature map of its own")
+        check_positive("projection", projection)
         method = replace(method, feature_map=public_projection(projection, seed=seed))
     kinds: tuple[tuple[Kind, ...], ...] = (("sums",),)
     if needs_matrix(method):

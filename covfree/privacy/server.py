@@ -40,7 +40,7 @@ _NOISE_OF_MEANS = 0.1
 
 @dataclass(frozen=True)
 class NoisySums:
-    """The server's knowledge of the classes, in units of features and examples.
+    """The server's knowledge of the classes, in units of features divided by the clip, and of examples.
 
     Attributes:
         sums: S̃_c, [classes, dim].
@@ -141,7 +141,7 @@ def _is_within_lda(method: Method[Any]) -> bool:
 _SUBTRACTED: dict[str, Callable[[NoisySums], float]] = {
     "fed3r": lambda known: 0.0,
     "fed3r-within": lambda known: float(known.reciprocals[known.present].sum()),
-    "fedcgs": lambda known: len(known.counts) / known.num_examples,
+    "fedcgs": lambda known: known.present.sum() / known.num_examples,
 }
 
 
@@ -175,8 +175,23 @@ def head_of(method: Method[Any], known: NoisySums, grid: Grid, total: Upload) ->
 
     The mean of the noise is subtracted from the scatter, negative eigenvalues become 0, and the noise's edge
     is added to the regulariser. In an LDA head, noise adds −½ v_c tr Σ⁻¹ to the mean of −½ μᵀΣ⁻¹μ, which is
-    subtracted.
+    subtracted. All is computed in units of the clip, so that squares of features of any scale fit into floats.
     """
+    head = _head_of(method, known, grid, total)
+    # The scores of LDA stay as they are; ridge regression keeps columns of norm 1.
+    lda = method.name == "fedcgs" or _is_within_lda(method)
+    part, factor = ("weight", 1 / grid.clip) if lda else ("bias", grid.clip)
+    found = np.asarray(getattr(head, part), np.float64) * factor
+    dtype = head.weight.dtype
+    if not (np.abs(found) <= float(jnp.finfo(dtype).max)).all():
+        raise ValueError(
+            f"clip: expected one whose head {dtype} holds, got {grid.clip}; multiply all features, and "
+            "the clip, by one number"
+        )
+    return mapped(method, replace(head, **{part: jnp.asarray(found, dtype)}))
+
+
+def _head_of(method: Method[Any], known: NoisySums, grid: Grid, total: Upload) -> LinearHead:
     moments, dtype = known.moments, jnp.result_type(float)
     second = jnp.asarray(full_matrix(total.values.astype(np.float64)) * grid.step, dtype)
     edge = noise_edge(grid.deviation(total.noises), second.shape[0])
@@ -189,21 +204,21 @@ def head_of(method: Method[Any], known: NoisySums, grid: Grid, total: Upload) ->
         assert method.message is not None
         state = method.message.merge(method.params, message, len(label))
         assert method.system is not None
-        system = method.system(method.params, *state)
+        # A ridge, or γ, is added to squares of features.
+        system = method.system(method.params / grid.clip / grid.clip, *state)
         scale = jnp.maximum(moments.num_examples - 1, 1) if method.name == "fedcgs" else 1
         system = _positive(system.unshifted.dense()).shifted(system.shift + edge / scale)
         head = method.head(method.params, system, *state)
-        return mapped(method, _without_noise(head, system, known) if method.name == "fedcgs" else head)
+        return _without_noise(head, system, known) if method.name == "fedcgs" else head
     gram = linear_system(method)
     degrees = jnp.maximum(moments.within_degrees, 1)
-    sums = jnp.asarray(known.sums * known.present[:, None], dtype)
-    counts = jnp.asarray(known.counts, dtype)
+    sums, counts = known.sums[known.present], known.counts[known.present]
     within = debiased_within(second, sums, counts, known.sum_deviation, known.count_deviation)
-    scatter = _positive(within).shifted(edge + _own_shrinkage(method) * degrees)
+    scatter = _positive(within).shifted(edge + _own_shrinkage(method) / grid.clip / grid.clip * degrees)
     if gram is None:
         covariance = scatter.scaled(1 / degrees)
-        return mapped(method, _without_noise(lda_head(covariance, moments), covariance, known))
-    return mapped(method, ridge_head(total_gram(scatter, moments, scatter=gram), moments))
+        return _without_noise(lda_head(covariance, moments), covariance, known)
+    return ridge_head(total_gram(scatter, moments, scatter=gram), moments)
 
 
 def _own_shrinkage(method: Method[Any]) -> Any:

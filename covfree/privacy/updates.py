@@ -13,6 +13,7 @@ import numpy as np
 
 from covfree.core.checks import check_above_zero, check_choice, check_integer, check_positive
 from covfree.privacy.accounting import Neighbours, Promise, Release, rho_for, spent
+from covfree.privacy.clipping import bounded, clipped
 from covfree.privacy.discrete import RandomBytes, summed_discrete_gaussians
 from covfree.secure.words import Words, shaped
 
@@ -63,13 +64,10 @@ class PrivateUpdates:
         if wrong := [leaf.dtype for leaf in leaves if not jnp.issubdtype(leaf.dtype, jnp.floating)]:
             raise ValueError(f"upload: expected floats alone, got {wrong[0]}")
         vector = np.concatenate([np.zeros(0), *(leaf.astype(np.float64).ravel() for leaf in leaves)])
-        norm = float(np.linalg.norm(vector))
-        if not math.isfinite(norm):
-            vector, norm = np.zeros_like(vector), 0.0
         # Round towards 0, so that the integers' norm stays within the bound; the factor allows for float
         # rounding.
-        scale = (1 - 1e-9) * self.bound / max(norm, self.clip)
-        integers = np.trunc(vector * scale).astype(np.int64)
+        scaled = clipped(vector[None], self.clip) * ((1 - 1e-9) * self.bound)
+        integers = bounded(np.trunc(scaled).astype(np.int64), self.bound)[0]
         noise = summed_discrete_gaussians(_LOG_DEVIATION, 1, integers.size, random_bytes)
         return (integers + noise).view(np.uint64)
 
@@ -137,7 +135,8 @@ def private_updates(
     # A finer grid would wrap; in that case there is more noise than ε requires.
     bound = min(math.floor(allowed / moved), _ROOM // most)
     if bound < _LEAST:
-        raise ValueError(f"epsilon: expected a larger one; an upload's norm has {bound} steps of the grid")
+        short, expected = ("num_clients", "fewer") if _ROOM // most < _LEAST else ("epsilon", "a larger one")
+        raise ValueError(f"{short}: expected {expected}; an upload's norm has {bound} steps of the grid")
     rho = (moved * bound / deviation) ** 2 / 2
     releases = tuple(Release(f"round {each}", rho) for each in range(number))
     promise = Promise(spent(releases, delta), delta, "client", neighbours, "distributed", honest, releases)

@@ -11,6 +11,7 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from covfree.privacy.accounting import Neighbours
+from covfree.privacy.clipping import bounded, clipped, on_grid
 from covfree.privacy.discrete import RandomBytes, summed_discrete_gaussians
 
 # Class sums, or the second moment of all examples.
@@ -57,6 +58,8 @@ class Upload:
 @dataclass(frozen=True)
 class Grid:
     """How the numbers of one kind of upload become integers, and the sensitivity of their sum.
+
+    All steps and deviations are in units of the clip: of features divided by B.
 
     Attributes:
         kind: sums or matrix.
@@ -139,20 +142,18 @@ class Grid:
     def step(self) -> float:
         """The grid's unit, for features in the sums, and for their products in the matrix."""
         if self.weight is not None:
-            return _limit(self.kind, self.clip, self.weight) / self.bound
-        return self.clip / self.bound if self.kind == "sums" else (self.clip / self.bound) ** 2
+            return _limit(self.kind, self.weight) / self.bound
+        return 1 / self.bound if self.kind == "sums" else 1 / self.bound**2
 
     @property
     def count_step(self) -> float:
         """The number of examples that one unit of the count's coordinate stands for."""
-        return 1 / self.count if self.weight is None else self.step / (COUNT_SHARE * self.clip)
+        return 1 / self.count if self.weight is None else self.step / COUNT_SHARE
 
     @property
     def square_step(self) -> float:
         """The squared norm that one unit of its coordinate stands for."""
-        if self.weight is None:
-            return self.clip**2 / self.square
-        return self.step * self.clip / SQUARE_SHARE
+        return 1 / self.square if self.weight is None else self.step / SQUARE_SHARE
 
     def upload(
         self,
@@ -165,10 +166,10 @@ class Grid:
         If the unit is an example, the upload of several clients' examples equals the sum of their uploads.
         """
         kept = labels >= 0
-        features, labels = np.asarray(features, np.float64)[kept], labels[kept]
+        features, labels = clipped(np.asarray(features, np.float64)[kept], self.clip), labels[kept]
         if self.weight is None:
             return self._of_examples(features, labels, num_classes)
-        return self._of_client(clipped(features, self.clip), labels, num_classes, self.weight)
+        return self._of_client(features, labels, num_classes, self.weight)
 
     def noised(self, upload: Upload, noises: int, random_bytes: RandomBytes) -> Upload:
         """Add the sum of ``noises`` independent noises to an upload."""
@@ -184,7 +185,7 @@ class Grid:
         return _deviation(self.kind, self.log_deviation, noises) * self.step
 
     def _of_examples(self, features: np.ndarray, labels: np.ndarray, num_classes: int) -> Upload:
-        integers = on_grid(features, self.clip, self.bound)
+        integers = on_grid(features, self.bound)
         if self.kind == "sums":
             norm = np.minimum((integers**2).sum(1) / self.bound**2, 1)
             square = np.rint(self.square * norm).astype(np.int64)
@@ -198,21 +199,21 @@ class Grid:
         return Upload("matrix", product[np.triu_indices(len(product))])
 
     def _of_client(self, features: np.ndarray, labels: np.ndarray, num_classes: int, weight: float) -> Upload:
-        sums = np.c_[
-            features,
-            np.full(len(features), COUNT_SHARE * self.clip),
-            (features**2).sum(1) * (SQUARE_SHARE / self.clip),
-        ]
+        count = np.full(len(features), COUNT_SHARE)
+        sums = np.c_[features, count, (features**2).sum(1) * SQUARE_SHARE]
         values = _class_sums(sums, labels, num_classes)
-        factor = _share(_limit("sums", self.clip, weight), float(np.linalg.norm(values)))
+        factor = _share(_limit("sums", weight), float(np.linalg.norm(values)))
         if self.both:
             # Use one factor for both kinds, as the sums' product is subtracted from the second moment.
             matrix = features.T @ features
-            factor = min(factor, _share(_limit("matrix", self.clip, weight), float(np.linalg.norm(matrix))))
-            values = matrix[np.triu_indices(len(matrix))] if self.kind == "matrix" else values
+            factor = min(factor, _share(_limit("matrix", weight), float(np.linalg.norm(matrix))))
+            values = matrix if self.kind == "matrix" else values
         # Round towards 0, so that the integers' norm stays within the bound; the factor allows for float
         # rounding.
-        return Upload(self.kind, np.trunc(values * ((1 - 1e-9) * factor / self.step)).astype(np.int64))
+        integers = np.trunc(values * ((1 - 1e-9) * factor / self.step)).astype(np.int64)
+        bounded(integers.reshape(1, -1), self.bound)
+        triangle = np.triu_indices(len(integers))
+        return Upload(self.kind, integers[triangle] if self.kind == "matrix" else integers)
 
 
 # The number of examples in one product of integers.
@@ -230,12 +231,12 @@ def _deviation(kind: Kind, log_deviation: int, noises: int) -> float:
     return 2.0**log_deviation * math.sqrt(noises * (2 if kind == "matrix" else 1))
 
 
-def _limit(kind: Kind, clip: float, weight: float) -> float:
-    """Return the bound on a client's upload, in features or products.
+def _limit(kind: Kind, weight: float) -> float:
+    """Return the bound on a client's upload, in features or products, in units of the clip.
 
     A client's classes add up only in the second moment, so its weight is doubled there.
     """
-    return weight * (clip * math.hypot(1, COUNT_SHARE, SQUARE_SHARE) if kind == "sums" else 2 * clip**2)
+    return weight * (math.hypot(1, COUNT_SHARE, SQUARE_SHARE) if kind == "sums" else 2)
 
 
 def _share(limit: float, norm: float) -> float:
@@ -247,27 +248,6 @@ def _class_sums(values: np.ndarray, labels: np.ndarray, num_classes: int) -> np.
     sums = np.zeros((num_classes, values.shape[1]), values.dtype)
     np.add.at(sums, labels, values)
     return sums
-
-
-def clipped(features: Float[np.ndarray, "examples dim"], clip: float) -> Float[np.ndarray, "examples dim"]:
-    """Scale features whose norm exceeds ``clip`` down to it."""
-    norm = np.linalg.norm(features, axis=1, keepdims=True)
-    return features * np.minimum(1.0, clip / np.maximum(norm, np.finfo(np.float64).tiny))
-
-
-def on_grid(
-    features: Float[np.ndarray, "examples dim"], clip: float, bound: int
-) -> Int[np.ndarray, "examples dim"]:
-    """Clip features to norm ``clip``, and round them to integers with norm at most ``bound``, exactly."""
-    scaled = clipped(features, clip) * (bound / clip)
-    integers = np.rint(scaled).astype(np.int64)
-    for shrink in (1.0, 1 - 1e-9, 0.0):
-        # If rounding exceeded the bound, round towards 0; then only the last bit of a float can be too large.
-        over = (integers**2).sum(1) > bound**2
-        if not over.any():
-            break
-        integers[over] = np.trunc(scaled[over] * shrink).astype(np.int64)
-    return integers
 
 
 def dim_of_triangle(size: int) -> int:

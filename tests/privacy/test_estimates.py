@@ -5,15 +5,20 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import covfree
 from covfree.privacy import (
+    Upload,
     debiased_reciprocal,
     debiased_within,
     noise_edge,
     noisy_rows_covariance,
     positive_part,
     public_projection,
+    server,
     shrunk_means,
 )
+from covfree.privacy.server import NoisySums, head_of
+from covfree.privacy.uploads import Grid
 
 RUNS, DIM = 20_000, 3
 SIGMA = np.array([[2.0, 0.6, 0.0], [0.6, 1.0, -0.3], [0.0, -0.3, 0.5]], np.float32)
@@ -52,6 +57,40 @@ def test_within_scatter_is_unbiased_under_noise_in_all_of_it():
     assert np.abs(z_of(naive, within)).max() > 10
 
 
+def test_integers_are_taken_for_floats():
+    whole = (9 * np.eye(DIM), np.full((2, DIM), 3), np.array([4, 7]), 1, 1)
+    integers = (whole[0].astype(int), *whole[1:])
+    np.testing.assert_allclose(
+        debiased_within(*integers), debiased_within(whole[0], 1.0 * whole[1], *whole[2:])
+    )
+    found = shrunk_means(*whole[1:])
+    np.testing.assert_allclose(found, shrunk_means(1.0 * whole[1], *whole[2:]))
+
+
+def test_absent_classes_add_nothing_to_the_scatter(monkeypatch):
+    rng, seen, counts = np.random.default_rng(6), [], np.array([400.0, 0, 600, 0, 0, 0, 0, 0])
+    positive = server._positive
+    monkeypatch.setattr(server, "_positive", lambda m: seen.append(np.asarray(m)) or positive(m))
+    grid = Grid.of("matrix", 22, 50.0, 1, 1.0, None, "add_remove")
+    means = np.zeros((8, DIM))
+    means[[0, 2]] = [[2.0, 0, 1], [-1.0, 3, 0]]
+    sums, between = counts[:, None] * means, means.T @ (counts[:, None] * means)
+    second = between + counts.sum() * SIGMA
+    packed = np.rint(second[np.triu_indices(DIM)] / grid.step).astype(np.int64)
+    total = Upload("matrix", packed)  # exact, so that what is left is of the sums
+    centre = sums.sum(0) / counts.sum()
+    expected = {
+        "fedcof": counts.sum() * SIGMA,
+        "fedcgs": (second - counts.sum() * np.outer(centre, centre)) / (counts.sum() - 1),
+    }
+    for method in (covfree.fedcof(), covfree.fedcgs()):
+        seen.clear()
+        for _ in range(150):
+            noisy = sums + 60 * rng.normal(size=sums.shape), counts + 4 * rng.normal(size=8)
+            head_of(method, NoisySums(*noisy, 1.0, 60.0, 4.0), grid, total)
+        assert np.abs(z_of(seen, expected[method.name])).max() < 4.5
+
+
 def test_covariance_of_noisy_rows_is_unbiased():
     counts = jnp.array([1, 3, 0, 10, 40])
     deviations = jnp.array([0.2, 1.0, 7.0, 0.4, 0.1])
@@ -68,8 +107,6 @@ def test_covariance_of_noisy_rows_is_unbiased():
 
 
 def test_without_noise_the_rows_covariance_is_fedcofs():
-    import covfree
-
     rng = np.random.default_rng(3)
     means, counts = rng.normal(size=(6, DIM)).astype(np.float32), np.array([1, 4, 2, 0, 9, 3])
     ours = noisy_rows_covariance(means, counts, np.zeros(6, np.float32))

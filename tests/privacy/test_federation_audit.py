@@ -48,6 +48,14 @@ def test_more_epsilon_hides_less():
     assert clear[3].presence > 0.99
 
 
+def test_attacks_find_as_much_far_from_zero():
+    options = {"epsilon": 1e9, "delta": 1e-5}
+    far = audit(1e-5 * FEATURES + 1e3, LABELS, OWNERS, clip=6e3, **options)
+    assert far.findings[0].auc == pytest.approx(0.76, abs=0.04)
+    with pytest.raises(ValueError, match="seed: expected an integer of at least 0, got -1"):
+        audit(FEATURES, LABELS, OWNERS, clip=1.0, seed=-1, **options)
+
+
 def test_examples_alone_in_their_class_are_counted():
     owners = np.arange(6000)
     result = audit(FEATURES, LABELS, owners, epsilon=1.0, delta=1e-5, clip=12.0)

@@ -182,6 +182,7 @@ def test_the_promise_is_kept_to_the_digit():
         ({"epsilon": 0.0}, "epsilon: expected"),
         ({"epsilon": 1e-5}, "epsilon: expected a larger one"),
         ({"delta": 2.0}, "delta: expected"),
+        ({"projection": 0}, "projection: expected an integer of at least 1, got 0"),
         ({"clip": -1.0}, "clip: expected"),
         ({"unit": "row"}, "unit: expected"),
         ({"noise": "none"}, "noise: expected"),
@@ -213,6 +214,15 @@ def test_too_few_noises_and_wrong_steps_are_refused():
         made.upload(0, "matrix", FEATURES, LABELS, num_classes=CLASSES)
     with pytest.raises(ValueError, match="totals: expected 2"):
         made.head(one)
+    total = made.total(0, [one] * 3)
+    matrix = made.total(1, [made.upload(1, "matrix", FEATURES, LABELS, num_classes=CLASSES)] * 3)
+    with pytest.raises(ValueError, match="kind: expected a kind of step 0 of 2, got 'matrix'"):
+        made.head(matrix, total)
+    for call in (made.choose, lambda first: made.head(first, matrix)):
+        with pytest.raises(
+            ValueError, match=r"total: expected at least 3 noises in the sums of step 0, .* got 0"
+        ):
+            call(plain)
 
 
 @pytest.mark.parametrize("setting", SETTINGS, ids=str)
@@ -235,6 +245,31 @@ def test_lists_and_one_client():
     assert accuracy(head) > 0.7
     with pytest.raises(ValueError, match="clients: expected at least one with examples"):
         made.fit(FEATURES, LABELS, np.full_like(OWNERS, -1))
+
+
+def test_a_row_that_overflows_in_a_projection_counts_as_zeros():
+    made, far, none = make(projection=5), FEATURES[:50].copy(), FEATURES[:50].copy()
+    far[0], none[0] = 3e38, 0
+    for step, kind in ((0, "sums"), (1, "matrix")):
+        found = [made.upload(step, kind, x, LABELS[:50], num_classes=CLASSES).values for x in (far, none)]
+        np.testing.assert_array_equal(*found)
+
+
+def test_features_of_any_scale_have_the_head_of_the_others():
+    draws = {"random_bytes": np.random.default_rng(0).bytes}
+    for method in METHODS:
+        plain = fitted(make(method, epsilon=8.0))
+        for scale in (2.0**60, 2.0**-60):
+            far = FEATURES * np.float32(scale)
+            draws = {"random_bytes": np.random.default_rng(0).bytes}
+            head = make(method, epsilon=8.0, clip=CLIP * scale).fit(far, LABELS, OWNERS, **draws)
+            found = np.asarray(head(far)).argmax(-1)
+            if method.name in ("fedncm", "fedcgs") or method is METHODS[1]:  # without γ or a ridge
+                np.testing.assert_array_equal(found, np.asarray(plain(FEATURES)).argmax(-1))
+            else:
+                assert (found == LABELS).mean() > 0.8
+    with pytest.raises(ValueError, match="clip: expected one whose head float32 holds, got 1e-45"):
+        make(clip=1e-45, epsilon=1e9).fit(np.float32(1e-35) * FEATURES, LABELS, OWNERS)
 
 
 def test_works_with_x64():
@@ -288,6 +323,8 @@ def test_a_centre_that_does_not_fit_is_refused():
         (np.zeros((2, 3)), r"centre: expected numbers of shape \[dim\], got float64 of shape \[2, 3\]"),
         (["a"], r"centre: expected numbers of shape \[dim\], got <U1"),
         ([0.0, np.inf], "centre: expected finite numbers, got inf at position 1"),
+        ([0.0, 1e39], r"centre: expected numbers that are finite in float32, got 1e\+39 at position 1"),
+        (1j * np.ones(6), r"centre: expected numbers of shape \[dim\], got complex128"),
     ]:
         with pytest.raises(ValueError, match=message):
             make(centre=centre)

@@ -7,7 +7,7 @@ import pytest
 
 import covfree
 from covfree import finetune, secure
-from covfree.privacy import private_rounds, private_updates
+from covfree.privacy import private_rounds, private_training, private_updates
 from covfree.rounds import ClientData, as_algorithm, run
 
 RNG = np.random.default_rng(0)
@@ -69,6 +69,15 @@ def test_accuracy_tends_to_that_without_noise():
     assert plain > 0.85
 
 
+def test_one_client_that_is_not_finite_does_not_stop_a_run():
+    far = np.where((OWNERS == 3)[:, None], np.float32(3e38), FEATURES)
+    training, _ = private_training(fedavg(), epsilon=8.0, delta=1e-5, clip=1.0, rounds=2)
+    for algorithm in (make(rounds=2)[0], training):
+        found = run(algorithm, far, LABELS, OWNERS, key=jax.random.key(0), rounds=2)
+        assert all(np.isfinite(record["loss"]) for record in found.history)
+        assert np.isfinite(found.result.weight).all()
+
+
 @pytest.mark.usefixtures("untyped")
 def test_what_cannot_be_promised_is_refused():
     messages = as_algorithm(covfree.fedncm(), num_classes=3)
@@ -121,6 +130,16 @@ def test_integers_are_as_long_as_the_grid_allows_and_no_longer():
             np.testing.assert_allclose(found["a"], upload["a"], atol=hidden.clip / hidden.bound)
 
 
+def test_the_norm_is_bounded_for_numbers_whose_squares_are_not_floats():
+    for clip in (1e-300, 1e-170, 1.0, 1e300):
+        hidden, zeros = updates(clip=clip), np.zeros(300)
+        for value in (1e308, 1e200, 1e-170, 1e-299):
+            both = hidden.encode(zeros + value, seeded()), hidden.encode(zeros, seeded())
+            moved = (both[0] - both[1]).view(np.int64)
+            norm = np.sqrt(float(sum(int(x) ** 2 for x in moved)))
+            assert norm == pytest.approx(hidden.bound * min(1, value / clip * 300**0.5), abs=20)
+
+
 def test_training_within_masks_is_training_with_the_server_s_noise():
     data, options = (FEATURES, LABELS, OWNERS), {"key": jax.random.key(0), "rounds": 3}
     plain = run(fedavg(), *data, **options).result
@@ -145,6 +164,7 @@ def test_no_sum_is_opened_with_less_noise_than_is_promised():
     ("changes", "why"),
     [
         ({"clip": 0.0}, "clip"),
+        ({"num_clients": 2**60}, "num_clients: expected fewer; an upload's norm has 2 steps"),
         ({"honest": 61}, "honest: expected at most the 60 clients, got 61"),
         ({"epsilon": 1e-5}, "epsilon: expected a larger one"),
         ({"neighbours": "others"}, "neighbours"),

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from covfree.privacy import Upload
-from covfree.privacy.uploads import Grid, added, diagonal_places, full_matrix, on_grid
+from covfree.privacy.clipping import bounded, clipped, on_grid
+from covfree.privacy.uploads import Grid, added, diagonal_places, full_matrix
 
 RNG = np.random.default_rng(0)
 DIM, CLASSES, CLIP = 5, 3, 2.0
@@ -99,13 +100,13 @@ def test_numbers_come_back_from_the_grid():
         g = grid("sums", weight=weight, log=22, rho=0.1)
         up = g.upload(features, labels, CLASSES).values
         sums = np.stack([features[labels == c].sum(0) for c in range(CLASSES)])
-        tolerance = g.step * len(labels)
-        np.testing.assert_allclose(up[:, :-2] * g.step, sums, atol=tolerance)
+        tolerance = g.step * CLIP * len(labels)
+        np.testing.assert_allclose(up[:, :-2] * g.step * CLIP, sums, atol=tolerance)
         np.testing.assert_allclose(up[:, -2] * g.count_step, np.bincount(labels[kept]), atol=0.03)
         squares = (features[kept] ** 2).sum()
-        np.testing.assert_allclose(up[:, -1].sum() * g.square_step, squares, rtol=0.03)
+        np.testing.assert_allclose(up[:, -1].sum() * g.square_step * CLIP**2, squares, rtol=0.03)
         m = grid("matrix", weight=weight, log=22, rho=0.1)
-        matrix = full_matrix(m.upload(features, labels, CLASSES).values * m.step)
+        matrix = full_matrix(m.upload(features, labels, CLASSES).values * m.step * CLIP**2)
         np.testing.assert_allclose(matrix, features[kept].T @ features[kept], atol=0.3)
 
 
@@ -118,8 +119,30 @@ def test_uploads_of_clients_add_up_to_that_of_all():
 
 
 def test_rounding_never_passes_the_bound():
-    integers = on_grid(extreme_examples(), CLIP, 37)
+    integers = on_grid(clipped(extreme_examples(), CLIP), 37)
     assert (integers**2).sum(1).max() == 37**2
+
+
+def test_what_is_not_finite_or_overflows_stays_within_the_bound():
+    rows = np.full((7, DIM), 1e-320)
+    rows[:4] = np.array([np.nan, np.inf, 1e308, 3e38])[:, None]
+    rows[0, 1:], rows[1, 1] = 1.0, -np.inf
+    # Of 1e308 in each place a norm is infinite, of 1e-320 it is 0, if squares are summed as they are.
+    for clip, norms in (
+        (1.0, [1, 1, 0]),
+        (1e308, [1, 0, 0]),
+        (1e-320, [1, 1, 1]),
+        (1e-319, [1, 1, 0.1 * DIM**0.5]),
+    ):
+        found = np.linalg.norm(clipped(rows, clip), axis=1)
+        np.testing.assert_allclose(found[:5], [0, 0, *norms], rtol=1e-3, atol=1e-9)
+    for kind in ("sums", "matrix"):
+        for weight in (None, 3.0):
+            g = grid(kind, weight=weight)
+            parts = [g.upload(rows[[k]], np.zeros(1, int), CLASSES) for k in range(len(rows))]
+            assert max(map(weighted_norm, parts)) <= g.sensitivity("add_remove")
+    with pytest.raises(ArithmeticError, match="integers: expected a norm of at most 37, got"):
+        bounded(np.full((1, 2), np.iinfo(np.int64).min), 37)
 
 
 def test_what_does_not_fit_is_refused():

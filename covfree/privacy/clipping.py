@@ -1,0 +1,48 @@
+"""Vectors clipped to norm 1 and rounded to integers of a bounded norm, whatever numbers they hold."""
+
+from __future__ import annotations
+
+import numpy as np
+from jaxtyping import Float, Int
+
+
+def clipped(vectors: Float[np.ndarray, "rows dim"], clip: float) -> Float[np.ndarray, "rows dim"]:
+    """Divide vectors by ``clip``, and scale those of a norm above 1 down to it.
+
+    A vector that holds a number that is not finite becomes 0. The largest number of each vector is taken out
+    before squares are summed, so that they neither overflow nor vanish.
+    """
+    size = np.abs(vectors).max(axis=1, keepdims=True, initial=0)
+    sound = np.isfinite(size)
+    scale = np.where(sound & (size > 0), size, 1)
+    direction = np.where(sound, vectors, 0) / scale
+    norm = np.maximum(np.linalg.norm(direction, axis=1, keepdims=True), 1)
+    with np.errstate(over="ignore"):
+        return direction * np.minimum(scale / clip, 1 / norm)
+
+
+def on_grid(vectors: Float[np.ndarray, "rows dim"], bound: int) -> Int[np.ndarray, "rows dim"]:
+    """Round vectors of norm 1 or less to integers whose norm is at most ``bound``, exactly."""
+    scaled = vectors * bound
+    integers = np.rint(scaled).astype(np.int64)
+    for shrink in (1.0, 1 - 1e-9, 0.0):
+        # If rounding exceeded the bound, round towards 0; then only the last bit of a float can be too large.
+        over = (integers**2).sum(1) > bound**2
+        if not over.any():
+            break
+        integers[over] = np.trunc(scaled[over] * shrink).astype(np.int64)
+    return bounded(integers, bound)
+
+
+def bounded(integers: Int[np.ndarray, "rows dim"], bound: int) -> Int[np.ndarray, "rows dim"]:
+    """Return integers, or raise if the norm of a row is above ``bound``.
+
+    Floats do not wrap as squares of integers do. They are off by a last bit, less than what they allow for.
+
+    Raises:
+        ArithmeticError: if a norm is above the bound: the promise would not hold.
+    """
+    norm = np.linalg.norm(integers.astype(np.float64), axis=1)
+    if not (norm <= bound * (1 + 1e-12)).all():
+        raise ArithmeticError(f"integers: expected a norm of at most {bound}, got {norm.max()}")
+    return integers
