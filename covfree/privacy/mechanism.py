@@ -168,12 +168,8 @@ class Private:
 
     def _check_total(self, step: int, total: Upload) -> None:
         self._grid(step, total.kind)
-        least = self.promise.honest or 1
-        if total.noises < least:
-            raise ValueError(
-                f"total: expected at least {least} noises in the {total.kind} of step {step}, as the promise "
-                f"says, got {total.noises}"
-            )
+        if total.noises < (least := self.promise.honest or 1):
+            raise ValueError(f"total: expected at least {least} noises in step {step}, got {total.noises}")
 
     def _grid(self, step: int, kind: Kind) -> Grid:
         if not 0 <= step < len(self.grids) or kind not in self.grids[step]:
@@ -265,8 +261,8 @@ def private(
     if projection is not None:
         if method.feature_map is not None:
             raise ValueError("projection: expected None, as the method has a feature map of its own")
-        check_positive("projection", projection)
-        method = replace(method, feature_map=public_projection(projection, seed=seed))
+        projected = public_projection(check_positive("projection", projection), seed=seed)
+        method = replace(method, feature_map=projected)
     kinds: tuple[tuple[Kind, ...], ...] = (("sums",),)
     if needs_matrix(method):
         kinds = (("sums",), ("sums", "matrix"))

@@ -175,7 +175,7 @@ def head_of(method: Method[Any], known: NoisySums, grid: Grid, total: Upload) ->
 
     The mean of the noise is subtracted from the scatter, negative eigenvalues become 0, and the noise's edge
     is added to the regulariser. In an LDA head, noise adds −½ v_c tr Σ⁻¹ to the mean of −½ μᵀΣ⁻¹μ, which is
-    subtracted. All is computed in units of the clip, so that squares of features of any scale fit into floats.
+    subtracted. All is computed in units of the clip, in which squares of features of any scale are floats.
     """
     head = _head_of(method, known, grid, total)
     # The scores of LDA stay as they are; ridge regression keeps columns of norm 1.

@@ -219,9 +219,7 @@ def test_too_few_noises_and_wrong_steps_are_refused():
     with pytest.raises(ValueError, match="kind: expected a kind of step 0 of 2, got 'matrix'"):
         made.head(matrix, total)
     for call in (made.choose, lambda first: made.head(first, matrix)):
-        with pytest.raises(
-            ValueError, match=r"total: expected at least 3 noises in the sums of step 0, .* got 0"
-        ):
+        with pytest.raises(ValueError, match="total: expected at least 3 noises in step 0, got 0"):
             call(plain)
 
 
