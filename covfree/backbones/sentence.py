@@ -48,7 +48,8 @@ class SentenceEncoder:
         name: the encoder's name, by default that of its folder.
         folder: the folder of the encoder's files.
         sizes: the sizes of the network.
-        max_tokens: most tokens of a text, including the marks of start and end; longer texts are cut.
+        max_tokens: the largest number of tokens of a text, including the marks of start and end; longer texts
+            are cut.
         normalise: whether features are scaled to length 1.
     """
 

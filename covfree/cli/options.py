@@ -175,7 +175,7 @@ _ARGUMENTS = {
 def federation_of(
     data: FeatureSet, clients: int | None, partition: str | None, alpha: float | None
 ) -> Federation:
-    """Make the federation of the options, with the usual values for those not given.
+    """Make the federation that the options describe; options not given have their usual values.
 
     Raises:
         ValueError: if an option is given but the data has clients of its own; it names the option.

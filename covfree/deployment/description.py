@@ -52,8 +52,8 @@ class Description:
         rounds: the number of rounds of an algorithm that takes any number; else None.
         deadline: seconds from the opening of a round until it closes; None waits for all sites.
         fewest: the least number of sites whose answers close a round.
-        max_examples: the most examples of a site; clients that compute with padding pad to at most this
-            number.
+        max_examples: the largest number of examples of a site; clients that compute with padding pad to at
+            most this number.
         max_norm: the largest norm of a feature; None for a bound derived from all messages, as in
             `covfree.collect`.
         max_bytes: the size of the largest message.

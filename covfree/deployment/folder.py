@@ -82,7 +82,7 @@ class Folder:
 
         Args:
             path: the file.
-            most: the most bytes to read; None for the description's ``max_bytes``.
+            most: the largest number of bytes to read; None for the description's ``max_bytes``.
 
         Raises:
             Refused: if it is not a regular file, or is too large.

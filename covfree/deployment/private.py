@@ -37,7 +37,7 @@ class PrivateSums:
             client.
         neighbours: ``"add_remove"`` or ``"replace_one"``.
         honest: the number of sites that surely take part and add their noise; None for `Description.fewest`.
-        weight: with ``unit="client"``, the most examples with which a site may count.
+        weight: with ``unit="client"``, the largest number of examples with which a site may count.
         projection: the number of features after a public random projection, drawn with the description's
             seed; or None.
     """

@@ -119,7 +119,7 @@ class Server(Standing):
 
     @property
     def most_bytes(self) -> int:
-        """The size of the largest answer that is read: far above that of a site with the most examples."""
+        """The size of the largest answer that is read: far above that of the largest site."""
         if self.finished:
             return self.description.max_bytes
         form = self._expected()

@@ -51,7 +51,8 @@ class Steps:
 
     Attributes:
         algorithm: the algorithm.
-        most: the most examples that a client may have; clients that compute with padding pad to at most this.
+        most: the largest number of examples that a client may have; clients that compute with padding pad to
+            at most this.
     """
 
     def __init__(
@@ -127,7 +128,7 @@ class Steps:
         return zeros_of(self.broadcast, state)
 
     def form(self, state: Any) -> Parts:
-        """Return an upload of zeros for this state; tables have the most rows that a client may send."""
+        """Return an upload of zeros for this state; its tables have as many rows as a client may send."""
 
         def one(state: Any) -> Parts:
             sent, memory = cohort.broadcast(self.algorithm, state), self.start()[1]

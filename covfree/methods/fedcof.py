@@ -103,13 +103,15 @@ def fedcof(
         shrinkage: a number γ adds γI to the covariance; ``"10%"`` adds that share of its mean variance;
             ``"auto"`` or another rule needs no tuning. Derivatives treat what ``"auto"`` chooses as constant;
             pass a number for the full derivative.
-        num_subsets: the most random subsets of a client's class. Each subset sends a mean: more rows, more
-            bytes. None for as many as ``subset_size`` allows, so that their number grows with n_kc.
+        num_subsets: the largest number of random subsets of a client's class. Each subset sends a mean: more
+            rows, more bytes. None for as many as ``subset_size`` allows, so that their number grows with
+            n_kc.
         weighting: how the classes' scatters are weighted, see `within_scatter`.
         head: ``"lda"``; ``"ridge"``, which solves with the Gram matrix (N − C)·Σ̃ + N μ_g μ_gᵀ; ``"student"``
             or `student`, with a covariance for each class; or a function of the shrunk within-class
             covariance (a `Scatter`; ``.dense()`` is the matrix) and the `Moments`.
-        subset_size: the least examples of a random subset, unless the client has fewer of the class.
+        subset_size: the smallest number of examples in a random subset, unless the client has fewer of the
+            class.
         scatter: the parts of the ridge head's Gram matrix, see `total_gram`; for the ridge head alone.
         bias: whether the ridge head has an intercept, see `ridge_head`. The paper has none.
         feature_map: a map of features that all parties share, e.g. ``relu_features(5000)``. Clients send the

@@ -19,7 +19,7 @@ from covfree.statistics.groups import as_examples
 from covfree.statistics.residuals import count_clients, senders_of
 from covfree.statistics.rows import client_sizes, deal_rows, rows_of
 
-# The most steps of a client's training.
+# The largest number of steps of a client's training.
 _STEPS = 100
 
 

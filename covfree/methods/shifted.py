@@ -57,7 +57,7 @@ def fedcof_components(
 
     Args:
         shrinkage: see `fedcof`.
-        num_subsets: the most random subsets of a client's class, at least 2; None for as many as
+        num_subsets: the largest number of random subsets of a client's class, at least 2; None for as many as
             ``subset_size`` allows.
         weighting: see `component_factor`.
         head: see `fedcof`.
@@ -120,7 +120,7 @@ def fedcof_residuals(
     it over all directions gained nothing on 13 federations (docs/shift.md).
 
     Args:
-        num_directions: q, the most directions of a client.
+        num_directions: q, the largest number of directions of a client.
         shrinkage: see `fedcof`.
         head: see `fedcof`.
         bias: see `fedcof`.

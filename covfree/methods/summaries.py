@@ -87,8 +87,9 @@ def send_class_means(
     """Make a summary with a row for each class of a client, or for each of several subsets of the class.
 
     Args:
-        num_subsets: the most subsets of a class; None if only ``subset_size`` bounds their number.
-        subset_size: the least examples of a subset, unless the class has fewer.
+        num_subsets: the largest number of subsets of a class; None if only ``subset_size`` bounds their
+            number.
+        subset_size: the smallest number of examples in a subset, unless the class has fewer.
         covariance: the form of covariance that is sent with each mean; None for none.
     """
     check_subsets(num_subsets, subset_size)
@@ -173,7 +174,7 @@ def send_mixtures(num_components: int = 1, covariance: Structure = "diagonal") -
     """Make a summary with a row for each component of a Gaussian mixture of each client's class.
 
     Args:
-        num_components: most components of a client's class.
+        num_components: the largest number of components of a client's class.
         covariance: structure of the components' covariances, which are sent too.
     """
     check_positive("num_components", num_components)
@@ -229,7 +230,7 @@ def send_directions(num_directions: int, centred: bool = True) -> Summary:
     """Make a summary with a row for each class of a client, then a row for each of its directions.
 
     Args:
-        num_directions: the most directions of a client.
+        num_directions: the largest number of directions of a client.
         centred: whether they are directions of the client's residuals, or else of its examples. With those of
             examples it also sends the size of what they leave out, see `directed_rows`.
     """

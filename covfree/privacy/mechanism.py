@@ -216,8 +216,9 @@ def private(
         neighbours: whether an example (or client) is added or removed, or replaced by another.
         honest: for distributed noise, the number of clients that surely take part and keep their noise
             secret.
-        weight: with ``unit="client"``, the most examples with which a client may count. Its sums are scaled
-            down to the norm of so many examples of one class, and its second moment to that of twice as many.
+        weight: with ``unit="client"``, the largest number of examples with which a client may count. Its sums
+            are scaled down to the norm of so many examples of one class, and its second moment to that of
+            twice as many.
         projection: p, the number of features after a public random projection; None for no projection.
         seed: public seed of the projection.
         centre: [dim], subtracted from features before clipping, and added back in the head; None for 0. It

@@ -34,7 +34,7 @@ class PrivateUpdates:
     Attributes:
         clip: the largest norm of an upload; longer ones are scaled down.
         bound: the largest norm of the upload's integers.
-        num_clients: the most clients whose uploads may be added.
+        num_clients: the largest number of clients whose uploads may be added.
         rounds: the number of rounds that the promise covers.
         promise: the privacy promise, provided that uploads are seen only in their sum.
     """
@@ -106,7 +106,7 @@ def private_updates(
         clip: bound on an upload's norm.
         rounds: the number of rounds of the run.
         honest: the number of clients that surely take part in each round and keep their noise secret.
-        num_clients: the most clients of a round.
+        num_clients: the largest number of clients of a round.
         neighbours: whether a client's upload is added or removed, or replaced by another.
 
     Returns:

@@ -66,8 +66,8 @@ class Grid:
         log_deviation: log₂ of the standard deviation of one noise, in grid units; for the matrix, off the
             diagonal. On the diagonal the variance is twice as large.
         clip: B, the bound on a feature vector's norm.
-        weight: if the unit is a client, the most examples with which its upload may count; None if it is an
-            example.
+        weight: if the unit is a client, the largest number of examples with which its upload may count; None
+            if it is an example.
         bound: the bound on the integers' norm, for an example's features or a client's whole upload.
         both: whether clients are clipped for both kinds, because they will be asked for both.
         count: the integer that counts one example; 0 if the unit is a client, or for a matrix.
@@ -219,7 +219,8 @@ class Grid:
 # The number of examples in one product of integers.
 _BLOCK = 8192
 
-# The most grid steps that a norm may have: an example's squares, 10⁷ products, or 10⁶ clients fit into int64.
+# The largest number of grid steps that a norm may have: then an example's squares, 10⁷ products, or
+# 10⁶ clients fit into int64.
 _MOST: dict[Kind, int] = {"sums": 2**31, "matrix": 2**19}
 _MOST_OF_CLIENT = 2**40
 # The least number of grid steps that a norm must have.

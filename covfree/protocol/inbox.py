@@ -19,7 +19,7 @@ from covfree.protocol.files import SUFFIX, Sent, read_message, shown
 
 # Bytes of a file: the most that are read, and what is always read; and how many files give a usual size.
 _MOST_BYTES, _ALWAYS, _FEWEST = 2**30, 2**26, 4
-# The most bytes of messages that stay in memory after reading.
+# The largest number of bytes of messages that stay in memory after reading.
 _KEPT = 2**28
 
 
@@ -64,7 +64,7 @@ class Inbox(Mapping[str, Message]):
             max_bytes: the largest file that is read. ``"derived"``, the default, is 1 GiB. If there are at
                 least four files, it is the larger of 64 MiB and 100 times their median size, but at most 1
                 GiB.
-            max_rows: the most rows of a message.
+            max_rows: the largest number of rows of a message.
 
         Raises:
             ValueError: if there is no such folder.

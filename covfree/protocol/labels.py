@@ -26,7 +26,7 @@ class Labels(NamedTuple):
 
     Attributes:
         agreement: slope β of the site's centred class means on the others'; NaN with fewer than two classes.
-        error: the standard error of ``agreement`` by the model.
+        error: the standard error of ``agreement`` that the model of the sites' means predicts.
         moved: the share of the site's examples whose class lies where the others have another class.
         score: ``moved`` over its limit, at least 1.5 if two classes are swapped. Above 1 the labels are
             wrong.

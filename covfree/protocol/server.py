@@ -60,9 +60,9 @@ def collect(
             a message that names none passes. By default that of ``before``, or of most messages.
         num_examples: for each client that announced it, its number of examples. A message whose counts have
             another sum was cut short or altered, and is set aside.
-        max_count: the most examples that a client may claim, which bounds its weight. ``"derived"``, the
-            default, takes the bound from the counts of all clients if there are at least four; None sets no
-            bound.
+        max_count: the largest number of examples that a client may claim, which bounds its weight.
+            ``"derived"``, the default, takes the bound from the counts of all clients if there are at least
+            four; None sets no bound.
         max_norm: the largest norm of a feature vector, e.g. 1 for normalised features. ``"derived"``, the
             default, takes the bound of the method's feature map if it has one, else derives it from the norms
             in all messages if there are at least four; None sets no bound.

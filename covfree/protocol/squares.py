@@ -10,7 +10,7 @@ from jaxtyping import Float
 
 # In float32: the unit roundoff u, and the smallest normal number.
 _UNIT, _SMALLEST = 2.0**-24, 2.0**-126
-# The most terms that are added one by one; longer sums are made of partial sums.
+# The largest number of terms that are added one by one; longer sums are made of partial sums.
 _LONGEST = 2**16
 
 

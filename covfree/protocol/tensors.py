@@ -18,7 +18,7 @@ DTYPES = {
     **{"I8": np.int8, "I16": np.int16, "I32": np.int32, "I64": np.int64},
     **{"U8": np.uint8, "U16": np.uint16, "U32": np.uint32, "U64": np.uint64, "BOOL": np.bool_},
 }
-# The most bytes of a header, which contains all class names.
+# The largest number of bytes of a header, which contains all class names.
 _MOST_HEADER = 2**24
 
 

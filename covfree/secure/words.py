@@ -24,7 +24,7 @@ class Encoding(Protocol):
 
     @property
     def num_clients(self) -> int:
-        """The most clients whose uploads may be added."""
+        """The largest number of clients whose uploads may be added."""
         ...
 
     @property
@@ -34,7 +34,7 @@ class Encoding(Protocol):
 
     @property
     def rounds(self) -> int | None:
-        """The most rounds for which it may be used; None for any number."""
+        """The largest number of rounds for which it may be used; None for any number."""
         ...
 
     def encode(self, upload: Any) -> Words:
@@ -56,7 +56,7 @@ class FixedPoint:
 
     Attributes:
         bound: the largest absolute value of a number in an upload.
-        num_clients: K, the most clients whose uploads are added.
+        num_clients: K, the largest number of clients whose uploads are added.
     """
 
     bound: float

@@ -56,7 +56,7 @@ def directed_rows(
         num_rows: see `client_rows`; static.
         num_clients: the number of clients with an example (`count_clients`), or an upper bound, static.
         client_size: the number of examples of the largest client, or an upper bound, static.
-        num_directions: q, the most directions of a client; static.
+        num_directions: q, the largest number of directions of a client; static.
         centred: whether directions are those of the residuals about the class means; static.
 
     Returns:

@@ -32,9 +32,9 @@ def subset_groups(
     Args:
         keys: integers that the examples of a group share; groups are ordered by the first key, then the next.
         kept: False for padding.
-        num_subsets: the most subsets of a group; None for no bound.
+        num_subsets: the largest number of subsets of a group; None for no bound.
         key: PRNG key that assigns examples to subsets; may be None if ``num_subsets`` is 1.
-        subset_size: the least examples of a subset.
+        subset_size: the smallest number of examples in a subset.
 
     Returns:
         For each example the number of its subset among all subsets, from 0 in the order of the groups, and

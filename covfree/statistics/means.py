@@ -62,7 +62,7 @@ def subset_class_means(
         features: features of the client's examples.
         labels: their classes; a label outside [0, num_classes) is padding.
         num_classes: C, static.
-        num_subsets: the most subsets of a class, static.
+        num_subsets: the largest number of subsets of a class, static.
         key: PRNG key that assigns examples to subsets.
 
     Returns:

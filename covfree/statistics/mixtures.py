@@ -56,10 +56,10 @@ def gaussian_mixture(
     Args:
         features: features of the examples. Half precisions are computed in float32.
         kept: False for padding, whose features may hold anything.
-        num_components: the most components, static.
+        num_components: the largest number of components, static.
         covariance: "full", "diagonal" or "spherical", static.
         key: PRNG key that draws the first means.
-        num_steps: the most steps of EM, static.
+        num_steps: the largest number of steps of EM, static.
 
     Returns:
         The mixture. Its covariances divide by the (weighted) number of examples n, not n − 1. Batch over
@@ -148,7 +148,7 @@ def client_mixtures(
         clients: the client of each example; below 0 is padding.
         num_groups: a bound on the client-class pairs, static; from `mixture_sizes`.
         group_size: a bound on the examples of a pair, static; from `mixture_sizes`.
-        num_components: the most components of a group, static.
+        num_components: the largest number of components of a group, static.
         covariance: "full", "diagonal" or "spherical", static.
         key: PRNG key.
 

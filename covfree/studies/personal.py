@@ -281,7 +281,7 @@ def dealt(
         owners = federation.assign(data._replace(train_labels=labels), seed)
     every, own = (np.concatenate(pair[:number]) for pair in (features, inputs))
     kept = np.flatnonzero(owners >= 0)
-    # Not the generator of the partition: its uniform part would then equal the test part.
+    # Use another generator than the partition: with the same one, its uniform part would equal the test part.
     places = Part(kept, labels[kept], owners[kept])
     train, test = places.split(test_share, np.random.default_rng([1, seed]))
     owners = train.clients.astype(np.int32)

@@ -78,8 +78,8 @@ def sample_numbers(keys: Any, projected: Any, senders: Any, xp: Any) -> Any:
 
     Clients are sorted by key. From a group of equal keys, the sample takes as many clients as `fair_numbers`
     draws positions in the group. Within the group, clients are ordered by a hash: space is divided into cells
-    about the group's mean, and the cells of a client's projections are hashed. Rounding changes only clients
-    at the edge of a cell, and each changes at most one client of the sample.
+    about the group's mean, and the cells of a client's projections are hashed. Rounding can move
+    only a client at the edge of a cell, and that changes at most one client of the sample.
 
     Args:
         keys: [clients] sums of `count_keys`.

@@ -82,7 +82,7 @@ def fedran(
     means instead.
 
     Args:
-        num_directions: r, the most directions of a client.
+        num_directions: r, the largest number of directions of a client.
         ridge: λ, at least 0.
         num_features: D, the number of random features.
         seed: the seed of the random features.

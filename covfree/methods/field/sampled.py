@@ -135,7 +135,7 @@ def fedpft(
     spherical, 4·k·M·(d² + d) full.
 
     Args:
-        num_components: k, the most components of a client's class.
+        num_components: k, the largest number of components of a client's class.
         covariance: structure of the components' covariances.
         num_samples: virtual features of all clients together, in proportion to the components' counts; 10,000
             by default.

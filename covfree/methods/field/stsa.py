@@ -48,7 +48,7 @@ def stsa_e(
         ridge: λ, at least 0. The authors' 10⁶ is for a map without the factor √(2/D) of `relu_features`: here
             it is 10⁶·2/D.
         num_features: D, the number of random features.
-        num_subsets: J, the most random subsets of a client's class.
+        num_subsets: J, the largest number of random subsets of a client's class.
         seed: the seed of the random features.
 
     Raises:

@@ -25,7 +25,7 @@ from covfree.methods.refine.correction import (
 from covfree.methods.refine.covariance import metric_of
 from covfree.methods.rounds import Round, bound, of_first
 
-# The most pairs of differences that L-BFGS keeps.
+# The largest number of pairs of differences that L-BFGS keeps.
 _PAIRS = 12
 
 

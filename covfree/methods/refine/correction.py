@@ -89,7 +89,7 @@ class Plan:
         head: the method's ``head``.
         covariance: ``(params, *state) -> Scatter``, the matrix that defines the metric.
         own: the number of totals from the method's own rounds; the totals after them are for ``covariance``.
-        pairs: the most pairs of differences that L-BFGS keeps.
+        pairs: the largest number of pairs of differences that L-BFGS keeps.
     """
 
     system: Callable[..., Any] | None

@@ -63,7 +63,8 @@ class RefinePlan:
     Attributes:
         gram: the parts of a ridge head's Gram matrix; None for LDA.
         covariance: makes the method's shrunk covariance.
-        directions: q, the most directions of a round; None for as many as the head has independent columns.
+        directions: q, the largest number of directions of a round; None for as many as the head has
+            independent columns.
         head: the method's ``head`` if it is nonlinear; it is given the covariance as far as it is known.
     """
 
@@ -73,7 +74,7 @@ class RefinePlan:
     head: Callable[..., Any] | None = None
 
     def most(self, shape: tuple[int, ...]) -> int:
-        """The most directions of a round; ``shape`` is that of the head's right side, [dim, classes]."""
+        """The largest number of directions of a round; ``shape`` is the right side's, [dim, classes]."""
         dim, num_classes = shape
         # Centred means of C classes span C − 1 dimensions.
         most = max(1, num_classes - (self.gram is None)) if self.directions is None else self.directions
@@ -201,9 +202,9 @@ def refined(
             similar method: `fedcof_residuals` starts nearer to the exact head. For a Student head the shared
             covariance is refined; the parts in which classes differ stay those of the class means.
         rounds: m, rounds of products. Three came near to the exact head in all our trials; d/q are exact.
-        directions: q, the most directions of a round; by default C − 1 for LDA and C for ridge heads, which
-            span all of the head's columns. With fewer, the leading ones are used, and progress is slower and
-            less even.
+        directions: q, the largest number of directions of a round; by default C − 1 for LDA and C for ridge
+            heads, which span all of the head's columns. With fewer, the leading ones are used, and progress
+            is slower and less even.
         shrinkage: shrinkage of the exact covariance S: γ of S + γI, ``covfree.relative(…)`` or
             `pseudo_observations`. By default the method's own if it is one of these, else
             `pseudo_observations`: γ = t·min(1, d/ν) with t = tr(S)/d and ν = N − C degrees of freedom. For

@@ -68,7 +68,7 @@ def advance(search: Search, images: Float[Array, "dim asked"], most: int) -> Sea
     Args:
         search: the search so far.
         images: A times ``search.directions``.
-        most: the most directions of a round.
+        most: the largest number of directions of a round.
     """
     inverse, right = search.inverse, search.right
     span = jnp.concatenate([search.span, search.directions], axis=1)

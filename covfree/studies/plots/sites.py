@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 # Values beyond these are drawn at the edge.
 _SPREAD, _LOW, _HIGH = 40.0, -1.5, 2.5
-# The most names that are written.
+# The largest number of names that are written.
 _NAMED = 24
 
 

@@ -99,7 +99,7 @@ def palette(count: int) -> list[str]:
 
     own, shades = COLOURS[:-1], []  # black has no darker shade
     for level in range(1 + count // len(own)):
-        # Mix in nothing first, then black, white, more black, …
+        # Level 0 mixes in nothing; the next ones mix in black, white, more black, …
         share, end = min(0.35 * ((level + 1) // 2), 0.8), float(level % 2 == 0)
         red_green_blue = [(1 - share) * np.array(to_rgb(each)) + share * end for each in own]
         shades += [to_hex((red, green, blue)) for red, green, blue in red_green_blue]

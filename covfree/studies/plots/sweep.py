@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _PANELS = 3  # beside each other on a page
-_TICKS = 7  # the most tick labels that fit below a panel
+_TICKS = 7  # the largest number of tick labels that fit below a panel
 _DASHES = ("-", "--", "-.", (0, (6, 1, 1, 1, 1, 1)), (0, (3, 1)), (0, (9, 1, 3, 1)))
 _WORDS = {"alpha": "alpha of the partition", "clients": "number of clients"}
 # A curve is left out of the axes if it lies below all others by more than this many times their spread.
@@ -151,7 +151,7 @@ def _set_scale(axes: Axes, places: Sequence[float]) -> None:
 
 
 def _draw_curve(axes: Axes, points: Sequence[_Point], style: dict[str, Any]) -> np.ndarray:
-    """Draw the results of a curve; return the ends of its bands, empty if there is none."""
+    """Draw the results of a curve; return the ends of its bands: empty without bands."""
     if not points:
         return np.zeros(0)
     accuracy = np.array([point.result.accuracy[0] for point in points], float)

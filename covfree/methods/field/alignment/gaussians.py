@@ -19,7 +19,8 @@ from covfree.core.types import AnyArray, Rows, is_traced
 from covfree.estimators import estimate_covariance, first_moments, ledoit_wolf
 from covfree.estimators.scatter import centred_rows
 
-# The most steps to the barycentre. For eigenvalues from 1 to 100 or 10,000, 13 to 41 steps reached 4e-11.
+# The largest number of steps to the barycentre. For eigenvalues from 1 to 100 or 10,000, 13 to 41 steps
+# reached 4e-11.
 _STEPS = 100
 # How far QᵀQ of a basis in half precision may be from I.
 _ORTHONORMAL = 0.02
