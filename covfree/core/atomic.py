@@ -17,7 +17,7 @@ except ImportError:  # Windows, where a file that is being written cannot be rem
     fcntl = None
 
 _PREFIX, _SUFFIX = ".covfree-", ".tmp"
-# A temporary file counts as abandoned if it did not change for so many seconds.
+# A temporary file counts as abandoned if it did not change for this many seconds.
 _AGE = 3600.0
 
 

@@ -24,7 +24,7 @@ _KINDS = {
 # Labels look like identifiers if they count more classes than the first number, and more than the second
 # times the present ones.
 _MANY_CLASSES, _GAPS = 2**15, 16
-# The largest number among so many rows usually tells whether the scale is sound, without all others.
+# The largest number in this many rows usually tells whether the scale is sound, without the other rows.
 _FEW = 64
 
 

@@ -90,7 +90,7 @@ def _batches(
     images: ImageSet, how: Prepared, batch_size: int, start: int, skip: bool
 ) -> Generator[DecodedBatch, None, None]:
     threads = _cores()
-    # Decode so many batches ahead that every thread has work while the consumer holds a batch.
+    # Decode enough batches ahead that every thread has work while the consumer holds a batch.
     ahead = 1 + -(-2 * threads // batch_size)
     damage = (*_DAMAGE, optional("PIL.Image", "pretrained").DecompressionBombError)
     shape = (batch_size, *how.shape)

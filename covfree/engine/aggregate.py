@@ -27,7 +27,7 @@ from covfree.methods import Method
 from covfree.methods.method import check_method
 from covfree.methods.rounds import option
 
-# Merge only once at least so many rows wait: merging costs d² memory traffic, however few the rows.
+# Merge only once at least this many rows wait: merging costs d² memory traffic, however few the rows.
 _WAITING = 2048
 
 

@@ -17,7 +17,7 @@ _LEVEL = 0.01
 _SHARE = 0.3
 # A moved class must fit its new class: its squared distance is at most this many times the expected one.
 _FIT = 3.0
-# At least so many examples must each of two swapped classes have: the means of fewer may be mistaken.
+# Two classes count as swapped only if each has at least this many examples; means of fewer may mislead.
 _PAIR = 3
 
 

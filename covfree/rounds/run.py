@@ -193,7 +193,7 @@ def _as_key(key: Any) -> PRNGKey:
 
 
 def number_of_rounds(algorithm: Algorithm, rounds: int | None) -> int:
-    """Return how many rounds to run, or raise unless the algorithm takes so many."""
+    """Return how many rounds to run, or raise if the algorithm does not take that many."""
     if algorithm.rounds is None:
         if rounds is None:
             raise TypeError(f"rounds: expected how many, as {algorithm.name!r} takes any number; got None")
