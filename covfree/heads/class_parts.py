@@ -119,7 +119,7 @@ def _over_classes(
 
 
 def _sizes(length: int, dim: int) -> list[int]:
-    """Return the sizes to which classes are padded: 2ⁿ up to d, d·4ⁿ, and ``length`` itself; none is longer."""
+    """Return the sizes to which classes are padded: 2ⁿ up to d, d·4ⁿ, and ``length``; none is longer."""
     small = {2**power for power in range(_SMALLEST, dim.bit_length())}
     large = {dim * 4**power for power in range(length.bit_length())}
     return sorted(size for size in {*small, *large, length} if size <= length)
