@@ -29,17 +29,15 @@ def as_shrinkage(shrinkage: Scalar | str | Shrinkage) -> Shrinkage:
     if isinstance(shrinkage, Shrinkage):
         return shrinkage
     if isinstance(shrinkage, str):
-        return _named(shrinkage)
+        return automatic() if shrinkage == "auto" else _share(shrinkage)
     if callable(shrinkage):
         name = getattr(shrinkage, "__name__", repr(shrinkage))
         raise TypeError(f"shrinkage: expected a number, 'auto' or a rule, got the function {name}; call it")
     return diagonal_loading(check_strength("shrinkage", shrinkage))
 
 
-def _named(text: str) -> Shrinkage:
-    """Return the rule with this name, as on the command line."""
-    if text == "auto":
-        return automatic()
+def _share(text: str) -> Shrinkage:
+    """Return the rule of a share of the mean variance, such as "10%", as on the command line."""
     try:
         share = float(text.removesuffix("%")) / 100 if text.endswith("%") else None
     except ValueError:
