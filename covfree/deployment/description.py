@@ -244,6 +244,10 @@ class Description:
             return None
         if self.train != "head":
             raise ValueError(f"private: expected train='head' of a method, got {self.train!r}")
+        if (self.private.projection or 0) > self.dim:
+            raise ValueError(
+                f"projection: expected at most the {self.dim} features, got {self.private.projection}"
+            )
         return self.private.method(method, self.fewest, self.seed)
 
     @cached_property

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from covfree.core.checks import check_positive
+from covfree.core.checks import check_integer
 from covfree.core.types import Message, PRNGKey, Rows
 from covfree.secure.summation import secure_sum
 from covfree.secure.words import FixedPoint
@@ -34,7 +34,7 @@ def group_means(
 
     Args:
         messages: each client's message, by its number; the method must send class means, as `covfree.fedcof`.
-        size: the least number of clients in a group.
+        size: the least number of clients in a group, at least 2.
         bound: see `FixedPoint`: the largest count of a client, or absolute value in its sums of features.
         num_classes: C.
         key: PRNG key that draws the groups.
@@ -44,13 +44,14 @@ def group_means(
         A message for `covfree.solve_message`, with a row for each group and class that has examples.
 
     Raises:
-        ValueError: if a message holds more than class means, or there are fewer clients than ``size``.
+        ValueError: if a message holds more than class means or a label that is no class, or there are fewer
+            clients than ``size``.
         Refused: see `secure_sum`.
 
     Source: covfree. A mean of means, weighted by counts, keeps the estimator unbiased by Proposition 1 of
     Goswami et al. (2024): the group counts as one client that holds all of its examples.
     """
-    check_positive("size", size)
+    check_integer("size", size, 2)
     if len(messages) < size:
         raise ValueError(f"size: expected at most {len(messages)} clients, got {size}")
     order = np.asarray(jax.random.permutation(key, np.array(sorted(messages))))
@@ -75,6 +76,10 @@ def _class_sums(message: Message, num_classes: int) -> dict[str, np.ndarray]:
         raise ValueError("messages: expected class means and counts alone, got more")
     count, label = np.asarray(rows.count, np.float64), np.asarray(rows.label)
     used = (count > 0) & (label >= 0)
+    if label[used].max(initial=0) >= num_classes:
+        raise ValueError(
+            f"messages: expected labels below num_classes={num_classes}, got {label[used].max()}"
+        )
     mean = np.asarray(rows.mean)
     total = {"sum": np.zeros((num_classes, mean.shape[1]), mean.dtype), "count": np.zeros(num_classes)}
     np.add.at(total["sum"], label[used], (count[used, None] * mean[used]).astype(mean.dtype))

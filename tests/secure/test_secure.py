@@ -402,6 +402,10 @@ def test_means_of_groups_are_those_of_clients_that_hold_a_group_s_examples():
         np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
     with pytest.raises(ValueError, match="size: expected at most 4 clients, got 5"):
         secure.group_means(messages, 5, 1e4, num_classes=4, key=jax.random.key(0))
+    with pytest.raises(ValueError, match="size: expected an integer"):
+        secure.group_means(messages, 1, 1e4, num_classes=4, key=jax.random.key(0))
+    with pytest.raises(ValueError, match="messages: expected labels below num_classes=2, got 2"):
+        secure.group_means(messages, 2, 1e4, num_classes=2, key=jax.random.key(0))
     gram = {0: covfree.client_message(covfree.fed3r(), FEATURES, LABELS, num_classes=4)}
     with pytest.raises(ValueError, match="expected class means and counts alone"):
         secure.group_means({**messages, **gram}, 2, 1e4, num_classes=4, key=jax.random.key(0))
