@@ -64,8 +64,8 @@ def test_the_gains_of_student_heads_are_of_the_kept_results():
     average = {method: sum(sum(g) / len(g) for g in each) / len(kept) for method, each in gains.items()}
     worst = {method: -min(map(min, each)) for method, each in gains.items()}
     for number, where in (
-        (average["ρ = 1"], r"its mean gain on `fedcof\(\)` was ([\d.]+)"),
-        (worst["ρ = 1"], r"and its largest loss in one seed ([\d.]+)\."),
+        (average["ρ = 1"], r"its mean gain over `fedcof\(\)` was ([\d.]+)"),
+        (worst["ρ = 1"], r"and its largest loss with\s+one seed ([\d.]+)\."),
         (average["qda-means"], r"`qda-means` gained ([\d.]+)"),
         (worst["qda-means"], r"but lost ([\d.]+) at worst"),
     ):
