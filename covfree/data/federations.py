@@ -146,7 +146,7 @@ def image_table(
 
 
 def _lines(path: Path, needed: tuple[str, ...], other: tuple[str, ...]) -> list[tuple[str, str, str]]:
-    """Yield image, class and client of each line of a table; no client is ``""``."""
+    """Return image, class and client of each line of a table; no client is ``""``."""
     with path.open(newline="", encoding="utf-8") as file:
         table = csv.DictReader(file)
         held = table.fieldnames or []
@@ -195,7 +195,7 @@ def leaf_images(folder: StrPath) -> ImageSet:
 
 
 def _users(file: Path) -> list[tuple[str, np.ndarray, np.ndarray]]:
-    """Yield name, grey levels [n, side, side] and labels of each user with examples."""
+    """Return name, grey levels [n, side, side] and labels of each user with examples."""
     try:
         content = json.loads(file.read_bytes())
         found = [(user, content["user_data"][user]) for user in content["users"]]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -16,6 +16,7 @@ from covfree.secure.shamir import SHARE
 from covfree.secure.words import Words
 
 Arrays = Mapping[str, np.ndarray]
+Part = TypeVar("Part", Advert, Agreed)
 # Bytes of an advert's two keys, commitment and signature; of a box (two shares and the cipher's tag); of a
 # signature.
 _ADVERT, _BOX, _SIGNATURE = (32, 64, 96, 160), 2 * SHARE + 16, 64
@@ -123,19 +124,13 @@ class Sums:
             Refused: (of `covfree.secure`) if it is no answer to this step; nothing changes then.
         """
         if step == "advertise":
-            adverts = _adverts_of(arrays)
-            if [each.sender for each in adverts] != [site]:
-                raise secure.Refused(f"advert: expected one, of client {site}")
-            self._server.take_advert(adverts[0])
+            self._server.take_advert(_one("advert", _adverts_of(arrays), site))
         elif step == "share":
             self._server.take_shares(site, _boxes_of(arrays))
         elif step == "mask":
             self._server.take_upload(secure.Masked(site, arrays.get("words", np.zeros(0))))
         elif step == "agree":
-            agreed = _agreed_of(arrays)
-            if [each.sender for each in agreed] != [site]:
-                raise secure.Refused(f"agreed: expected one signature, of client {site}")
-            self._server.take_agreed(agreed[0])
+            self._server.take_agreed(_one("agreed", _agreed_of(arrays), site))
         else:
             self._server.take_opened(Opened(site, _shares_of(arrays, "seed"), _shares_of(arrays, "key")))
 
@@ -159,6 +154,13 @@ class Sums:
     def total(self) -> Words:
         """Return the sum of the words of all uploads that came; see `covfree.secure.Server.total`."""
         return self._server.total()
+
+
+def _one(name: str, parts: Sequence[Part], site: int) -> Part:
+    """Return the single part of an answer, or raise unless it is the site's own."""
+    if [each.sender for each in parts] != [site]:
+        raise secure.Refused(f"{name}: expected one, of client {site}")
+    return parts[0]
 
 
 def _table(arrays: Arrays, name: str, width: int, *numbers: str) -> tuple[list[tuple[int, ...]], list[bytes]]:

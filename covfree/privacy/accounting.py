@@ -111,10 +111,11 @@ def spent(releases: Iterable[Release | Promise], delta: float) -> float:
     flat: list[Release] = []
     hidden: set[str] = set()
     for each in releases:
-        flat.extend(each.releases if isinstance(each, Promise) else (each,))
-        hidden |= (
-            {f"unit={each.unit!r}, neighbours={each.neighbours!r}"} if isinstance(each, Promise) else set()
-        )
+        if isinstance(each, Promise):
+            flat.extend(each.releases)
+            hidden.add(f"unit={each.unit!r}, neighbours={each.neighbours!r}")
+        else:
+            flat.append(each)
     if len(hidden) > 1:
         raise ValueError(f"releases: expected promises of one kind, got {' and '.join(sorted(hidden))}")
     if not flat:

@@ -43,8 +43,7 @@ class Session:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        others = len(self.identities) - 1
-        degree = others if self.neighbours is None else self.neighbours
+        others, degree = len(self.identities) - 1, self.degree
         check_positive("size", self.size)
         if not (degree == others or (2 <= degree < others and degree % 2 == 0)) or others < 1:
             raise ValueError(f"neighbours: expected an even number below {others}, or None, got {degree}")
@@ -56,15 +55,18 @@ class Session:
             raise ValueError(f"least: expected from 2 to {others + 1} clients, got {self.least}")
 
     @property
+    def degree(self) -> int:
+        """The number of neighbours of each client."""
+        return len(self.identities) - 1 if self.neighbours is None else self.neighbours
+
+    @property
     def quorum(self) -> int:
         """How many clients must sign the same list of uploads: ⌈n·t / k⌉ of n, which is more than half.
 
         Two sets of this size overlap, and each client signs once, so a server cannot get signatures for two
         lists.
         """
-        others = len(self.identities) - 1
-        degree = others if self.neighbours is None else self.neighbours
-        return -(-(others + 1) * self.threshold // degree)
+        return -(-len(self.identities) * self.threshold // self.degree)
 
     def neighbours_of(self, client: int) -> list[int]:
         """Return the numbers of a client's k neighbours in the graph, a ring in random order.
@@ -72,10 +74,10 @@ class Session:
         Each client is linked to the k/2 next ones on either side, as in SecAgg+ (Bell et al. 2020).
         """
         numbers = sorted(self.identities)
-        if self.neighbours is None or self.neighbours == len(numbers) - 1:
+        if self.degree == len(numbers) - 1:
             return [number for number in numbers if number != client]
         order = np.random.default_rng(self.seed).permutation(numbers)
-        place, reach = int(np.flatnonzero(order == client)[0]), self.neighbours // 2
+        place, reach = int(np.flatnonzero(order == client)[0]), self.degree // 2
         steps = [step for step in range(-reach, reach + 1) if step]
         return sorted(int(order[(place + step) % len(numbers)]) for step in steps)
 

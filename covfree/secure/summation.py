@@ -221,7 +221,7 @@ def _own_data(federation: Federation) -> dict[int, ClientData]:
 
 
 def _each(clients: Iterable[int], step: Callable[[int], T]) -> dict[int, T]:
-    """Yield each client's answer; a client that refuses counts as gone."""
+    """Return each client's answer; a client that refuses counts as gone."""
     answers = {}
     for client in clients:
         with suppress(Refused):
