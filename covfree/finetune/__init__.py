@@ -40,4 +40,5 @@ from covfree.finetune.personal import local_only as local_only
 from covfree.finetune.registry import Entry as Entry
 from covfree.finetune.registry import Rates as Rates
 from covfree.finetune.registry import registry as registry
+from covfree.finetune.select import select as select
 from covfree.finetune.temperature import at_temperature as at_temperature

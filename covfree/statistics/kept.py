@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
+from covfree.core.checks import check_share
 from covfree.core.types import AnyArray
 
 # Bits of the hashes.
@@ -43,6 +44,12 @@ def kept_aside(features: Float[AnyArray, "examples dim"], share: float) -> Bool[
     found = _mixed(words.sum(1, dtype=jnp.uint32))
     # The hash of zeros is 0: keeping it aside would lose a class whose examples are all zeros.
     return (found != 0) & ((found >> (32 - _BITS)) < jnp.uint32(threshold(share)))
+
+
+def check_keep(keep: float) -> None:
+    """Raise unless ``keep`` is a share by which `kept_aside` keeps some examples, and not all."""
+    if not 0 < threshold(check_share("keep", keep)) < threshold(1):
+        raise ValueError(f"keep: expected a share that keeps some examples and not all, got {keep!r}")
 
 
 def threshold(share: float) -> int:

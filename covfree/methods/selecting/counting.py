@@ -137,7 +137,7 @@ def answer(
         weight, label = jnp.where(kept, count, 0).astype(total.number.dtype), jnp.where(kept, label, 0)
 
         def one(head: Head) -> jax.Array:
-            return (_of_examples(head(features), label, maker.by).astype(weight.dtype) * weight).sum()
+            return (results_of(head(features), label, maker.by).astype(weight.dtype) * weight).sum()
 
         found = [
             one(head)[None] if len(group) == 1 else jax.lax.map(one, head)
@@ -151,8 +151,8 @@ def answer(
     return fold_parts(add, none, (features, jnp.asarray(rows.label), jnp.asarray(rows.count)))
 
 
-def _of_examples(scores: jax.Array, label: jax.Array, by: By) -> jax.Array:
-    """Compute the error or the loss of each example."""
+def results_of(scores: jax.Array, label: jax.Array, by: By) -> jax.Array:
+    """Compute the error or the loss of each example from its scores."""
     most = scores.max(1)
     if by == "errors":
         # NaN, or −∞ for all classes, predicts nothing.

@@ -8,7 +8,7 @@ from typing import Any
 
 import jax
 
-from covfree.core.checks import check_choice, check_share
+from covfree.core.checks import check_choice
 from covfree.core.types import H, Message, Rows
 from covfree.methods.message_form import Merge
 from covfree.methods.method import Method
@@ -17,7 +17,7 @@ from covfree.methods.selecting import counting
 from covfree.methods.selecting.counting import By, Known, Maker, begin
 from covfree.methods.selecting.tracks import Running, Step, Tracks, ask, receive, serve, side_by_side, terms
 from covfree.methods.summaries import Summary
-from covfree.statistics.kept import kept_aside, threshold
+from covfree.statistics.kept import check_keep, kept_aside
 
 
 def _served(
@@ -209,8 +209,7 @@ def _check(candidates: tuple[Method[Any], ...], keep: float) -> None:
             )
         if each.transforms:
             raise ValueError(f"candidates: expected methods without transforms of rows, got {each.name!r}")
-    if not 0 < threshold(check_share("keep", keep)) < threshold(1):
-        raise ValueError(f"keep: expected a share that keeps some examples and not all, got {keep!r}")
+    check_keep(keep)
 
 
 def _message_of(method: Method[Any]) -> Any:

@@ -1,0 +1,76 @@
+"""Learning rates of FedAvg that clients choose, beside a fixed one and the best in hindsight.
+
+Run ``python experiments/selecting_rates.py [--features FILE] [--speech FOLDER] [--texts FOLDER] --out OUT``.
+Federations are those of ``student.py``. FedAvg trains FedCOF's head, whose scores are divided by the
+temperature that fits the training examples best, for 10 rounds with all clients, an epoch in each, at one of
+five rates. With `covfree.finetune.select` clients choose on a tenth of their examples, on which they do not
+train. It writes the file as it goes, goes on where it was stopped, and prints a table.
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+from data_sets import Data
+from refinement import add_data_options, kept_runs
+from student import FEDERATIONS
+
+import covfree
+from covfree import finetune, rounds
+
+RATES = 0.001, 0.01, 0.1, 1.0, 10.0
+COLUMNS = "FedCOF", *(f"rate {rate:g}" for rate in RATES), "chosen", "chosen, of all", "hindsight"
+
+
+def measured(data: Data, clients: np.ndarray) -> dict[str, float]:
+    """Test accuracies in %."""
+    train = data.features, data.labels, clients
+    head: Any = covfree.fit(covfree.fedcof(), *train)
+    start = covfree.with_temperature(head, covfree.calibrate_temperature(head, *train[:2]))
+    model = finetune.linear_model(start)
+    algorithms = [finetune.fedavg(model, rate) for rate in RATES]
+
+    def accuracy(head: Any) -> float:
+        return 100 * float(covfree.evaluate(head, data.test_features, data.test_labels))
+
+    def run(algorithm: Any) -> Any:
+        return rounds.run(algorithm, *train, key=jax.random.key(0), rounds=10)
+
+    whole = [accuracy(run(each).result) for each in algorithms]
+    chosen = run(finetune.select(algorithms))
+    of_all = whole[int(chosen.history[-1]["taken"])]
+    figures = accuracy(start), *whole, accuracy(chosen.result), of_all, max(whole)
+    return dict(zip(COLUMNS, figures, strict=True))
+
+
+def table(results: dict[str, list[dict[str, float]]]) -> str:
+    """In Markdown: accuracy of the start, and what is gained on it, with the least of a seed."""
+    lines = [f"| | {' | '.join(COLUMNS)} |", "|---" * (1 + len(COLUMNS)) + "|"]
+    gains = []
+    for name, runs in results.items():
+        figures = np.array([[run[column] for column in COLUMNS] for run in runs])
+        gain = figures[:, 1:] - figures[:, :1]
+        gains.append(gain.mean(0))
+        cells = [f"{m:+.1f} ({low:+.1f})" for m, low in zip(gain.mean(0), gain.min(0), strict=True)]
+        lines.append(f"| {name} | {figures[:, 0].mean():.1f} | {' | '.join(cells)} |")
+    lines.append(f"| mean | | {' | '.join(f'{each:+.2f}' for each in np.mean(gains, 0))} |")
+    return "\n".join(lines)
+
+
+def main() -> None:
+    """Measure what is missing, and print the table."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    add_data_options(parser)
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--out", type=Path, required=True, help="JSON file")
+    arguments = parser.parse_args()
+    covfree.limit_lapack_threads()
+    print(table(kept_runs(arguments, FEDERATIONS, measured)))
+
+
+if __name__ == "__main__":
+    main()
