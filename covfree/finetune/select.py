@@ -80,8 +80,8 @@ def _count(params: Any, sent: Any, data: ClientData, by: By, keep: float) -> tup
 
     def part(places: Array) -> tuple[Array, Count]:
         features, labels = data.take(places)
-        flat = jnp.reshape(features, (batch, -1))
-        kept = kept_aside(flat.astype(jnp.promote_types(flat.dtype, jnp.float32)), keep) & (labels >= 0)
+        flat = [jnp.reshape(x, (batch, -1)).astype(jnp.float32) for x in jax.tree.leaves(features)]
+        kept = kept_aside(jnp.concatenate(flat, 1), keep) & (labels >= 0)
 
         def one(p: averaging.Numbers, sent: Any) -> Array:
             scores = replace(p.model, trained=sent[0], statistics=sent[1])(features)
