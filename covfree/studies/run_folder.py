@@ -47,12 +47,18 @@ def holds_trainings(out: Path) -> bool:
 
 
 def check_settings(folder: Path, settings: Mapping[str, Any], resume: bool) -> None:
-    """Raise if a folder holds runs with other settings, or any runs unless they are to be resumed."""
-    earlier = read_settings(folder)
+    """Raise if a folder holds runs with other settings or of another version, or runs not to be resumed."""
+    earlier = read_settings(folder, "version")
     if earlier is None:
         return
     if not resume:
         raise ValueError(f"--out: {folder} holds a run; --resume goes on with it, or give another folder")
+    if earlier["version"] != covfree.__version__:
+        # A table must not mix the numbers of two versions.
+        raise ValueError(
+            f"--resume: {folder} holds a run of covfree {earlier['version']}, got {covfree.__version__}; "
+            "give another folder"
+        )
     theirs = earlier["settings"]
     for name in sorted({*settings, *theirs}):
         if theirs.get(name) != settings.get(name):
@@ -78,7 +84,7 @@ def check_data(folder: Path, contents: Mapping[str, str]) -> None:
 def write_settings(folder: Path, settings: Mapping[str, Any], **more: Any) -> None:
     """Write the runs' settings, and ``more``, into the folder."""
     folder.mkdir(parents=True, exist_ok=True)
-    content = {"settings": dict(settings), **more}
+    content = {"settings": dict(settings), "version": covfree.__version__, **more}
     # Write atomically, so that a run killed here can be started again.
     with replacing(folder / _NAME) as draft:
         draft.write((json.dumps(content, indent=2) + "\n").encode())

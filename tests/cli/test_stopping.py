@@ -9,6 +9,8 @@ import sys
 import numpy as np
 import pytest
 
+import covfree
+
 # Few clients, and an α with about as many pairs at every seed, as all tests of `compare` have them.
 SMALL = ("compare", "--clients", "6", "--alpha", "2")
 FEW = ("--methods", "fedncm,fed3r", "--seeds", 2, "--format", "json")
@@ -63,8 +65,13 @@ def test_other_settings_are_an_error_that_names_the_option(untyped, compare, tmp
         outcome = compare(*one, "--resume", *other)
         assert outcome.is_one_line, outcome
         assert f"--resume: {tmp_path} holds a run with {text}" in outcome.err
+    kept = tmp_path / "settings.json"
+    kept.write_text(kept.read_text().replace(covfree.__version__, "0.0.1"))
+    outcome = compare(*one, "--resume")
+    assert outcome.is_one_line
+    assert f"holds a run of covfree 0.0.1, got {covfree.__version__}" in outcome.err
     assert (tmp_path / "runs.jsonl").read_bytes() == before
-    (tmp_path / "settings.json").write_text("{}")
+    kept.write_text("{}")
     outcome = compare(*one, "--resume")
     assert outcome.is_one_line
     assert "settings.json: expected the settings of a run" in outcome.err
