@@ -18,7 +18,7 @@ from covfree.privacy import Upload as Integers
 from covfree.privacy.accounting import Neighbours, Unit
 from covfree.privacy.projection import PublicProjection
 from covfree.privacy.uploads import Kind
-from covfree.rounds.uploads import Parts
+from covfree.rounds.adding import Parts
 from covfree.secure.words import Words
 
 _KINDS: tuple[Kind, ...] = ("sums", "matrix")

@@ -20,9 +20,9 @@ from covfree.deployment.standing import Standing
 from covfree.deployment.steps import Steps, Upload
 from covfree.deployment.sums import Sums
 from covfree.protocol.door import reason_of
+from covfree.rounds.adding import Parts
 from covfree.rounds.algorithm import Algorithm
 from covfree.rounds.from_method import Sent
-from covfree.rounds.uploads import Parts
 from covfree.secure import STEPS
 from covfree.secure.holders import nothing_left
 

@@ -12,7 +12,7 @@ from covfree.core.atomic import remove_abandoned
 from covfree.deployment.envelope import SERVER, unseal
 from covfree.deployment.machine import SUFFIX, Machine, unflattened
 from covfree.deployment.sums import Sums
-from covfree.rounds.uploads import Parts
+from covfree.rounds.adding import Parts
 from covfree.secure import STEPS
 
 

@@ -20,9 +20,9 @@ from covfree.core.keys import derive
 from covfree.core.sums import Compensated
 from covfree.core.types import PRNGKey
 from covfree.rounds import cohort
+from covfree.rounds.adding import Parts
 from covfree.rounds.algorithm import Algorithm
 from covfree.rounds.from_method import Sent
-from covfree.rounds.uploads import Parts
 
 
 class Upload(NamedTuple):

@@ -14,9 +14,9 @@ from covfree.core.keys import derive
 from covfree.core.types import PRNGKey, Scalar
 from covfree.methods.rounds import bound
 from covfree.privacy.accounting import Promise, Release, rho_for, spent
+from covfree.rounds.adding import is_table
 from covfree.rounds.algorithm import Algorithm, ClientData, check_algorithm
 from covfree.rounds.cohort import is_finite
-from covfree.rounds.uploads import is_table
 
 
 class _Numbers(NamedTuple):

@@ -9,8 +9,8 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Float
 
-from covfree.protocol.labels import Labels, label_test
 from covfree.protocol.messages import check_class_names
+from covfree.protocol.site_labels import Labels, label_test
 from covfree.protocol.sites_model import Means, deviation, fit_model
 
 # In robust standard deviations. A normal variable exceeds 5 with probability 1/3.5 million: in a federation

@@ -1,6 +1,7 @@
 """Rounds of sums: the interface of federated algorithms, and their simulation."""
 
 from covfree.core.sums import Table as Table
+from covfree.rounds.adding import add as add
 from covfree.rounds.algorithm import Algorithm as Algorithm
 from covfree.rounds.algorithm import ClientData as ClientData
 from covfree.rounds.book import Evaluation as Evaluation
@@ -17,4 +18,3 @@ from covfree.rounds.schedule import rounds_to_meet as rounds_to_meet
 from covfree.rounds.schedule import schedule as schedule
 from covfree.rounds.schedule_summary import ScheduleStatistics as ScheduleStatistics
 from covfree.rounds.schedule_summary import schedule_statistics as schedule_statistics
-from covfree.rounds.uploads import add as add

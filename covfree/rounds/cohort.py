@@ -15,8 +15,8 @@ from covfree.core.keys import derive
 from covfree.core.sharding import shard_map
 from covfree.core.sums import Compensated
 from covfree.core.types import PRNGKey
+from covfree.rounds.adding import Parts
 from covfree.rounds.algorithm import Algorithm, ClientData
-from covfree.rounds.uploads import Parts
 
 
 class Examples(NamedTuple):

@@ -17,12 +17,12 @@ from covfree.core.sums import Compensated
 from covfree.core.types import PRNGKey
 from covfree.engine.parts import digest
 from covfree.rounds import cohort
+from covfree.rounds.adding import Parts, packed, size_in_bytes
 from covfree.rounds.algorithm import Algorithm, ClientData
 from covfree.rounds.checkpoint import Mark
 from covfree.rounds.data import Federation, Group
 from covfree.rounds.memory import Bank, Placement
 from covfree.rounds.schedule import Schedule
-from covfree.rounds.uploads import Parts, packed, size_in_bytes
 
 
 class Held(NamedTuple):

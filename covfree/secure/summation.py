@@ -15,10 +15,10 @@ from covfree.core.keys import derive
 from covfree.core.optional import optional
 from covfree.core.types import AnyArray, PRNGKey
 from covfree.rounds import cohort
+from covfree.rounds.adding import is_table
 from covfree.rounds.algorithm import Algorithm, ClientData, check_algorithm
 from covfree.rounds.data import Federation
 from covfree.rounds.run import number_of_rounds
-from covfree.rounds.uploads import is_table
 from covfree.secure.client import STEPS, Client
 from covfree.secure.holders import nothing_left
 from covfree.secure.messages import Refused, Session

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from covfree.rounds import Algorithm, ClientData, Placement, add, cohort, run
-from covfree.rounds.uploads import Parts, packed
+from covfree.rounds.adding import Parts, packed
 from covfree.testing.case import assert_copied
 from covfree.testing.federations import CLASSES
 from covfree.testing.laws import SINGLE, Law, assert_close, assert_numbers, assert_same, centred, hold

@@ -15,8 +15,8 @@ import numpy as np
 import covfree
 from covfree import finetune
 from covfree.backbones import BACKBONES, Backbone, Preprocessing, backbone
+from covfree.rounds.adding import size_in_bytes
 from covfree.rounds.algorithm import ClientData
-from covfree.rounds.uploads import size_in_bytes
 from covfree.studies import variants
 
 _FLOAT_BYTES = 4

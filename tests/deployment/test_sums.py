@@ -10,7 +10,7 @@ from machines import MORE, Machines, assert_equal, check_kills, finish, padded
 from covfree.deployment import Description, Folder, Refused, SecureSums, TooFew, serve
 from covfree.deployment.envelope import seal, unseal
 from covfree.deployment.steps import Steps
-from covfree.rounds.uploads import Parts
+from covfree.rounds.adding import Parts
 from covfree.secure import STEPS
 
 

@@ -22,7 +22,7 @@ from covfree.methods.refine.correction import (
     take,
     take_losses,
 )
-from covfree.methods.refine.covariance import metric_of
+from covfree.methods.refine.metric import metric_of
 from covfree.methods.rounds import Round, bound, of_first
 
 # The largest number of pairs of differences that L-BFGS keeps.

@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from covfree.rounds.uploads import Parts, Table, add, packed, size_in_bytes
+from covfree.rounds.adding import Parts, Table, add, packed, size_in_bytes
 
 
 def upload(seed):
