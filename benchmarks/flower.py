@@ -23,7 +23,7 @@ from common import machine, write
 from deployment import description, examples
 
 sys.path.append(str(Path(__file__).resolve().parents[1] / "tests"))
-from flower_nodes import Flower
+from flower_nodes import Flower  # pyright: ignore[reportMissingImports]
 
 CLOSED = re.compile(r"closed after ([\d.]+) s with (\d+) sites, ([\d,]+) bytes up, ([\d,]+) down")
 
