@@ -73,7 +73,7 @@ def _check_start(path: Path, magic: bytes, expected: str) -> None:
 def read_npz(path: Path) -> dict[str, np.ndarray]:
     """Read the arrays of an ``.npz`` file, and compare their checksums.
 
-    If ``features`` are not compressed, they are memory-mapped, read-only: they may be larger than memory.
+    If ``features`` are not compressed, they are memory-mapped, read-only, so they may be larger than memory.
     """
     _check_start(path, b"PK", "an .npz file of plain arrays")
     try:
@@ -82,13 +82,13 @@ def read_npz(path: Path) -> dict[str, np.ndarray]:
             entries = {name: mapped[name] if name in mapped else file[name] for name in file.files}
             # Entries that are not arrays come as bytes; leave them out.
             return {name: entry for name, entry in entries.items() if isinstance(entry, np.ndarray)}
-    # Decoders may raise any error on a damaged file, and a single .npy array is no context manager.
+    # Decoders may raise any error on a damaged file, so all are caught.
     except Exception as error:
         raise ValueError(f"{path}: expected an .npz file of plain arrays ({error})") from error
 
 
 def _map(stream: BinaryIO, archive: ZipFile, name: str) -> dict[str, np.ndarray]:
-    """Memory-map one array of an ``.npz`` file by its name; return nothing if it cannot be mapped."""
+    """Memory-map one array of an ``.npz`` file: ``{name: array}``, or ``{}`` if it cannot be mapped."""
     info = archive.NameToInfo.get(f"{name}.npy")
     if info is None or info.compress_type != ZIP_STORED:
         return {}

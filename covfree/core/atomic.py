@@ -13,7 +13,7 @@ from typing import BinaryIO
 
 try:
     import fcntl
-except ImportError:  # Windows, where a file that is being written cannot be removed
+except ImportError:  # Windows has no locks, but it protects a file that is being written from removal
     fcntl = None
 
 _PREFIX, _SUFFIX = ".covfree-", ".tmp"
@@ -25,8 +25,8 @@ _AGE = 3600.0
 def replacing(path: Path) -> Iterator[BinaryIO]:
     """Open a binary file that replaces ``path`` once all of it is on disk.
 
-    Until then it has a name of its own in the same folder (see `is_temporary`), so that two writers of one
-    path do not mix: the last one to finish wins. Its mode follows the umask, as for any new file.
+    Until then the content is in a temporary file in the same folder (see `is_temporary`). So two writers of
+    one path do not mix: the last one to finish wins. The file's mode follows the umask, as for any new file.
     """
     temporary = path.with_name(f"{_PREFIX}{uuid.uuid4().hex}{_SUFFIX}")
     try:
@@ -73,9 +73,9 @@ def _is_abandoned(path: Path) -> bool:
 
 
 def lock(file: BinaryIO, *, wait: bool = False) -> bool:
-    """Lock a file until it is closed. Return False if another process holds the lock, unless ``wait``.
+    """Lock a file until it is closed. If another process holds the lock, return False, or ``wait`` for it.
 
-    Without locks (on Windows and some file systems), nothing keeps two processes apart.
+    Where there are no locks (on Windows and some file systems), return True: nothing keeps processes apart.
     """
     if fcntl is None:
         return True

@@ -21,8 +21,8 @@ _KINDS = {
     "numbers": (jnp.floating, jnp.integer),
     "booleans": (jnp.bool_,),
 }
-# Labels look like identifiers if they count more classes than the first number, and more than the second
-# times the present ones.
+# Labels look like identifiers if the largest label plus 1 exceeds the first number, and also exceeds the
+# number of distinct labels by more than the second factor.
 _MANY_CLASSES, _GAPS = 2**15, 16
 # The largest number in this many rows usually tells whether the scale is sound, without the other rows.
 _FEW = 64
@@ -91,7 +91,7 @@ def check(features: Any, labels: Any, clients: Any = None, *, num_classes: int |
 
 
 def num_classes_of(labels: Any) -> int:
-    """Return the largest label plus 1 (0 without labels); raise if most classes below it are absent."""
+    """Return the largest label plus 1 (0 without labels); raise if labels look like identifiers."""
     number = int(labels.max()) + 1 if np.size(labels) else 0
     if number > _MANY_CLASSES:
         known = np.unique(np.asarray(labels))
@@ -146,7 +146,7 @@ def _on_device(features: jax.Array, labels: Any, clients: Any, most: int) -> boo
     integers = [array for array in (labels, clients) if array is not None]
     # Under a caller's ``jit``, computations on concrete arrays would otherwise be traced.
     with jax.ensure_compile_time_eval():
-        # jax would truncate large integers of host arrays.
+        # Compare host arrays in NumPy: jax would truncate their large integers.
         kept = [array >= 0 if isinstance(array, jax.Array) else np.asarray(array) >= 0 for array in integers]
         high = labels.max(initial=0) if isinstance(labels, jax.Array) else np.max(labels, initial=0)
         return int(high) <= most and bool(_sound(features, kept))

@@ -21,7 +21,7 @@ COLUMNS: dict[str, str | None] = {"features": None, "labels": "label", "clients"
 _ARROW = "tables"
 # pandas' names for its index in Parquet; and names of number columns that count as features only if named.
 _INDEX, _DOUBTFUL = re.compile(r"__index_level_\d+__"), re.compile(r"|Unnamed: \d+|labels?|clients?|is_test")
-# Names of columns that number the examples.
+# Names of columns that may hold ids of the examples.
 _ID = re.compile(r"(?i).*(id|ids|idx|index|row|nr|no|number)")
 
 
@@ -32,7 +32,7 @@ class Table(Mapping[str, np.ndarray]):
         self, path: Path, names: Sequence[str], read: Callable[[str], np.ndarray], schema: Any = None
     ) -> None:
         self.path, self._names, self._read = path, list(names), read
-        # Set for Arrow tables: in these, each column may hold one of the features.
+        # The schema of an Arrow table, in which each column may hold a single feature; None for other files.
         self.schema = schema
 
     def __getitem__(self, name: str) -> np.ndarray:
@@ -51,7 +51,7 @@ class Table(Mapping[str, np.ndarray]):
 
     @property
     def wide(self) -> bool:
-        """Whether each column may hold one of the features."""
+        """Whether this is an Arrow table, in which each column may hold a single feature."""
         return self.schema is not None
 
     def is_number(self, name: str) -> bool:
@@ -121,8 +121,8 @@ def read_columns(path: Path, columns: Mapping[str, str]) -> dict[str, np.ndarray
 
     Raises:
         ValueError: if `open_table` raises one, or if there is no such column (the message lists those that
-            exist). Also, if features are not named, for a column that is neither a number nor another part,
-            or whose name looks like ``id`` or ``index`` and that numbers the examples.
+            exist). Also, if features are not named, for another column that is not numeric, or that looks
+            like labels, clients, an index or ids of the examples.
         FileNotFoundError: if there is no such file.
         ImportError: if `open_table` raises one.
     """
@@ -190,7 +190,7 @@ def _names(table: Table, pattern: str | None, used: set[str]) -> list[str]:
 
 
 def _is_doubtful(table: Table, name: str) -> bool:
-    """Whether a column looks like no feature, by its kind, its name or (for an id) its values."""
+    """Whether a column is probably no feature: not numeric, named unlike one, or ascending ids."""
     if not table.is_number(name) or _DOUBTFUL.fullmatch(name):
         return True
     if not _ID.fullmatch(name):
@@ -205,7 +205,7 @@ def _held(path: Path, arrays: Mapping[str, np.ndarray]) -> Table:
 
 
 def _torch(path: Path) -> Table:
-    # NumPy has no bfloat16.
+    # Convert bfloat16, which NumPy lacks, to float32.
     arrays = read_torch(path)
     return _held(path, {k: v if v.dtype.kind in "biuf" else v.astype(np.float32) for k, v in arrays.items()})
 

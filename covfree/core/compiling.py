@@ -44,7 +44,7 @@ def _options(plain: bool) -> dict[str, bool | int]:
 
 
 def jit(function: Callable[..., _R], *, plain: bool = False, **how: Any) -> Callable[..., _R]:
-    """``jax.jit`` with the flags of `quick_options`; inside another compiled function its flags apply.
+    """``jax.jit`` with the flags of `quick_options`; inside another compiled function, its flags apply.
 
     Args:
         function: the function to be compiled.
@@ -60,7 +60,7 @@ def jit(function: Callable[..., _R], *, plain: bool = False, **how: Any) -> Call
 
     @wraps(function)
     def call(*args: Any, **kwargs: Any) -> _R:
-        # Under ``jit`` new arrays are traced too, even if no argument is.
+        # Under ``jit`` a new array is traced, which shows that this call is, even if no argument is traced.
         leaves = jax.tree.leaves((args, kwargs))
         if not _options(plain) or is_traced(*leaves, jax.device_put(np.float32(0))):
             return inside(*args, **kwargs)

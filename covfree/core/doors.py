@@ -34,7 +34,7 @@ def compiled(
     check: Callable[..., None] | None = None,
     padded: Mapping[str, Any] | None = None,
 ) -> Callable[[Callable[_P, _R]], Callable[_P, _R]]:
-    """``jax.jit`` for a public function, whose arguments are checked first; inside, values cannot raise.
+    """``jax.jit`` for a public function, whose arguments are checked first: traced values cannot raise.
 
     ``jit`` truncates NumPy's 64-bit integers to 32 bits (unless x64 is enabled), so that 2³² becomes 0. Here
     counts above int32 are converted to floats. A label or client above int32 is a ``ValueError`` that names

@@ -24,7 +24,7 @@ from jaxtyping import Array, Bool, Float
 
 from covfree.core.products import product
 
-# The oldest supported jax releases lower the branches of all platforms.
+# The oldest supported jax releases lower the branches of all platforms; there, loop on every platform.
 _EVERY_BRANCH = jax.__version_info__ < (0, 6, 1)
 
 
@@ -33,9 +33,9 @@ def lanes(one: Callable[..., Any], many: Callable[..., Any] | None = None) -> Ca
 
     Args:
         one: the function for one lane.
-        many: the function for all lanes, by default ``vmap`` of ``one``: ``(in_axes, *arrays)`` to the
-            results of ``one`` with a leading axis of lanes. ``in_axes`` has 0 for an array with lanes, else
-            None.
+        many: the function for all lanes, by default ``vmap`` of ``one``. It takes ``(in_axes, *arrays)`` and
+            returns the results of ``one`` with a leading axis of lanes. ``in_axes`` has 0 for an array with
+            lanes, else None.
     """
     each = custom_vmap(one)
 
@@ -70,7 +70,7 @@ def _many_lanes(one: Callable[..., Any], many: Any, axes: tuple[int | None, ...]
 
     @every.def_vmap
     def _(size: int, batched: list[bool], *arrays: Any) -> tuple[Any, Any]:
-        # Nested vmaps share one axis of lanes.
+        # Merge the axes of nested vmaps into one axis of lanes.
         lanes = next(
             x.shape[int(mine)] for x, mine, axis in zip(arrays, batched, axes, strict=True) if axis == 0
         )
@@ -189,7 +189,7 @@ def _root_change(root: jax.Array, change: jax.Array) -> jax.Array:
 
 @jax.custom_jvp
 def stacked_root(stack: Float[Array, "rows size"]) -> Float[Array, "size size"]:
-    """Compute the lower triangular L with L Lᵀ = SᵀS and a diagonal ≥ 0, by QR of S, which is not squared.
+    """Compute the lower triangular L with L Lᵀ = SᵀS and a diagonal ≥ 0, by QR of S, without SᵀS.
 
     Args:
         stack: S, with at least as many rows as columns; for derivatives it must have full rank.

@@ -86,7 +86,7 @@ def factorise(matrix: Float[AnyArray, "dim dim"] | Scatter) -> Factorisation:
         matrix: symmetric positive semi-definite; a `Scatter` may hold it as a factor.
 
     Returns:
-        The factorisation. Gradients pass through `solve` by implicit differentiation, not through this.
+        The factorisation. It has no gradient: `solve` is differentiated implicitly.
     """
     scatter = as_scatter(matrix)
     core, shift = jax.lax.stop_gradient((scatter.core(), scatter.shift))
@@ -160,7 +160,7 @@ def solve(factorisation: Factorisation, right: Float[Array, "dim columns"]) -> F
 def diagnostics(factorisation: Factorisation) -> Diagnostics:
     """Report which route a factorisation took, and how near to singular the matrix is.
 
-    Costs an ``eigvalsh`` of the core, several times the factorisation: do not call it in a loop.
+    Costs an ``eigh`` of the core, several times a Cholesky factorisation: do not call it in a loop.
     """
     scatter = factorisation.scatter
     core = scatter.core()
@@ -169,7 +169,7 @@ def diagnostics(factorisation: Factorisation) -> Diagnostics:
     hidden = scatter.dim - core.shape[0]  # eigenvalues of A that its dual lacks: all equal to the shift
     kept = jnp.where(factorisation.deficient, values > cut, True)
     hidden_kept = jnp.logical_and(~factorisation.deficient, hidden > 0)
-    # An eigenvalue below eps·λ_max is only known to be that small; eigvalsh may even return a negative one.
+    # An eigenvalue below eps·λ_max is only known to be that small; eigh may even return a negative one.
     values = jnp.maximum(values, jnp.finfo(values.dtype).eps * values.max(initial=0))
     smallest = jnp.where(kept, values, jnp.inf).min(initial=jnp.inf)
     smallest = jnp.where(hidden_kept, jnp.minimum(smallest, scatter.shift), smallest)

@@ -31,7 +31,7 @@ def few_sizes(rows: int) -> int:
 
 
 def blocks_of_groups(group: np.ndarray, most: int) -> tuple[np.ndarray, np.ndarray]:
-    """Cut items into blocks of one group each, so that work on a group takes no time for other groups.
+    """Cut items into blocks of one group each, of at most ``most`` items; work on a group then skips others.
 
     Returns:
         Indices [blocks, size] of items, −1 for padding; and the group of each block.

@@ -19,7 +19,7 @@ _INT32 = np.iinfo(np.int32).max
 
 @dataclass(frozen=True)
 class RowTypes:
-    """Data types for rows that jax supports, and that hold the sums of the rows.
+    """Data types for rows: jax supports these types, and they hold the sums of the rows.
 
     Attributes:
         mean: float32 at least; float64 only where x64 is enabled.
@@ -95,7 +95,7 @@ def summable_again(count: Any) -> np.ndarray:
 def count_sum(count: Any) -> float:
     """Return the sum of the counts above 0, exact below 2⁵³, whatever their data type."""
     count = np.asarray(count)
-    # NumPy cannot sum bfloat16 in another type.
+    # Not every release of NumPy can sum bfloat16 in float64, so convert it first.
     count = count if count.dtype.kind in "iuf" else count.astype(np.float64)
     return float(np.sum(count, dtype=np.float64, where=count > 0))
 

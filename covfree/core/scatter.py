@@ -37,7 +37,7 @@ class Scatter:
     def from_factor(cls, factor: Float[Array, "rows dim"]) -> Scatter:
         """Represent ``factorᵀ factor``: as the factor if rows + 1 < dim, else as the product."""
         zero = jnp.zeros((), factor.dtype)
-        # With `jax.export`, the number of rows may be symbolic, and so anything.
+        # With `jax.export`, the number of rows may be symbolic: take the product, which suits any number.
         if isinstance(factor.shape[0], int) and factor.shape[0] + 1 < factor.shape[1]:
             return cls(factor, zero, factored=True)
         return cls(symmetric_product(factor), zero)

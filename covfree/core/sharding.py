@@ -9,7 +9,7 @@ import jax
 from jax.sharding import NamedSharding, PartitionSpec
 
 if hasattr(jax, "shard_map"):
-    # jax's type check cannot see that gathered totals are equal on all devices.
+    # Disable jax's type check, which cannot see that gathered totals are equal on all devices.
     shard_map = partial(jax.shard_map, check_vma=False)
 else:
     from jax.experimental.shard_map import shard_map as _shard_map
@@ -23,7 +23,7 @@ def whole(array: Any) -> Any:
     Rows are sorted and added up by class, for which jax would need to be told the sharding of the result. For
     more rows than one device holds, use `covfree.accumulate(..., mesh=mesh)`.
     """
-    # Older releases of jax cannot sum by class over explicit axes at all.
+    # Releases of jax without `reshard` cannot sum by class over explicit axes at all.
     if not isinstance(array, jax.Array) or not hasattr(jax.sharding, "reshard"):
         return array
     # The type names only explicit axes, not automatic or manual ones.

@@ -14,9 +14,9 @@ def limit_lapack_threads(threads: int = 1) -> None:
     loop. If another process uses one of their cores, or a container has fewer cores than it sees, each wait
     lasts until the operating system runs the missing thread. On 2 cores next to one busy process, Cholesky of
     size 1280 took 1.6 s with two threads and 0.02 s with one, ``eigh`` 11.8 s and 0.26 s. On an idle machine
-    it was 0.010 and 0.014 s, and 0.10 and 0.15 s. So use one thread wherever the machine may be shared. More
-    threads may be better for matrices of several thousand rows on cores that nobody else uses. Matrix
-    products are XLA's own, and use all cores anyway.
+    Cholesky took 0.010 s and 0.014 s, ``eigh`` 0.10 s and 0.15 s. So use one thread wherever the machine may
+    be shared. More threads may be better for matrices of several thousand rows on cores that nobody else
+    uses. Matrix products are XLA's own, and use all cores anyway.
 
     The command line calls this. In your own program call it once, before or after the first factorisation.
     It also limits NumPy's own copy of OpenBLAS, with which `collect` checks matrices, and so slows NumPy's
@@ -33,7 +33,7 @@ def limit_lapack_threads(threads: int = 1) -> None:
     >>> covfree.limit_lapack_threads()
     """
     check_positive("threads", threads)
-    # Imported here, as `import covfree` needs neither. jax calls the first one; importing it loads the
-    # library.
+    # Imported here, as `import covfree` needs neither. Importing the first, through which jax calls LAPACK,
+    # loads OpenBLAS.
     importlib.import_module("scipy.linalg.cython_lapack")
     importlib.import_module("threadpoolctl").threadpool_limits(threads, user_api="blas")

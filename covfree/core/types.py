@@ -258,14 +258,14 @@ def as_features(features: Any, dim: int) -> Any:
 
 
 def at_once(call: Call) -> Call:
-    """Compile the call of a head or a map as a whole; each single operation would take as long to compile."""
+    """Compile the call of a head or a map as a whole: alone, each operation would take as long to compile."""
     run = partial(jax.jit, inline=True)(call)
 
     @wraps(call)
     def door(self: Any, features: Any) -> jax.Array:
         if not isinstance(features, jax.Array | np.ndarray):
             features = jnp.asarray(features)
-        # A subclass may not be a pytree.
+        # An object that is no pytree (of a subclass, say) cannot enter ``jit``, so it is called uncompiled.
         return (call if jax.tree_util.all_leaves([self]) else run)(self, features)
 
     return cast(Call, door)
@@ -286,7 +286,7 @@ class LinearHead:
     under weight decay. Its gradient is 0, so an optimiser changes it only by weight decay: equally wherever
     it is above 0, and not at all where it is 0. If decay takes all of it to 0 or below, absent classes are
     still recognised by their column and bias of 0, which no step changes (see `marks`). Noise on all leaves
-    would change them, and some code refuses scores of −∞: use `with_finite_scores` there, which has no
+    would change these zeros, and some code refuses scores of −∞: use `with_finite_scores` there, which has no
     ``present``.
 
     Attributes:
