@@ -90,7 +90,7 @@ def component_moments(rows: Rows, num_classes: int) -> ComponentMoments:
     group = client_groups(rows, num_classes)
     size = max(1, group.shape[0])
     slot = jnp.where(group >= 0, group, size)
-    # `segment_max` gives the smallest integer to a group without rows.
+    # `segment_max` gives a group without rows the smallest integer, which is below 0.
     label = jax.ops.segment_max(row_labels(rows), slot, size)
     pair = (label >= 0).astype(jnp.int32)
     clients = jax.ops.segment_sum(pair, jnp.where(label >= 0, label, num_classes), num_classes)

@@ -94,7 +94,7 @@ def _first_moments(rows: Rows, num_classes: int) -> Moments:
 
 
 def example_moments(rows: Rows, num_classes: int) -> Moments:
-    """Compute the moments of the examples behind class means: those of `first_moments`, up to rounding.
+    """Compute the moments as if each example were a row: those of the class means, but with K_c = N_c.
 
     Use it with sums that clients computed over their examples: there each example, not each mean, is an
     observation.

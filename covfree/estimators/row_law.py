@@ -93,7 +93,7 @@ def client_variance(law: RowLaw) -> Float[Array, ""]:
 
     Without client shift, E z_r does not depend on n_r. With it, E z_r = a (1 + τ n_r), a line in n_r. The
     line is fitted by weighted least squares; the variance of z_r grows with the square of its mean, so the
-    weights are 1/(1 + τ n_r)². Two standard errors are subtracted from the slope, down to 0 at least, so that
+    weights are 1/(1 + τ n_r)². Two standard errors are subtracted from the slope, but not below 0, so that
     τ is 0 unless a shift is evident.
 
     Returns:

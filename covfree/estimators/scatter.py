@@ -109,7 +109,7 @@ def centred_rows(
 
 
 def gram_factor(rows: Rows, num_classes: int) -> Float[Array, "rows dim"]:
-    """Return √n_r x_r for each row, 0 in padding rows. On examples this is the factor F of Fed3R's F Fᵀ."""
+    """Return √n_r x_r for each row, 0 in padding rows. On examples this is Fᵀ, where F Fᵀ is Fed3R's."""
     valid = valid_rows(rows, num_classes)
     mean = row_means(rows, valid)
     return mean * jnp.sqrt(row_counts(rows, valid).astype(mean.dtype))[:, None]
@@ -205,7 +205,7 @@ def total_gram(
             choice; ``"between"`` without that within them.
 
     Returns:
-        The Gram matrix. If ``within`` is a factor, the result is one too.
+        The Gram matrix; a factor if ``within`` is one and the result has fewer than dim − 1 rows.
 
     Raises:
         ValueError: if ``scatter`` is unknown.

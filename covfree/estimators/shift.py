@@ -184,7 +184,7 @@ def _ratio_test(rows: Rows, moments: Moments) -> ShiftTest:
     clients = jax.ops.segment_sum(jnp.ones_like(owner), owner, num_classes)
     above = jnp.maximum(clients - 1, 0).astype(between.dtype)
     rest = jnp.maximum(moments.num_rows - 1, 0).astype(between.dtype)
-    # The scatter within each pair of client and class is independent: its degrees of freedom and mean square.
+    # Degrees of freedom and mean square within each pair of client and class; the pairs are independent.
     degrees = jnp.maximum(held - 1, 0).astype(between.dtype)
     trace = jax.ops.segment_sum(jnp.square(parts.within).sum(1), slot, size)
     piece, terms = _over(trace, degrees), (degrees > 0).astype(between.dtype)
@@ -229,7 +229,7 @@ def _effective_rank(
 def _slope_test(rows: Rows, moments: Moments) -> ShiftTest:
     num_classes = moments.total.shape[0]
     dtype = moments.total.dtype
-    # In a class of two rows both have the same u, so they cannot be compared.
+    # In a class of two rows, both have the same ``square``, so they cannot be compared.
     usable = moments.num_rows > 2
     valid = valid_rows(rows, num_classes)
     row_class = jnp.where(valid, row_labels(rows), 0)
@@ -259,7 +259,8 @@ def _slope_test(rows: Rows, moments: Moments) -> ShiftTest:
     contrast = jnp.where(valid, signal - of_class(average), 0)
     power = jnp.square(contrast).sum()
     slope = _over((contrast * value).sum(), power)
-    # The rows of a class share μ_c, so they correlate: Cov(u_r, u_s) = Var(u) q_r q_s with q = h/(1 − h).
+    # The rows of a class share μ_c, so their squares u correlate: Cov(u_r, u_s) = Var(u) q_r q_s, with the
+    # odds q = h/(1 − h) of a row's share h = n_r/N_c.
     odd_sums, odd_squares = by_class(odds), by_class(jnp.square(odds))
     tied = jnp.square(by_class(contrast * odds)) - by_class(jnp.square(contrast * odds))
     factor = _over(power + tied.sum(), power)

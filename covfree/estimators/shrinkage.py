@@ -20,7 +20,7 @@ from covfree.estimators.automatic import automatic
 from covfree.estimators.scatter import Freedom
 from covfree.estimators.shrinkage_rule import Shrinkage, mean_variance
 
-# Rules without a number. If one is written with a number, the error says what to write instead.
+# Rules without a number. If the name of one is given as text, the error says to call the rule.
 _PLAIN = ("empirical_bayes", "ledoit_wolf", "oas", "pseudo_observations")
 
 

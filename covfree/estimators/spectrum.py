@@ -21,7 +21,7 @@ class Spectrum(NamedTuple):
     Attributes:
         values: eigenvalues, the largest first; those within rounding are 0.
         rank: the number of eigenvalues above 0.
-        condition: the largest eigenvalue over the smallest above 0.
+        condition: the largest eigenvalue over the smallest above 0; 1 if all are 0.
     """
 
     values: Float[Array, " dim"]
@@ -57,7 +57,7 @@ def scatter_spectra(rows: Rows, num_classes: int, *, weighting: Weighting = "per
         weighting: see `within_scatter`.
 
     Returns:
-        The spectra. Costs three ``eigvalsh`` of size dim.
+        The spectra. Costs three ``eigh`` of size dim.
 
     Source: FedCOF (Goswami et al. 2024), section 4.3.
 

@@ -46,7 +46,7 @@ class CovarianceState(NamedTuple):
 
 
 def init(dim: int, dtype: Any = float) -> CovarianceState:
-    """Make the state without rows.
+    """Make the initial state, which has no rows.
 
     Args:
         dim: d.

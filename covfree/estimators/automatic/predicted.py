@@ -42,7 +42,7 @@ def sampled_classes(
 ) -> tuple[Integer[Array, " chosen"], Float[Array, " chosen"]]:
     """Sample classes; also return the share of the examples that each sampled class represents.
 
-    Up to 128 classes are all taken. Of more, a systematic sample is taken, in proportion to their shares.
+    Up to 128 classes are all taken. Of more, 128 are drawn by systematic sampling in proportion to examples.
     """
     count = moments.count.astype(moments.total.dtype)
     prior = count / jnp.maximum(count.sum(), 1)

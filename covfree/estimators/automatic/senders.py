@@ -50,7 +50,7 @@ def mixed(x: Any) -> Any:
 
 
 def count_keys(count: Any, label: Any, xp: Any) -> Any:
-    """Compute each row's term of its client's key: n·mix(label) mod 2³².
+    """Compute each row's term of its client's key: ⌊n⌋·mix(label + 1) mod 2³².
 
     A client's key is the sum of its rows' terms. It is the same for class means, subset means and examples.
     """
