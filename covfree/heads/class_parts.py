@@ -12,7 +12,7 @@ from jaxtyping import Array, Float, Integer
 from covfree.core.lapack import cholesky, eigh, triangular_solve
 from covfree.core.products import product
 
-# The smallest size that classes are padded to, as a power of two.
+# The base-2 logarithm of the smallest size that classes are padded to.
 _SMALLEST = 3
 
 
@@ -119,7 +119,7 @@ def _over_classes(
 
 
 def _sizes(length: int, dim: int) -> list[int]:
-    """Return the sizes to which classes are padded: 2ⁿ up to d, d·4ⁿ, and ``length``; none is longer."""
+    """Return the sizes to which classes are padded: 2ⁿ up to d, d·4ⁿ, and ``length``; none above it."""
     small = {2**power for power in range(_SMALLEST, dim.bit_length())}
     large = {dim * 4**power for power in range(length.bit_length())}
     return sorted(size for size in {*small, *large, length} if size <= length)

@@ -36,7 +36,7 @@ _ABOUT = ("format", "version", "kind", "class_names", "map", "origin", "dim")
 # A user's own model is of this kind; its leaves have this prefix. The file holds nothing else of it.
 _OWN, _LEAF = "own", "leaf_"
 _HEADS: dict[str, Any] = {"linear": LinearHead, "gaussian": GaussianHead, "student": StudentHead}
-# The shapes of each kind's arrays (``label`` holds integers). Every kind also has ``present``.
+# The shapes of each kind's arrays (``label`` holds integers). Every kind may also have ``present``.
 _FORMS: dict[str, dict[str, tuple[str, ...]]] = {
     "linear": {"weight": ("dim classes",), "bias": ("classes",)},
     "gaussian": {"mean": ("classes dim",), "root": ("classes dim dim", "classes dim"), "bias": ("classes",)},

@@ -75,7 +75,7 @@ def regression_head(sums: TargetSums, *, ridge: Scalar = 0.0, bias: bool = True)
     given the features. For soft labels predict the largest, for several labels those above 1/2.
 
     Args:
-        sums: `target_sums`, added up over all clients. As nothing is centred, errors grow by about
+        sums: `target_sums`, added up over all clients. As nothing is centred, errors grow by a factor of
             1 + m²/s² for features of mean m and spread s.
         ridge: λ, at least 0. If the system is singular, W is the solution of minimum norm.
         bias: whether there is an intercept b; static.

@@ -129,7 +129,8 @@ def student_head(
 
     The scatter S_c of K_c rows has a rank below K_c. So it is enough to whiten the rows once and to do a
     Cholesky factorisation of size min(K_c, d) for each class. No C·d² memory is needed, and the head is as
-    large as the rows and one matrix. If clients differ (`client_variance`), Cov(x_r) = Σ_c (1/n_r + τ).
+    large as the rows and one matrix. The rows' weights assume Cov(x_r) = Σ_c (1/n_r + τ), with
+    τ from `client_variance`.
 
     Args:
         covariance: Σ̃, positive definite: usually a shrunk within-class covariance.
@@ -174,7 +175,7 @@ def student_head(
 
 
 def row_factor(rows: Rows, moments: Moments, variance: Scalar) -> Float[Array, "rows dim"]:
-    """Rows √(n_r/(1 + τ n_r)) (x_r − μ_c), whose scatter estimates Σ_c; 0 in padding rows."""
+    """Return rows √(n_r/(1 + τ n_r)) (x_r − μ_c), whose scatter estimates Σ_c; 0 in padding rows."""
     count = row_counts(rows, valid_rows(rows, moments.total.shape[0]))
     factor = centred_rows(rows, moments, jnp.ones_like(moments.total[:, 0]))
     return factor / jnp.sqrt(1 + jnp.asarray(variance, count.dtype) * count)[:, None]

@@ -29,11 +29,12 @@ def descended_head(
     batch_size: int,
     key: PRNGKey,
 ) -> LinearHead:
-    """Train softmax regression by gradient descent on as many draws as the rows have examples. Use ``jit``.
+    """Train softmax regression by gradient descent on as many draws as the rows have examples.
 
     Example i of ⌊Σ n_r⌉ is μ_r + S_r^½ z_i, where row r has its share of the examples, as in `sample_rows`.
     Each epoch goes through all of them in a random order, in batches of which the last may be smaller. A step
-    is v ← ρ v + ∇, V ← V − η v, with ∇ of the batch's mean cross-entropy (PyTorch's SGD). The start is 0.
+    is v ← ρ v + ∇, V ← V − η v, with ∇ the gradient of the batch's mean cross-entropy (PyTorch's SGD). V and
+    v start at 0. Call this function under ``jit``.
 
     Beside the rows, memory holds one batch: z_i is drawn again from the key and i each time it is needed.
 
@@ -118,7 +119,7 @@ def shuffled(place: Integer[Array, ""], number: Any, key: PRNGKey) -> Integer[Ar
     def permuted(value: jax.Array) -> jax.Array:
         left, right = value >> half, value & low
         for own in keys:
-            # The final steps of MurmurHash3.
+            # The final steps of MurmurHash3, without the first shift.
             mixed = (right ^ own) * jnp.uint32(0x85EBCA6B)
             mixed = (mixed ^ (mixed >> jnp.uint32(13))) * jnp.uint32(0xC2B2AE35)
             left, right = right, left ^ ((mixed ^ (mixed >> jnp.uint32(16))) & low)

@@ -79,7 +79,7 @@ def outcome_of(scores: Any, labels: Any) -> Outcome:
     scores = scores.astype(accumulation_dtype(scores))
     classes = scores.shape[1]
     kept = (labels >= 0) & (labels < classes)
-    # NaN in padding would reach gradients.
+    # Set the scores of padding to 0: NaN in them would reach gradients.
     scores = jnp.where(kept[:, None], scores, 0)
     largest = scores.max(1)
     # Subtract the largest score first: next to scores of 1e8, log C would be lost in rounding.
@@ -88,7 +88,7 @@ def outcome_of(scores: Any, labels: Any) -> Outcome:
     own = jnp.take_along_axis(shifted, jnp.where(kept, labels, 0)[:, None], axis=1)[:, 0]
     return Outcome(
         label=jnp.where(kept, labels, classes),
-        # False for NaN too.
+        # NaN compares False, so an example with NaN has no prediction.
         predicted=jnp.where(largest > -jnp.inf, scores.argmax(1), classes).astype(jnp.int32),
         kept=kept,
         confidence=jnp.where(largest == -jnp.inf, 0, jnp.exp(shifted.max(1) - total)),
@@ -108,7 +108,8 @@ def shares(outcome: Outcome, group: Any, among: Any, size: int) -> Float[Array, 
 
 def mean_over(values: Any, kept: Any) -> Float[Array, ""]:
     """Return the mean over the kept examples; +∞ if a value is, NaN without examples."""
-    # A plain sum of a million float32 loses digits, and an accurate sum turns an infinite term into NaN.
+    # Sum accurately, as a plain sum of a million float32 loses digits. Add infinite terms apart, as they
+    # would make the accurate sum NaN.
     infinite = kept & (values == jnp.inf)
     used = kept & ~infinite
     mean, _ = mean_groups(values[:, None], jnp.where(used, 0, -1), 1)
