@@ -25,9 +25,9 @@ class DeepFeatures:
 
     Attributes:
         layers: Ω_t, [inner, width].
-        seed: of A and B_t.
+        seed: the seed of A and B_t.
         num_features: h, the width.
-        inner: f, of each layer's random features.
+        inner: f, the number of random features in a layer.
     """
 
     layers: tuple[Float[AnyArray, "inner width"], ...]
@@ -64,7 +64,7 @@ class DeepFeatures:
         return self._weights(f"layer {index}", self.num_features, self.inner)
 
     def _weights(self, stream: str, rows: int, columns: int) -> Float[Array, "rows columns"]:
-        """Draw normal weights of variance 1/rows, and as many biases as columns."""
+        """Draw normal weights of variance 1/rows, and a last row of biases."""
         key = derive(jax.random.key(self.seed), stream)
         return jax.random.normal(key, (rows + 1, columns), jnp.float32) / math.sqrt(rows)
 

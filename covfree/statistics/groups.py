@@ -49,7 +49,7 @@ def subset_groups(
 def _subset_groups(
     keys: tuple[Array, ...], kept: Array, num_subsets: Any, key: PRNGKey | None, subset_size: Any
 ) -> tuple[Array, Array]:
-    """`subset_groups` of at least one example; compiled once for all numbers."""
+    """`subset_groups` of at least one example; one compilation serves all values of the two sizes."""
     n = kept.shape[0]
     index = jnp.arange(n, dtype=jnp.int32)
     draw = () if key is None else (jax.random.bits(key, (n,), jnp.uint32),)

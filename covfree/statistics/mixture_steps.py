@@ -25,13 +25,13 @@ _FLOOR = 1e-4
 class Mixture(NamedTuple):
     """A mixture of Gaussians: with probability ``weight[m]``, normal about ``mean[m]``.
 
-    With axes for the groups in front where ``vmap`` fitted several.
+    If ``vmap`` fitted several groups, the axes of the groups come first.
 
     Attributes:
-        weight: of each component; they add up to 1, or are all 0 where there was no example. A component
+        weight: weights of the components; they add up to 1, or are all 0 if there was no example. A component
             that is not used has weight 0, mean 0 and covariance 0.
-        mean: of each component.
-        covariance: of each component: in full, its diagonal, or one variance for all directions.
+        mean: means of the components.
+        covariance: covariances of the components: in full, their diagonals, or one variance each.
     """
 
     weight: Float[Array, "*batch components"]
@@ -46,7 +46,7 @@ class Mixture(NamedTuple):
 def nearest_seeds(
     values: Float[Array, "examples dim"], kept: Bool[Array, " examples"], num_components: int, key: PRNGKey
 ) -> Integer[Array, " examples"]:
-    """Draw seeds among the examples by greedy k-means++, and say which is nearest to each example.
+    """Draw seeds among the examples by greedy k-means++; return the index of the seed nearest to each.
 
     Of a few examples, drawn with chances proportional to the squared distance from the seeds so far, the
     one that leaves the least sum of squared distances becomes the next seed.
@@ -57,10 +57,10 @@ def nearest_seeds(
 
     def draw(step: Any, state: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
         nearest, distance = state
-        # Without a seed all examples are equally far.
+        # The first seed is drawn uniformly.
         chance = jnp.where(step == 0, kept.astype(values.dtype), distance)
         level = jnp.cumsum(chance)
-        # One random number a draw, not an example: draws then do not depend on padding.
+        # Use one random number for each draw, not for each example, so that padding does not change draws.
         uniform = jax.random.uniform(jax.random.fold_in(key, step), (num_draws,), values.dtype)
         target = level[-1] * uniform
         drawn = jnp.argmax((chance > 0)[None, :] & (level[None, :] > target[:, None]), axis=1)
@@ -86,7 +86,7 @@ def maximise(
     count: Float[Array, ""],
     covariance: Structure,
 ) -> Mixture:
-    """Maximise the likelihood given each example's shares in the components; variances are in units of 1."""
+    """Fit the mixture of maximal likelihood to each example's shares in the components (the M step of EM)."""
     size = share.sum(0)
     used = size > 0
     divisor = jnp.where(used, size, 1)
@@ -115,7 +115,7 @@ def maximise(
 def log_densities(
     values: Float[Array, "examples dim"], mixture: Mixture, covariance: Structure
 ) -> Float[Array, "examples components"]:
-    """Log (weight · density) of each example under each component, up to a constant; −∞ where not used."""
+    """Compute log (weight · density) of each example and component, up to a constant; −∞ if it is unused."""
     used = mixture.weight > 0
     dim = values.shape[1]
     if covariance == "full":

@@ -63,7 +63,7 @@ def client_pairs(
         # Renumber: otherwise the number of a pair could exceed int64.
         clients = consecutive(clients)
     kept = (labels >= 0) & (clients >= 0)
-    # Sorting one number for a pair is several times faster than sorting two. ``width`` is a Python int.
+    # Sorting one number for a pair is several times faster than sorting two. A Python int cannot overflow.
     width = int(labels.max(initial=0)) + 1
     pairs, sizes = np.unique(
         clients[kept].astype(np.int64) * width + labels[kept].astype(np.int64), return_counts=True

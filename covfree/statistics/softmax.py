@@ -128,6 +128,6 @@ def _scored(
     centred = jnp.where(kept[:, None], features - centre[None, :], 0)
     own, label = scores(features, centred), jnp.where(kept, label, 0)
     kept = kept & (jnp.take_along_axis(own, label[:, None], axis=1)[:, 0] > -jnp.inf)
-    # Scores of absent classes are −∞, and a difference of two is NaN.
+    # Set the scores of examples that do not count to 0: a score of −∞ would make their terms NaN.
     own = jnp.where(kept[:, None], own, 0)
     return own, label, jnp.where(kept, count, 0).astype(own.dtype), centred

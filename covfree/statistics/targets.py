@@ -1,4 +1,4 @@
-"""Sums of one client's features and targets for ridge regression: Fed3R's sums with targets for labels."""
+"""Sums of one client's features and targets for ridge regression: Fed3R's, with targets for labels."""
 
 from __future__ import annotations
 
@@ -63,7 +63,8 @@ def target_sums(
     Args:
         features: features of the client's examples. Half precisions are summed in float32.
         targets: [examples, targets], a row for each example.
-        weights: of the examples, at least 0; a row of weight 0 is padding, and may hold anything. None for 1.
+        weights: the examples' weights, at least 0, by default 1. A row of weight 0 is padding, and may hold
+            anything.
 
     Returns:
         The sums. Batch over clients with ``jax.vmap``; add them up with ``jax.tree.map``.
