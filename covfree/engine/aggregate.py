@@ -35,7 +35,8 @@ def layout_of(method: Method[Any]) -> Layout:
     """Return which sums over examples the method needs.
 
     Raises:
-        ValueError: if clients send neither sums nor one row for each client and class.
+        ValueError: if clients send neither sums nor one row for each client and class, or the method has
+            transforms.
     """
     method.check_message()
     if method.transforms:

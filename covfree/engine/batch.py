@@ -106,8 +106,8 @@ def accumulate(
             must lie on one device, as `shard_rows` places them.
 
     Returns:
-        The server's state after the last round: for most methods, one total for each round. A `Factor`
-        adds up to a `covfree.linalg.Scatter`, a `Table` to its items.
+        The server's state after the last round: for most methods, one total for each round. It holds
+        a `covfree.linalg.Scatter` for a `Factor`, and the items of a `Table`.
 
     Raises:
         TypeError: if ``method`` is no method or ``source`` holds no rows.

@@ -67,7 +67,7 @@ def sent_bytes(
 ) -> SentBytes:
     """Compute the bytes that all clients of a federation send, without making their messages.
 
-    Equals the sum of `message_bytes` over the clients' messages in float32. It is larger if a transform drops
+    Equals the sum of `message_bytes` over the clients' messages in float32; larger if a transform drops
     rows, or if `covfree.select` keeps aside all examples of a row. A client without examples sends nothing.
     Rounds of sums, after the message or instead of it, are counted too: in each round of `covfree.refined` a
     client sends d·q + 2 numbers.
@@ -155,5 +155,5 @@ def of_rounds(method: Method[Any], labels: AnyArray, clients: AnyArray, dim: int
 
 
 def mapped_dim(method: Method[Any], dim: int) -> int:
-    """The dimension of the features that a client summarises: after the method's feature map, if any."""
+    """Return the dimension of the features that a client summarises, after the method's feature map."""
     return dim if method.feature_map is None else method.feature_map.num_features

@@ -36,9 +36,9 @@ class Certificate(NamedTuple):
 def certify(method: Method[Any], collected: Collected, *, num_classes: int) -> Certificate:
     """Bound how far the collected statistics are from those of a server that never had the forgotten clients.
 
-    Both servers are given the same messages of the other clients. But which messages count was decided while
-    the forgotten ones were still there: kind, class names and extractor by majority, bounds on counts and
-    norms, the judgement of sites. To decide it without them, collect the others' messages anew.
+    Both servers are given the same messages of the other clients. But the forgotten clients
+    influenced which messages count: kind, class names and extractor (by majority), the bounds on counts and
+    norms, and the judgement of sites. To decide these without them, collect the others' messages anew.
 
     Rows are stored as they come and removed exactly. So if clients send rows only, or a covariance with each
     row, the head after `forget` equals that of retraining: both bounds are 0. Matrices are summed in float64,
@@ -93,7 +93,7 @@ def certify(method: Method[Any], collected: Collected, *, num_classes: int) -> C
 
 
 def _system(method: Method[Any], message: Message, matrix: np.ndarray, num_classes: int) -> np.ndarray:
-    """The regularised matrix with which the head is solved, in float64."""
+    """Compute the regularised matrix with which the head is solved, in float64."""
     assert method.system is not None
     rows = replace(message.rows, mean=np.asarray(message.rows.mean, np.float64))
     with double():

@@ -39,7 +39,7 @@ class State(NamedTuple):
 def identity_of(
     method: Method[Any], parts: Parts, forms: Sequence[Passed], *, num_classes: int, part_rows: int
 ) -> dict[str, str]:
-    """List the values that must be equal for a run to be resumed, by the names that errors call them."""
+    """List the values that must be equal for a run to be resumed, under the names that errors use."""
 
     def described(value: Any) -> str:
         # The repr of a function contains its memory address, which differs between processes.
@@ -77,7 +77,7 @@ def save_state(path: Path, state: State, rejected: Mapping[str, str], identity: 
 def load_state(
     path: Path, identity: Mapping[str, str], forms: Sequence[Passed]
 ) -> tuple[State, dict[str, str]] | None:
-    """Read an earlier run's progress and the files that it set aside; None if there is no checkpoint."""
+    """Read an earlier run's progress, and why it set files aside; None if there is no checkpoint."""
     if not path.exists():
         return None
     try:

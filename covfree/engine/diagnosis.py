@@ -99,7 +99,8 @@ def diagnose(rows: Rows, *, num_classes: int, method: Method | None = None) -> D
     Args:
         rows: all rows.
         num_classes: C, static.
-        method: the method whose regularised system is reported; `fedcof` by default.
+        method: the method whose covariance and regularised system are reported; `fedcof` by default. If it
+            estimates no covariance, that of FedCOF is reported.
 
     Returns:
         The diagnosis; ``print`` it for the verdict.

@@ -54,12 +54,13 @@ def fit(
             ``read`` accepts. Or a Dask collection with partitions, such as a DataFrame with these columns.
         num_classes: C.
         columns: names of the features (in Parquet a list of numbers for each example), labels and clients. If
-            the method does not tell clients apart, shards need no ``"clients"``; None reads none.
+            the method does not tell clients apart, shards need no ``"clients"`` column. With None as the
+            name of the clients, that column is not read.
         read: a function from a shard to a mapping of column names to arrays, or to an Arrow table; needed for
             other file formats or an object store. By default, files are read according to their suffix.
         client: a ``distributed.Client``; by default the current one, or else Dask's own threads.
-        retries: how often a task that raised is tried again. Tasks of lost workers run again as Dask's
-            ``distributed.scheduler.allowed-failures`` says.
+        retries: how often a task that raised is tried again; used only with a ``distributed.Client``. Tasks
+            of lost workers run again as Dask's ``distributed.scheduler.allowed-failures`` says.
 
     Returns:
         The head, of the method's kind.
@@ -127,8 +128,8 @@ def extract(
         shards: see `fit`.
         folder: the folder for the files; all workers must reach it.
         batch_size: inputs of a batch; the last batch is padded, so that one shape is compiled.
-        columns: names of the inputs, labels and clients in the shards; None for missing columns. Without
-            ``"clients"`` none are read.
+        columns: names of the inputs, labels and clients in the shards; None for missing columns. A
+            column ``"clients"`` may be missing.
         read: see `fit`.
         client: see `fit`.
         retries: see `fit`.
@@ -177,7 +178,7 @@ def _columns_of(
 ) -> list[np.ndarray | None]:
     """Return the wanted columns of a shard as arrays; None for clients that are missing and not needed."""
     found = read(shard) if read else open_table(Path(shard)) if isinstance(shard, str) else shard
-    # Tables of Arrow or Hugging Face are not mappings.
+    # Tables of Arrow or Hugging Face are not mappings: they list their columns in ``column_names``.
     known = set(getattr(found, "column_names", None) or found.keys())
     if not clients_needed and columns[2] == _COLUMNS[2] and columns[2] not in known:
         columns = (*columns[:2], None)

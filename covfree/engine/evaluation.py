@@ -44,7 +44,7 @@ def _check_values(head: Any, features: Any, labels: Any, numbers: Any) -> None:
 
 
 def _ones(shape: tuple[int, ...]) -> np.ndarray:
-    """Features of ones in the given shape, as a view that takes no memory."""
+    """Return one feature of 1 for each example in an array of this shape, as a view without memory."""
     return np.broadcast_to(np.float32(1), (*shape[:1], 1))
 
 
@@ -76,7 +76,7 @@ def _in_parts(whole: Callable[..., Array]) -> Callable[..., Array]:
         given = {"features": features, "labels": labels}
         features, labels = as_arrays(given, given).values()
         _check_structure(head, features, labels)
-        # Scores, unlike features, may be −∞.
+        # Scores, unlike features, may be −∞, so they are not checked.
         numbers = None if several else features
         if not is_large(features):
             scored = one(head, features, labels)

@@ -29,7 +29,7 @@ from covfree.methods import Method
 from covfree.methods.method import check_method
 from covfree.methods.rounds import Round, dense
 
-# Most bytes of features that are gathered at once to be summarised; a single client may exceed it.
+# At most this many bytes of features are gathered at once to be summarised, unless a client has more.
 _GATHERED = 2**28
 
 

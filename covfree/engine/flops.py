@@ -29,11 +29,11 @@ def client_flops(
     """Count the floating-point operations of all clients together, from features to messages.
 
     Only leading terms count; a multiplication and an addition are two operations. Class means cost n·d. Gram
-    matrices and covariances add 2·n·d², AFL's local solutions d³/3 + 2·d²·C_k for each client, and a map to D
-    features 2·n·d·D. In a round over examples, each example is multiplied by every number of the matrices
-    that clients receive (directions, or a head); triangular matrices count as full. A refined method's
-    products add 2·n·d·q, a corrected method's gradients 2·n·d·C. The backbone's forward pass is left out,
-    though it usually costs far more.
+    matrices and covariances add 2·n·d², AFL's local solutions d³/3 + 2·d²·C_k for each client (with C_k
+    classes), and a map to D features 2·n·d·D. In a round over examples, each example is multiplied by every
+    number of the matrices that clients receive (directions, or a head); triangular matrices count as full. A
+    refined method's products add 2·n·d·q, a corrected method's gradients 2·n·d·C. The backbone's forward pass
+    is left out, though it usually costs far more.
 
     Args:
         method: the method.

@@ -27,7 +27,7 @@ def add_part(client: Any, params: Any, sent: Any, running: Compensated, rows: Ro
     def add(running: Compensated, rows: Rows) -> Compensated:
         return running.plus(dense(client(params, sent, rows, how.num_classes)))
 
-    # Small pieces stay in the processor's cache, but may split a client's rows.
+    # Add small pieces, which stay in the processor's cache, unless a client's rows must stay together.
     return add(running, rows) if how.whole else fold_parts(add, running, rows)
 
 

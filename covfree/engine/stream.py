@@ -50,15 +50,15 @@ class Stream(NamedTuple):
         rows: a table in NumPy arrays or memory maps (``np.load(path, mmap_mode="r")``), or a folder of
             messages. With `Method.whole_clients`, the rows of a client must be adjacent in a table; in a
             folder, each file is a client.
-            part_rows: rows of a part; the last part is padded to this number.
-            checkpoint: a file from which an interrupted run is resumed, with the same result to the bit. It
+        part_rows: rows of a part; the last part is padded to this number.
+        checkpoint: a file from which an interrupted run is resumed, with the same result to the bit. It
             is written every half minute and on any error, and removed at the end. The checkpoint of another
             run raises a `ValueError`.
-            progress: whether to show a progress bar on standard error (needs the ``cli`` extra).
-            dim: d; by default, the dimension that all rows share.
-            max_count: the largest number of examples that a message in a folder may claim, see `collect`.
-            max_norm: the largest norm of a feature vector behind a message, see `collect`.
-            judge_sites: whether to leave out messages whose sites fail `diagnose_sites`, see `collect`. All
+        progress: whether to show a progress bar on standard error (needs the ``cli`` extra).
+        dim: d; by default, the dimension that all rows share.
+        max_count: the largest number of examples that a message in a folder may claim, see `collect`.
+        max_norm: the largest norm of a feature vector behind a message, see `collect`.
+        judge_sites: whether to leave out messages whose sites fail `diagnose_sites`, see `collect`. All
             class means are then in memory at once, in float64.
 
     >>> import covfree, numpy as np
