@@ -37,7 +37,7 @@ def convolve(
     """Convolve images (channels last) with the arguments of Flax's calls of ``lax.conv_general_dilated``.
 
     For networks of your own, use ``nn.Conv(…, conv_general_dilated=convolve)``. Results are equal up to
-    rounding. On a CPU it is faster for groups of one channel, and for derivatives inside a loop, as in
+    rounding. On a CPU, this is faster for groups of one channel, and for derivatives inside a loop, as in
     training by rounds: there, derivatives of XLA's convolutions of 64 channels take 40 times as long.
 
     With one group it may have no forward-mode derivatives (``jvp``, ``hessian``).
@@ -162,7 +162,7 @@ _dense.defvjp(_forward, _backward)
 def _pads(
     x: jax.Array, size: Sequence[int], strides: Sequence[int], padding: Padding
 ) -> Sequence[tuple[int, int]]:
-    """The number of positions added before and after, for each side."""
+    """Return the number of positions added before and after, for each side."""
     if isinstance(padding, str):
         # Older versions of jax return NumPy integers.
         return [
@@ -179,8 +179,8 @@ def max_pool(
 ) -> Float[Array, "batch rows columns channels"]:
     """Take the maxima of windows, as ``flax.linen.max_pool`` does; padding is never a maximum.
 
-    On a CPU it is faster, especially with derivatives. Of equal maxima the first one, row by row, gets the
-    gradient, as in XLA.
+    On a CPU it is faster than Flax's, especially with derivatives. Of equal maxima the first one, row by row,
+    gets the gradient, as in XLA.
 
     Args:
         x: images, channels last.

@@ -204,7 +204,7 @@ class Backbone:
 # Compiled, so that the unused features are not computed.
 @functools.partial(jax.jit, static_argnums=0)
 def _drawn(network: Backbone, key: PRNGKey) -> Params:
-    """Parameters at random."""
+    """Draw parameters at random."""
     size = network.spec.input_size
     return network.module.init(key, jnp.zeros((1, size, size, 3), jnp.float32))
 

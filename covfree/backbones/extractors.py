@@ -30,7 +30,7 @@ class Prepared(NamedTuple):
 
     @classmethod
     def of(cls, preprocessing: Preprocessing) -> Prepared:
-        """Resize and crop; the extractor normalises, as uint8 images need a quarter of the bytes."""
+        """Prepare by resizing and cropping; the extractor normalises, as uint8 is a quarter of the bytes."""
         size = preprocessing.crop
         return cls(partial(crop, preprocessing=preprocessing), (size, size, 3), "uint8")
 

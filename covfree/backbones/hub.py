@@ -162,7 +162,7 @@ def _failed(repository: str, error: Exception) -> OSError:
 
 
 def _commit_now(hub: Any, repository: str, revision: str | None) -> str:
-    """Return the commit to which a branch or a tag points."""
+    """Say to which commit a branch or a tag points, or why that cannot be found out."""
     errors = optional("huggingface_hub.errors", "pretrained")
     try:
         commit = hub.HfApi().model_info(repository, revision=revision, timeout=_TIMEOUT).sha

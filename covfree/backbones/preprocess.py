@@ -19,8 +19,8 @@ _LONGEST = 1000
 def preprocess(image: Any, spec: Spec) -> Float[np.ndarray, "crop crop 3"]:
     """Resize, crop and normalise one image, as the backbone's reference does.
 
-    The shorter side becomes ``spec.preprocessing.resize`` pixels, a square is cut from the middle, and its
-    grey levels are normalised (needs Pillow).
+    The shorter side becomes ``spec.preprocessing.resize`` pixels (or the image is squeezed to this width and
+    height), a square is cut from the middle, and its grey levels are normalised (needs Pillow).
 
     Args:
         image: a Pillow image, or its grey levels: uint8 ``[height, width, 3]``, or ``[height, width]`` for a
@@ -43,7 +43,7 @@ def preprocess(image: Any, spec: Spec) -> Float[np.ndarray, "crop crop 3"]:
 
 
 def crop(image: Any, preprocessing: Preprocessing) -> UInt8[np.ndarray, "crop crop 3"]:
-    """Resize an image's shorter side and cut a square from the middle; see `preprocess`."""
+    """Resize an image and cut a square from the middle; see `preprocess`."""
     pillow = optional("PIL.Image", "pretrained")
     if isinstance(image, np.ndarray | jax.Array):
         if image.dtype != np.uint8:

@@ -94,7 +94,8 @@ def read_processor(path: Path) -> Preprocessing:
         raise wrong("crop_size" if cropped else "size", "a square of pixels")
     if "shortest_edge" in size:
         resize: Any = size["shortest_edge"]
-        # As in ConvNeXt: the square is cut out of a larger image, or a large image is squeezed.
+        # As in ConvNeXt: for a square below 384 pixels, resize the image larger and cut the square out; from
+        # 384 on, squeeze the whole image.
         if not cropped and ("crop_pct" in config or plain == "ConvNextImageProcessor"):
             resize = int(side / (config.get("crop_pct") or 224 / 256)) if side < 384 else (side, side)
         right = resize == (side, side) or (type(resize) is int and resize >= side)

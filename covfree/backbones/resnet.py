@@ -59,5 +59,5 @@ CLASSIFIER = "fc"
 
 
 def renamings(**_: Any) -> tuple[Renaming, ...]:
-    """One naming: torchvision, timm and the tree use the same names."""
+    """Return one naming: torchvision, timm and the tree use the same names."""
     return (lambda name: name,)

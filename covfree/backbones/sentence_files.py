@@ -28,7 +28,7 @@ class BertSizes(NamedTuple):
 
 
 def packaged_encoder() -> Path:
-    """The model's folder in the installed package; the package is not imported."""
+    """Return the model's folder in the installed package; the package is not imported."""
     try:
         files = importlib.metadata.files(PACKAGE) or []
     except importlib.metadata.PackageNotFoundError as error:

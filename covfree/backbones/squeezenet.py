@@ -71,5 +71,5 @@ CLASSIFIER = "classifier.1"
 
 
 def renamings() -> tuple[Renaming, ...]:
-    """One naming: torchvision and the tree use the same names."""
+    """Return one naming: torchvision and the tree use the same names."""
     return (lambda name: name,)

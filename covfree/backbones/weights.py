@@ -18,7 +18,7 @@ from covfree.core.torch_file import read_torch
 # Linen's variables: {"params": …} and, for a network with batch norms, {"batch_stats": …}.
 Params: TypeAlias = Any
 
-# For Flax's arrays, PyTorch's names.
+# PyTorch's names of Flax's arrays.
 _LEAVES = {
     "kernel": "weight",
     "scale": "weight",
@@ -78,7 +78,7 @@ def packaged_weights(package: str) -> Path:
 
 
 def tensor_shapes(template: Params) -> dict[str, tuple[int, ...]]:
-    """The reference's names and shapes of the tensors of a tree of parameters."""
+    """Return the reference's names and shapes of the tensors of a tree of parameters."""
     return {_name(path): _torch_shape(path, leaf.shape) for path, leaf in _leaves(template)}
 
 
@@ -142,7 +142,7 @@ def _leaves(tree: Params) -> list[tuple[Any, Any]]:
 
 
 def _name(path: Any) -> str:
-    """The reference's name: the keys after the first (the collection), joined by dots."""
+    """Return the reference's name: the keys after the first (the collection), joined by dots."""
     parts = [str(key.key) for key in path[1:]]
     return ".".join([*parts[:-1], _LEAVES.get(parts[-1], parts[-1])])
 
