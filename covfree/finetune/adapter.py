@@ -36,7 +36,7 @@ def _finish(trained: Any, frozen: Any, statistics: tuple[()]) -> MappedHead:
 def adapter_model(
     head: LinearHead | StudentHead | MappedHead, *, rank: int = 32, key: PRNGKey | None = None
 ) -> Model:
-    """Train a linear head on features, and a residual adapter before it.
+    """Make a model that trains a linear head on features, and a residual adapter x + relu(x A) B before it.
 
     A starts as N(0, 1/d) and B as 0, so that before training the model predicts what the head does. The
     result of a run is a `MappedHead` of an `Adapter` and a head; pass it as ``head`` to train it further.

@@ -62,7 +62,7 @@ class Update(NamedTuple):
 
 
 def init(numbers: Numbers, num_clients: int, key: PRNGKey) -> tuple[State, tuple[()]]:
-    """The server starts from the model; clients remember nothing."""
+    """Make the server's first state from the model; clients have no memory."""
     model = numbers.model
     optimiser = numbers.server().init(model.trained)
     return State(model.trained, model.statistics, optimiser, jnp.zeros((), jnp.int32)), ()

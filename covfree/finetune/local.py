@@ -71,7 +71,7 @@ def as_optimiser(name: str, optimiser: Any) -> Optimiser:
                         f"{name}: expected finite numbers in the Partial, got {where}={number!r}"
                     )
         return Optimiser((optimiser,), _called)
-    if hasattr(optimiser, "init") and hasattr(optimiser, "update"):  # optax.MultiSteps is no transformation
+    if hasattr(optimiser, "init") and hasattr(optimiser, "update"):  # optax.MultiSteps has another type
         return Optimiser((), _Fixed(optimiser))
     if callable(optimiser):
         raise TypeError(

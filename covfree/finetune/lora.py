@@ -30,7 +30,7 @@ def lora(
     h·w·in rows. Biases, norms and other parameters are frozen. The server averages A and B, not their
     product, so with several clients the new layer is near the mean of the clients' layers, not equal to it.
 
-    The result of a run is that of the model, with A B added to its layers.
+    The result of a run is that of the model, with s A B added to its layers.
 
     Args:
         model: a model such as `network_model`, in which the network's layers get A and B, or `linear_model`,
@@ -79,7 +79,7 @@ def _is_layer(path: tuple[Any, ...], leaf: Any) -> bool:
 
 
 def _merged(trained: Any, frozen: Any) -> Any:
-    """The model's own parameters, with A B added to the layers."""
+    """Return the model's own parameters, with s A B added to the layers."""
 
     def one(path: tuple[Any, ...], leaf: jax.Array) -> jax.Array:
         own = trained["added"].get(jax.tree_util.keystr(path))

@@ -125,7 +125,7 @@ def _linear_head(trained: LinearHead, frozen: Any, statistics: tuple[()]) -> Lin
 
 
 def linear_model(head: LinearHead | StudentHead | MappedHead) -> Model:
-    """Train a linear head on features: linear probing.
+    """Make a model that trains a linear head on features (linear probing).
 
     Start from any linear head of `covfree.fit`. First divide its scores by `covfree.calibrate_temperature`
     (`covfree.with_temperature`): predictions stay the same, and the softmax's probabilities become
@@ -181,7 +181,7 @@ class _Network:
     preprocessing: Preprocessing | None
 
     def parts(self, trained: Any, frozen: Any) -> tuple[Any, LinearHead]:
-        """The network's parameters and the head."""
+        """Return the network's parameters and the head."""
         network = frozen["network"] if self.train == "head" else trained["network"]
         head = frozen["head"] if self.train == "backbone" else trained["head"]
         return network, replace(head, present=frozen["present"])
@@ -251,7 +251,7 @@ def network_model(
     dropout: bool = False,
     preprocessing: Preprocessing | None = None,
 ) -> Model:
-    """Train a backbone and a linear head on images, or only one of them.
+    """Make a model that trains a backbone and a linear head on images, or only one of them.
 
     The result of a run is a `MappedHead`, to be called on images: its ``feature_map.params`` are the
     backbone's parameters, its ``head`` the linear head.

@@ -121,7 +121,7 @@ def prompt_model(
     top: int | None = None,
     preprocessing: Preprocessing | None = None,
 ) -> Model:
-    """Prompt tuning: train prompts and a linear head on images, with the vision transformer frozen.
+    """Make a model that trains prompts and a linear head on images, with the vision transformer frozen.
 
     ``fedavg(prompt_model(…))`` is FedAvg-PT, ``fedprox(prompt_model(…))`` FedProx-PT; `pfpt` takes it too.
     The result of a run is a `Model`, which can be called on images or trained further; its ``trained`` is a
