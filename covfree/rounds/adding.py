@@ -79,7 +79,7 @@ def packed(table: list[Any]) -> list[Any]:
 
 
 def size_in_bytes(tree: Any) -> int:
-    """The size in bytes of a pytree when it is sent; the padding of tables is not sent."""
+    """Return the size in bytes of a pytree when it is sent; the padding of tables is not sent."""
 
     def size(part: Any) -> int:
         leaves = jax.tree.leaves(part.items if is_table(part) else part)

@@ -40,7 +40,7 @@ class Evaluation:
         check_positive("evaluate: every", self.every)
 
     def __call__(self, result: Any) -> dict[str, Any]:
-        """Return the numbers, as JSON has them; nothing if there is no result yet."""
+        """Return the numbers in the form of JSON; ``{}`` if there is no result yet."""
         if result is None:
             return {}
         measured = self.measure(result)
@@ -57,9 +57,9 @@ class Book:
         simulation: what computes the rounds.
         rounds: the number of rounds to run.
         evaluate: the evaluation; None to measure nothing.
-        stop: whether to stop, from the records.
+        stop: function from the records to whether to stop; None for never.
         records: one for each finished round.
-        items: lengths of the tables of each finished round, if the algorithm has a fixed number of rounds.
+        items: lengths of the tables in each finished round's total, for a fixed number of rounds.
         stopped: why the run stopped; None while it goes on.
         best_round: the round with the best evaluation so far.
         folder: the folder in which the run is saved every ``save_every`` rounds; None to save nothing.
@@ -128,7 +128,7 @@ class Book:
         return True
 
     def measure_start(self, held: Held, bank: Bank) -> None:
-        """Evaluate the start; raise if the history cannot record what is measured."""
+        """Evaluate the state before the first round; raise if the history cannot record what is measured."""
         measured, _ = self._evaluated(held)
         best = None if self.evaluate is None else self.evaluate.best
         if measured and (taken := sorted(set(measured) & self.simulation.names(held.state, bank))):

@@ -114,7 +114,7 @@ class Folder:
         """Save the run's arrays and ``saved``, as a whole or not at all."""
         args = self._ocp.args
         leaves = _named(trees)
-        # Orbax cannot save arrays of size 0.
+        # Save only the shapes of arrays of size 0, which orbax cannot save.
         empty = {name: leaf for name, leaf in leaves.items() if np.size(leaf) == 0}
         shapes = {name: [list(leaf.shape), str(leaf.dtype)] for name, leaf in empty.items()}
         kept = {name: leaf for name, leaf in leaves.items() if name not in empty} or {"none": np.zeros(1)}
@@ -179,7 +179,7 @@ class Folder:
 
 
 def _named(trees: Any) -> dict[str, Any]:
-    """Name the leaves by number; the one who loads them knows their tree."""
+    """Name the leaves by number; `Folder.load` is given their tree."""
     return {f"leaf{index}": leaf for index, leaf in enumerate(jax.tree.leaves(trees))}
 
 

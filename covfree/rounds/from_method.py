@@ -191,7 +191,8 @@ def as_algorithm(
     rounds becomes a round of the algorithm: the server broadcasts its state, and each client evaluates the
     round on its own rows and uploads only sums of fixed size. That is how a method runs behind secure
     aggregation. FedCOF then takes two rounds. In the first, clients upload `Moments`: class sums, N_c, K_c
-    and magnitudes; in the second, each the d×d matrix Σ_c (N_c − 1)/(K_c − 1) n_kc (μ_kc − μ_c)(μ_kc − μ_c)ᵀ.
+    and magnitudes; in the second, client k uploads the matrix
+    Σ_c (N_c − 1)/(K_c − 1) n_kc (μ_kc − μ_c)(μ_kc − μ_c)ᵀ.
 
     Rounds over clients' examples, such as those of `covfree.refined`, upload sums in either case, and so do
     all rounds of methods without a message, such as `covfree.deepafl`.

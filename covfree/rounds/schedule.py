@@ -259,7 +259,7 @@ def rounds_to_meet(num_clients: int, per_round: int | float, share: float = 1.0)
 
 
 def _new_clients(unmet: int, met: int, drawn: int) -> np.ndarray:
-    """Probabilities of 0, 1, … new clients in a round, up to a factor; ``met`` is at least ``drawn``."""
+    """Return chances of 0, 1, … new clients in a round, up to a factor; ``met`` is at least ``drawn``."""
     j = np.arange(min(unmet, drawn))
     # The ratio is p_{j+1}/p_j. Add logarithms, as products of thousands of ratios overflow or underflow.
     ratio = (unmet - j) * (drawn - j) / ((j + 1) * (met - drawn + j + 1))

@@ -20,7 +20,7 @@ class ScheduleStatistics(NamedTuple):
         uploads: uploads that arrive in each round.
         clients_seen: clients seen after each round.
         examples_seen: examples of the clients seen after each round.
-        classes_seen: classes of which clients seen after each round hold an example.
+        classes_seen: classes of the examples of the clients seen after each round.
         first_arrival: the round, from 0, in which each client's first upload arrives; −1 for never.
         times_drawn: how often each client is drawn.
     """
