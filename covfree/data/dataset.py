@@ -366,7 +366,7 @@ def _test_clients(clients: np.ndarray, other: dict[str, np.ndarray], path: Path)
 
 
 def held_out(labels: np.ndarray, seed: int) -> np.ndarray:
-    """Mark a random third of each class, but never a class's only example."""
+    """Mark a random third of each class, rounded down: none of a class of one or two examples."""
     rng = np.random.default_rng(seed)
     order = rng.permutation(len(labels))
     order = order[np.argsort(labels[order], kind="stable")]

@@ -97,7 +97,7 @@ def _batches(
     pool = ThreadPoolExecutor(threads, thread_name_prefix="covfree-decode")
 
     def decode(index: int, out: np.ndarray) -> None:
-        # Assignment would broadcast an input of another shape.
+        # Check the shape: assignment would broadcast an input of another one.
         if np.shape(made := how.prepare(images.read(index))) != how.shape:
             raise ValueError(f"prepared to {list(np.shape(made))}, expected {list(how.shape)}")
         out[...] = made

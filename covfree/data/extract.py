@@ -43,7 +43,7 @@ def feature_key(
     preprocessing: Preprocessing | None = None,
     dtype: str = "float32",
 ) -> dict[str, Any]:
-    """Everything that features depend on; a feature file with an equal key is reused.
+    """Return everything that features depend on; a feature file with an equal key is reused.
 
     Labels, clients and the batch size are not part of the key.
     """
@@ -54,7 +54,7 @@ def feature_key(
 def extractor_key(
     network: Backbone, weights: str, preprocessing: Preprocessing, dtype: str = "float32"
 ) -> dict[str, Any]:
-    """The part of `feature_key` that a federation's sites must share: how features are made of images."""
+    """Return the part of `feature_key` that a federation's sites must share: how images become features."""
     return {
         "backbone": network.name,
         "computed_in": network.dtype,
@@ -94,7 +94,7 @@ def extract_features(
             preprocessing, so that none may be given.
         params: the backbone's parameters; or a function that returns them, called only if they are needed; or
             the file that holds them; or ``owner/name@commit``, as in ``covfree extract --weights``. The last
-            two give SHA-256 and preprocessing of the weights themselves, so that both have the same key.
+            two also give the SHA-256 of the weights, and an address the weights' preprocessing.
         out: the file, ``.npz``.
         weights: a string that identifies the parameters, such as their file's SHA-256; None for the SHA-256
             of the parameters themselves.

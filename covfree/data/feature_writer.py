@@ -36,7 +36,7 @@ class FeatureWriter:
     """Writes a feature file piece by piece; continues where an earlier writer stopped or was killed.
 
     Attributes:
-        done: the number of examples whose features are on disk, or the reason why they have none.
+        done: the number of finished examples, which have their features, or the reason for none, on disk.
         skipped: for each of these examples without features, the reason.
 
     >>> import numpy as np, tempfile

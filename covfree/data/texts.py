@@ -121,7 +121,7 @@ def load_texts(
         raise ValueError(f"columns: expected a name of its own for each, got {names}")
     if columns and path.suffix == ".json":
         raise ValueError(f"columns: expected none for {path}, whose lists of pairs have no names")
-    # The csv module refuses fields above 131,072 characters by default.
+    # Raise the csv module's limit of 131,072 characters for a field.
     before = csv.field_size_limit(2**31 - 1)
     try:
         items = list(kinds[path.suffix](path, {given: name for name, given in names.items()}))

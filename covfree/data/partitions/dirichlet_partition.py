@@ -254,7 +254,7 @@ def dirichlet(
 
 
 def _concentration(alpha: object, num_partitions: int) -> np.ndarray:
-    """The concentration α_k of each client."""
+    """Return the concentration α_k of each client."""
     if np.ndim(alpha) == 0:  # pyright: ignore
         given = np.full(num_partitions, float(check_above_zero("alpha", alpha)))
     else:
