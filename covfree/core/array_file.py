@@ -41,7 +41,7 @@ def read_safetensors(path: Path) -> dict[str, np.ndarray]:
     except safetensors.SafetensorError as error:
         raise ValueError(f"{path}: expected a safetensors file of arrays ({error})") from error
     for name, text in texts.items():
-        # Other programs' metadata may be neither JSON nor arrays; PyTorch writes {"format": "pt"}.
+        # Skip other programs' metadata that is no JSON, such as PyTorch's {"format": "pt"}.
         with suppress(ValueError):
             arrays[name] = np.asarray(json.loads(text))
     return arrays

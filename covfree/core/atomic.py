@@ -13,7 +13,7 @@ from typing import BinaryIO
 
 try:
     import fcntl
-except ImportError:  # Windows has no locks, but it protects a file that is being written from removal
+except ImportError:  # Windows, which keeps a file that is being written from removal by itself
     fcntl = None
 
 _PREFIX, _SUFFIX = ".covfree-", ".tmp"

@@ -14,7 +14,7 @@ from covfree.core.padding import as_arrays
 from covfree.core.types import Rows, accumulation_dtype, is_traced
 
 _INT32_MAX = np.iinfo(np.int32).max
-# jax.numpy.floating includes bfloat16, which NumPy's does not.
+# Kinds of data types. They are jax.numpy's, as NumPy's floating does not include bfloat16.
 _KINDS = {
     "floats": (jnp.floating,),
     "integers": (jnp.integer,),
@@ -24,7 +24,7 @@ _KINDS = {
 # Labels look like identifiers if the largest label plus 1 exceeds the first number, and also exceeds the
 # number of distinct labels by more than the second factor.
 _MANY_CLASSES, _GAPS = 2**15, 16
-# The largest number in this many rows usually tells whether the scale is sound, without the other rows.
+# The largest number in this many rows usually shows that features do not underflow, without the others.
 _FEW = 64
 
 
@@ -137,7 +137,7 @@ def _on_host(features: Any, labels: Any, clients: Any, most: int) -> bool:
     used = labels >= 0 if clients is None else (labels >= 0) & (np.asarray(clients) >= 0)
     if (labels > most).any() or first_non_finite(features, used) is not None:
         return False
-    # A few rows show the features' scale.
+    # A few rows usually show that features do not underflow; if they do not, `check` looks at all rows.
     return bool(np.abs(np.asarray(features[:_FEW])).max(initial=0) >= _least(features))
 
 
@@ -163,7 +163,7 @@ def _sound(features: jax.Array, kept: list[jax.Array]) -> jax.Array:
 
 
 def _least(features: Any) -> float:
-    """The smallest number that does not count as 0, in the data type of the computation."""
+    """Return the smallest number that does not count as 0 in the data type of the computation."""
     return float(jnp.finfo(accumulation_dtype(_dtype(features))).tiny)
 
 

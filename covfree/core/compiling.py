@@ -21,7 +21,7 @@ _QUICK = {"xla_cpu_use_fusion_emitters": False, "xla_cpu_parallel_codegen_split_
 
 
 def quick_options() -> dict[str, bool | int]:
-    """XLA flags that shorten compilation on CPUs, except those that ``XLA_FLAGS`` sets already.
+    """Return XLA flags that shorten compilation on CPUs, except those that ``XLA_FLAGS`` sets already.
 
     XLA stops at an unknown flag, so releases of jax that may not know the flags get none.
     """

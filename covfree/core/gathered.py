@@ -67,7 +67,7 @@ def is_large(features: Any) -> TypeGuard[Features]:
 
 
 def blocks(features: Any) -> Iterator[slice]:
-    """Slices of the rows, of about 64 MiB each."""
+    """Iterate over slices of the rows, of about 64 MiB each."""
     length = len(features)
     size = max(1, _PART // max(1, features.nbytes // max(length, 1)))
     return (slice(start, min(start + size, length)) for start in range(0, length, size))

@@ -56,7 +56,7 @@ class JsonLines(Generic[Record]):
 
 
 def _sound_size(file: BinaryIO) -> int:
-    """The size up to the last newline. Under the lock, no other process is writing a line."""
+    """Return the file's size up to its last newline. The caller holds the lock, so nobody writes a line."""
     end = file.seek(0, os.SEEK_END)
     while end > 0:
         start = max(end - _BLOCK, 0)

@@ -100,7 +100,7 @@ def factorise(matrix: Float[AnyArray, "dim dim"] | Scatter) -> Factorisation:
 def _factors(
     core: Float[Array, "size size"], shift: Float[Array, ""], allowed: Bool[Array, ""]
 ) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
-    """Compute the factorisation of ``core + shift·I``, except the first field; by Cholesky if allowed."""
+    """Compute all fields of a `Factorisation` of ``core + shift·I`` but the first; by Cholesky if allowed."""
     core = core + shift * jnp.eye(core.shape[0], dtype=core.dtype)
     diagonal = jnp.diagonal(core)
     exponent = -jnp.round(0.5 * jnp.log2(jnp.where(diagonal > 0, diagonal, 1))).astype(jnp.int32)

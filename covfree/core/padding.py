@@ -136,7 +136,7 @@ def _padded(array: Any, size: int, fill: Any) -> Any:
     if isinstance(array, jax.Array):
         if next(iter(array.devices())).platform != "cpu":
             return jnp.pad(array, [(0, size - length)] + [(0, 0)] * (array.ndim - 1), constant_values=fill)
-        # NumPy pads without compiling.
+        # Pad in NumPy, which compiles nothing.
         padded = _padded(np.asarray(array), size, fill)
         return jax.device_put(padded, array.sharding) if array.committed else padded
     padded = np.empty((size, *array.shape[1:]), jax.dtypes.canonicalize_dtype(array.dtype))

@@ -43,7 +43,7 @@ class RowTypes:
         covariances = [own.covariance for own in types if own.covariance is not None]
         return cls(
             np.result_type(*(own.mean for own in types)),
-            # NumPy would promote an integer and a float type to a wider float.
+            # Promote as jax does: NumPy would widen an integer and a float type to a wider float.
             np.dtype(jnp.result_type(*(own.count for own in types))),
             np.result_type(*covariances) if covariances else None,
         )
@@ -101,7 +101,7 @@ def count_sum(count: Any) -> float:
 
 
 def double() -> AbstractContextManager[Any]:
-    """Enable float64 in a ``with`` block; the name of this setting depends on the version of jax."""
+    """Return a context manager that enables float64; its name depends on the version of jax."""
     if hasattr(jax, "enable_x64"):
         return jax.enable_x64(True)
     return importlib.import_module("jax.experimental").enable_x64()

@@ -63,7 +63,7 @@ def settled(
     limit = _CANCELLED + _GROWTH * jnp.sqrt(terms.astype(values.dtype))
     noise = limit * jnp.finfo(values.dtype).eps * size
     still = jax.lax.stop_gradient(values)
-    # NaN stays, as it compares False, and so does a sum whose size overflows. The derivative is the sum's.
+    # NaN compares False, so it stays; so does a sum whose size overflows. The derivative is that of the sum.
     within = ((jnp.abs(still).max(1, initial=0) <= noise) & jnp.isfinite(noise))[:, None]
     return values - jnp.where(within, still, 0)
 
@@ -103,7 +103,7 @@ def fold_parts(step: Callable[[Carry, Any], Carry], carry: Carry, items: Any) ->
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Table:
-    """A part of an upload that adds up like a table: the items of all clients are concatenated.
+    """A part of an upload that is not summed: the items of all clients are concatenated.
 
     Any other array is a sum: arrays of one shape are added. An upload of sums alone can be sent behind secure
     aggregation.
@@ -215,7 +215,7 @@ def weighted_means(
         more = sum((longest > long).astype(jnp.int32) for long in _LONG)
         # A loop of 0 to 2 steps compiles the pass once; two conditions would compile it twice.
         centre = jax.lax.fori_loop(0, more, lambda _, centre: mean_about(centre, *still), centre)
-    # Padding may hold NaN; then its derivative by the weight would be NaN.
+    # Set padding to 0: if it held NaN, the derivative by the weight would be NaN.
     sizes = jnp.where(group < num_groups, row_size(values).astype(dtype), 0)
     magnitude = jax.ops.segment_sum(weight.astype(dtype) * sizes, group, num_groups)
     size = magnitude / whole[:, 0] + jnp.abs(centre).max(1, initial=0)
