@@ -13,7 +13,7 @@ from covfree.statistics import gram as gram_statistics
 
 
 class Analytic(NamedTuple):
-    """What one client sends.
+    """What one client of AFL sends.
 
     Attributes:
         weight: W = C⁻¹ Xᵀ Y, with Y the one-hot labels.

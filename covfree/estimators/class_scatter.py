@@ -97,7 +97,7 @@ def row_scatter(rows: Rows, num_classes: int) -> AnyArray:
 def scatter_about(
     means: Float[Array, "groups dim"], counts: Num[Array, " groups"], gram: Float[Array, "dim dim"]
 ) -> Float[Array, "dim dim"]:
-    """F Fᵀ − Σ_g N_g μ_g μ_gᵀ: the scatter of examples about the means of their groups.
+    """Compute F Fᵀ − Σ_g N_g μ_g μ_gᵀ, the scatter of examples about the means of their groups.
 
     This needs only sums from clients. In float32 it cancels if means are large; see `fed3r`.
     """

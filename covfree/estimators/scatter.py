@@ -22,7 +22,7 @@ ScatterChoice: TypeAlias = Literal["both", "within", "between"]
 
 
 def class_weights(moments: Moments, weighting: Weighting) -> Float[Array, " classes"]:
-    """Weights w_c that make Σ_c w_c S_c estimate the within-class scatter Σ_c (N_c − 1) Σ_c.
+    """Compute weights w_c with which Σ_c w_c S_c estimates the within-class scatter Σ_c (N_c − 1) Σ_c.
 
     See `within_scatter` for the two weightings and their derivation.
     """

@@ -23,7 +23,7 @@ Statistics: TypeAlias = Callable[
 
 
 def _nothing(factor, rows, moments, class_weight):
-    """The row statistics of a rule that needs none."""
+    """Return no row statistics, for a rule that needs none."""
 
 
 @jax.tree_util.register_dataclass

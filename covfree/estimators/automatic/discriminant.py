@@ -95,7 +95,8 @@ def predicted_margins(
     unknown = 1 / jnp.maximum(count[chosen], 1)[:, None]
     strength, used, told_apart = offsets.strength, offsets.strength > 0, offsets.told_apart
     number = used.astype(values.dtype)
-    # Estimate T from the remainder, or from all rows, where each z_j is a row of covariance (λ_jρ + c)Σ.
+    # Estimate T ≈ tr(HΣ) from the remainder if it suffices (``told_apart``), else from all rows, among which
+    # each z_j has covariance (λ_jρ + c)Σ.
     rows = jnp.concatenate([number, jnp.where(offsets.unseen > 0, offsets.copies, 0)])
     reached = jnp.concatenate([strength, offsets.unseen])
     within = Freedom(

@@ -59,7 +59,7 @@ def misclassification_probability(
     variance: Float[Array, "chosen classes"],
     rival: Bool[Array, "chosen classes"],
 ) -> Float[Array, " chosen"]:
-    """Probability that an example is given to a rival class, from the Gaussian margins against each.
+    """Compute the probability that a rival class is predicted, from the Gaussian margins against each.
 
     All margins contain the same example, so they correlate: by ½ if the class means are equally far apart,
     which is assumed throughout. Given a shared standard normal g, the probability is 1 − E_g Π_j Φ(√2 m_j/s_j

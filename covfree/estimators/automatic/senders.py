@@ -13,11 +13,11 @@ from covfree.core.products import product
 from covfree.core.types import Rows
 from covfree.estimators.moments import row_clients
 
-# Sums are kept of clients with numbers below this.
+# The automatic rule keeps sums of clients with numbers below this.
 SAMPLE = 256
 # Bits of the hash that orders clients with equal counts.
 BITS = 16
-# Which client of each stretch is drawn; the sequence is evenly spread and follows no order of clients.
+# The position in each stretch, in 256ths, of the client that is drawn: evenly spread, in no order of clients.
 _DRAWN = ((np.arange(SAMPLE) * 157) % SAMPLE).astype(np.int32)
 
 
@@ -102,7 +102,7 @@ def sample_numbers(keys: Any, projected: Any, senders: Any, xp: Any) -> Any:
     share = (1 / members.astype(projected.dtype))[:, None]
     away = projected - _sums(projected, group, xp)[group] * share
     spread = _sums(abs(away), group, xp)[group] * share
-    # The columns have at least 16 bits together: with fewer than 16 columns, each has several.
+    # Cells along each column: all columns together give at least 16 bits.
     cells = 2 ** -(-BITS // away.shape[1])
     cell = xp.floor((away / xp.where(spread > 0, spread, 1) + 4) * (cells / 8))
     cell = xp.clip(xp.nan_to_num(cell), 0, cells - 1).astype(np.uint32)
