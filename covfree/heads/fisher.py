@@ -57,7 +57,7 @@ def fisher_directions(
         values, vectors = eigh((inner + inner.T) / 2)
         kept = values > jnp.maximum(rounding * values.max(), floor)
         root = jnp.where(kept, 1 / jnp.sqrt(jnp.where(kept, values, 1)), 0)
-        # In coordinates in which S_W is the identity, these are the eigenvalues of S_B.
+        # ``values`` are the eigenvalues of S_B in coordinates in which S_W is the identity.
         root = root / jnp.maximum(jnp.sqrt(jnp.where(kept, values, 0)) / apart, 1)
         found = found + product(solved, product(vectors * root[None, :], vectors.T))
         # The rounding errors of C columns add up to a length √C times larger.

@@ -15,7 +15,7 @@ Start = TypeVar("Start")
 
 
 def minimise(loss: Callable[..., jax.Array], start: Start, num_steps: int, *numbers: Any) -> Start:
-    """Minimise a loss from a start, in the start's precision. Call it under ``jit``.
+    """Minimise a loss by L-BFGS from the parameters ``start``, in their precision. Call it under ``jit``.
 
     The steps end early when no entry of the gradient is above √eps. Derivatives are those of the minimum by
     the implicit function theorem: dx = −H⁻¹ d(gradient) with the Hessian H, by conjugate gradients.

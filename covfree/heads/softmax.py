@@ -92,7 +92,7 @@ def _fit(
     class_of = jnp.where(kept, labels, 0)
     present = jax.ops.segment_sum(share, class_of, num_classes) > 0
 
-    # Padding may hold anything, including NaN.
+    # Set padding to 0: it may hold NaN.
     values = jnp.where(kept[:, None], features, 0).astype(dtype)
     # Subtract one example first: the mean of equal values is rounded, which would look like spread.
     first = values[jnp.argmax(kept)][None, :]
@@ -125,6 +125,6 @@ def _loss(
 ) -> Float[Array, ""]:
     scores = jnp.where(shown[None, :], product(values, head.weight) + head.bias[None, :], -jnp.inf)
     chosen = jnp.take_along_axis(scores, class_of[:, None], axis=1)[:, 0]
-    # An example of weight 0 may have a class that is not shown, whose score is −∞.
+    # Leave out an example of weight 0: its class may not be shown, with a score of −∞.
     each = jnp.where(share > 0, jax.nn.logsumexp(scores, axis=1) - chosen, 0)
     return jnp.sum(share * each) + 0.5 * l2 * jnp.sum(jnp.square(head.weight))

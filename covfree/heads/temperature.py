@@ -124,7 +124,7 @@ def _gaps(
     features, labels = as_examples(features, labels=labels)
     classes = jax.eval_shape(lambda x: head(x), features).shape[1]
     inside = (labels >= 0) & (labels < classes)
-    # NaN in the features of padding would make derivatives NaN.
+    # Set the features of padding to 0: NaN in them would make derivatives NaN.
     scores = head(jnp.where(inside[:, None], features, 0))
     scores = scores.astype(accumulation_dtype(scores))
     own = jnp.take_along_axis(scores, jnp.where(inside, labels, 0)[:, None], axis=1)

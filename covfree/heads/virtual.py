@@ -122,7 +122,7 @@ def _coloured(
             def one_block(carry: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
                 first, values = carry
                 block = jax.lax.dynamic_slice_in_dim(values, first, _BLOCK)
-                # The block may extend into the next row.
+                # Change only this row's samples: the block may extend into the next row's.
                 mine = (first + within < end)[:, None]
                 block = jnp.where(mine, product(block, root.T), block)
                 return first + _BLOCK, jax.lax.dynamic_update_slice_in_dim(values, block, first, 0)

@@ -107,7 +107,7 @@ def shares(outcome: Outcome, group: Any, among: Any, size: int) -> Float[Array, 
 
 
 def mean_over(values: Any, kept: Any) -> Float[Array, ""]:
-    """Return the mean over the kept examples; +∞ if a value is, NaN without examples."""
+    """Return the mean over the kept examples; +∞ if a value is +∞, NaN without examples."""
     # Sum accurately, as a plain sum of a million float32 loses digits. Add infinite terms apart, as they
     # would make the accurate sum NaN.
     infinite = kept & (values == jnp.inf)
