@@ -143,7 +143,7 @@ def _leading(
     else:
         shown = values[:number]
         rows = jnp.where(shown > 0, jnp.sqrt(jnp.where(shown > 0, shown, 1)), 0)[:, None] * leading
-    # Singular values beyond the degrees of freedom are rounding.
+    # Leave out singular values beyond the degrees of freedom: they are rounding.
     beyond = jnp.arange(len(values), dtype=degrees.dtype)
     others = jnp.where((beyond >= number) & (beyond < degrees), jnp.maximum(values, 0), 0)
     trace = others.sum()

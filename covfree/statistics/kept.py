@@ -58,7 +58,7 @@ def threshold(share: float) -> int:
 
 
 def _bits(numbers: jax.Array) -> jax.Array:
-    # −0 and 0 are the same number, but have two bit patterns.
+    # Give −0 the bits of 0, as they are the same number.
     return jax.lax.bitcast_convert_type(jnp.where(numbers == 0, 0, numbers), jnp.uint32)
 
 

@@ -23,7 +23,7 @@ CovarianceType: TypeAlias = Literal["diagonal", "spherical"]
 
 
 def check_subsets(num_subsets: int | None, subset_size: int) -> None:
-    """Raise unless the two numbers can say how classes are cut into subsets."""
+    """Raise unless the largest number of subsets and their smallest size are valid."""
     if num_subsets is not None:
         check_positive("num_subsets", num_subsets)
     check_positive("subset_size", subset_size)
@@ -63,7 +63,7 @@ def client_pairs(
         # Renumber: otherwise the number of a pair could exceed int64.
         clients = consecutive(clients)
     kept = (labels >= 0) & (clients >= 0)
-    # Sorting one number for a pair is several times faster than sorting two. A Python int cannot overflow.
+    # Sorting one number for a pair is several times faster than sorting two.
     width = int(labels.max(initial=0)) + 1
     pairs, sizes = np.unique(
         clients[kept].astype(np.int64) * width + labels[kept].astype(np.int64), return_counts=True
@@ -74,7 +74,7 @@ def client_pairs(
 def client_sizes(
     labels: Integer[np.ndarray, " examples"], clients: Integer[np.ndarray, " examples"]
 ) -> tuple[Integer[np.ndarray, " clients"], Integer[np.ndarray, " clients"]]:
-    """Count the classes and examples of each client that has any; on the host."""
+    """Count the classes and examples of each client that has examples; on the host."""
     owners, sizes = client_pairs(labels, clients)
     _, slot = np.unique(owners, return_inverse=True)
     return np.bincount(slot), np.bincount(slot, sizes).astype(int)

@@ -54,13 +54,13 @@ def _noisy(epsilon: Scalar, rows: Rows, key: PRNGKey, kind: CountNoise) -> Rows:
     draw, scale = _LAWS[kind]
     dtype = accumulation_dtype(rows.mean)
     count = jnp.asarray(rows.count)
-    # Padding stays as it is; it may hold NaN.
+    # Padding, whose count may be NaN, gets count 0.
     used = (count > 0) & (jnp.asarray(rows.label) >= 0)
     exact = jnp.where(used, count, 0).astype(dtype)
     noise = scale(exact, jnp.asarray(epsilon, dtype)) * draw(derive(key, "count noise"), count.shape, dtype)
     noisy = jnp.where(used, jnp.maximum(exact + noise, 0), 0)
     if rows.sketch is not None:
-        # The counts of residual directions are degrees of freedom, not examples of a class.
+        # Keep the counts of residual directions: they are degrees of freedom, not examples of a class.
         noisy = jnp.where(rows.sketch, count.astype(dtype), noisy)
     return replace(rows, count=noisy)
 
