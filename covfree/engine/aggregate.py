@@ -107,7 +107,7 @@ class Aggregate(Generic[H]):
 
 
 def zero(method: Method[H], *, num_classes: int) -> Aggregate[H]:
-    """Make the total of no examples.
+    """Make an empty total, to which `add` adds examples.
 
     Args:
         method: the method. Its clients must send sums over their examples, or one row for each of their

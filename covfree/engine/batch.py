@@ -206,7 +206,7 @@ def solve_message(method: Method[H], message: Message, *, num_classes: int, judg
         message = leave_out(message, num_classes=num_classes)
         count = message.rows.count
     if isinstance(count, np.ndarray):
-        # jax would silently truncate the counts to 32 bits.
+        # Convert the counts, which jax would silently truncate to 32 bits.
         message = replace(message, rows=replace(message.rows, count=summable(count, count_sum(count))))
     return solve_totals(method, *state_of_message(method, message, num_classes))
 

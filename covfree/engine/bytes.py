@@ -142,7 +142,7 @@ def of_rounds(method: Method[Any], labels: AnyArray, clients: AnyArray, dim: int
     """
     num_classes = int(np.max(labels, initial=0)) + 1
 
-    # The rounds may send a head to clients, and a head may hold all rows.
+    # Count all rows: a round may send a head to clients, and a head may hold all rows.
     sends_rows = method.message is None and not method.summary.stays
     number = method.summary.cost(np.asarray(labels), np.asarray(clients), dim).rows if sends_rows else 1
 

@@ -42,7 +42,7 @@ def identity_of(
     """List the values that must be equal for a run to be resumed, under the names that errors use."""
 
     def described(value: Any) -> str:
-        # The repr of a function contains its memory address, which differs between processes.
+        # Remove the memory addresses in the repr of functions: they differ between processes.
         return re.sub(r" at 0x[0-9a-f]+", "", repr(value))
 
     structure = jax.tree.structure(method.params)

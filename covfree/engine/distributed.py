@@ -94,7 +94,7 @@ def total(
     client = _current(client)
     threads = (os.cpu_count() or 1) if client is None else sum(client.nthreads().values())
     groups = np.array_split(np.arange(len(parts)), min(len(parts), _TASKS * max(1, threads)))
-    # With traverse=True, Dask would take the method apart.
+    # With traverse=True, Dask would take the dataclass apart in search of tasks.
     start = dask.delayed(empty, traverse=False)
     totals = [
         dask.delayed(_folded, pure=False)(start, [parts[i] for i in group], columns, read) for group in groups

@@ -115,7 +115,7 @@ def evaluate(
         ValueError: if shapes do not fit, a label is not below C or a feature is not finite.
     """
     scores = head(features)
-    # A head fitted to no class gives −∞ to all classes, and argmax would still choose class 0.
+    # If all scores are −∞ (of a head fitted to no class), argmax gives class 0: never count that as right.
     labels = as_int32("labels", labels)
     right = (scores.argmax(-1).astype(jnp.int32) == labels) & (scores.max(-1) > -jnp.inf) & (labels >= 0)
     return right.sum() / (labels >= 0).sum()

@@ -86,7 +86,7 @@ def _summarise(
     method: Method, features: Any, labels: Any, clients: Any, key: Any, sizes: tuple[int, ...]
 ) -> Rows:
     if method.feature_map is not None:
-        # Padding may hold NaN. Then the derivative of a feature map is NaN even if its output is not used.
+        # Set padding to 0: NaN in it would make a feature map's derivative NaN, though its output is unused.
         kept = (labels >= 0) & (jnp.asarray(clients) >= 0)
         features = method.feature_map(jnp.where(kept[:, None], features, jnp.zeros_like(features)))
     return method.sent(method.summary.make(features, labels, clients, sizes, key), key)

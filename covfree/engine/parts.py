@@ -31,7 +31,7 @@ def padded_rows(rows: Rows, size: int) -> Rows:
 
     def fill(leaf: Any, value: int = 0) -> np.ndarray:
         leaf = np.asarray(leaf)
-        # An unsigned type cannot hold −1.
+        # Widen an unsigned type, which cannot hold −1.
         dtype = np.promote_types(leaf.dtype, np.int8) if value < 0 else leaf.dtype
         return np.concatenate([leaf, np.full((short, *leaf.shape[1:]), value, dtype)])
 

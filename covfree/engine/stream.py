@@ -123,7 +123,7 @@ class _Reading:
                 # device.
                 rows = jax.device_put(part)
                 jax.block_until_ready(self.state.running)
-                # A single statement: an interrupt never leaves sums that disagree with the part number.
+                # Use one statement: an interrupt must not leave sums that disagree with the part number.
                 self.state = self.state._replace(
                     running=add(self.state.running, rows, self.how), part=self.state.part + 1
                 )

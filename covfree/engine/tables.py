@@ -32,7 +32,7 @@ class Layout(NamedTuple):
 
 
 class Table(NamedTuple):
-    """Rows of ``count`` examples each, with their mean and their scatter about it.
+    """Rows that each hold the mean of ``count`` examples, and their scatter about the mean.
 
     Attributes:
         client: [rows] int64; 0 if clients are not told apart.
