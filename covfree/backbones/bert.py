@@ -12,7 +12,7 @@ from covfree.backbones.sentence_files import BertSizes
 
 
 class Bert(nn.Module):
-    """The published model without its pooler; tensors have Hugging Face's names."""
+    """BERT without its pooler; parameters have the names of Hugging Face's tensors."""
 
     sizes: BertSizes
 

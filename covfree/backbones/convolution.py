@@ -34,7 +34,7 @@ def convolve(
     precision: Any = None,
     **settings: Any,
 ) -> jax.Array:
-    """Convolve images (channels last) with the arguments of Flax's calls of ``lax.conv_general_dilated``.
+    """Convolve images (channels last), in place of ``lax.conv_general_dilated`` in Flax's layers.
 
     For networks of your own, use ``nn.Conv(…, conv_general_dilated=convolve)``. Results are equal up to
     rounding. On a CPU, this is faster for groups of one channel, and for derivatives inside a loop, as in
@@ -75,7 +75,7 @@ def convolve(
             return lax.platform_dependent(x, kernel, cpu=own, default=general)
         return _dense(x, kernel, tuple(strides), pads, precision)
     if feature_group_count == channels == x.shape[-1] and np.min(pads) >= 0:
-        # Accelerators have fast kernels for depthwise convolutions.
+        # Use `_depthwise` on CPUs only: accelerators have fast kernels for depthwise convolutions.
         return lax.platform_dependent(
             x, kernel, cpu=partial(_depthwise, strides=strides, padding=pads), default=general
         )
@@ -84,9 +84,9 @@ def convolve(
 
 # The largest height · width · channels for which one product of all patches is fastest (2 to 4 times).
 _FEW = 32
-# The largest result in bytes for which this holds: for a larger one malloc takes new memory each time.
+# The largest result in bytes for which that is so: for a larger one, malloc takes new memory each time.
 _SMALL = 2**25
-# The largest window for `_maxima`, as each position adds operations; XLA's form takes larger windows.
+# The most positions in a window of `_maxima`, as each adds operations; larger windows use XLA's form.
 _MANY = 64
 _LAYOUT = ("NHWC", "HWIO", "NHWC")
 
@@ -164,7 +164,7 @@ def _pads(
 ) -> Sequence[tuple[int, int]]:
     """Return the number of positions added before and after, for each side."""
     if isinstance(padding, str):
-        # Older versions of jax return NumPy integers.
+        # Convert to int, as older versions of jax return NumPy integers.
         return [
             (int(low), int(high)) for low, high in lax.padtype_to_pads(x.shape[1:3], size, strides, padding)
         ]

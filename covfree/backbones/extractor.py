@@ -201,7 +201,7 @@ class Backbone:
         return {"prompts": jnp.asarray(prompts), "kept": None if kept is None else jnp.asarray(kept)}
 
 
-# Compiled, so that the unused features are not computed.
+# Compiled, so that XLA does not compute the network's output, which is not used.
 @functools.partial(jax.jit, static_argnums=0)
 def _drawn(network: Backbone, key: PRNGKey) -> Params:
     """Draw parameters at random."""

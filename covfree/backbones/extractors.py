@@ -16,7 +16,7 @@ from covfree.backbones.table import Preprocessing
 
 
 class Prepared(NamedTuple):
-    """How one image becomes an input, in threads that decode ahead.
+    """How one image becomes an input of an extractor; threads that decode ahead call ``prepare``.
 
     Attributes:
         prepare: a function from an image (a Pillow image or its grey levels) to an array.

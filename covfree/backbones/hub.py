@@ -19,7 +19,7 @@ _COMMIT = re.compile("[0-9a-f]{40}")
 _SHA256 = re.compile("[0-9a-f]{64}")
 # owner/name, optionally followed by @commit and :file.
 _ADDRESS = re.compile(r"([\w.-]+/[\w.-]+)(?:@([^:]+)(?::(.+))?)?")
-# Seconds to wait for the hub's answer to which commit a branch points.
+# Seconds to wait until the hub says which commit a branch points to.
 _TIMEOUT = 10.0
 
 
@@ -150,7 +150,7 @@ def _fetched(hub: Any, repository: str, commit: str, file: str) -> Path | None:
         raise _failed(repository, error) from error
     except errors.EntryNotFoundError:
         return None
-    # A lost connection raises an HTTPError, which is not an OSError in newer versions.
+    # Catch HTTPError too: a lost connection raises it, and in newer versions it is no OSError.
     except (OSError, ValueError, errors.HTTPError) as error:
         raise _failed(repository, error) from error
     # A value that is not a path is the cache's marker that the repository has no such file.
@@ -207,7 +207,7 @@ def _parsed(path: Path, source: str) -> dict[str, Any]:
 
 
 def timm_preprocessing(config: dict[str, Any], source: str) -> Preprocessing | None:
-    """Convert timm's settings to a preprocessing, as timm's ``transforms_imagenet_eval`` reads them."""
+    """Convert timm's settings as its ``transforms_imagenet_eval`` does; return None if there are none."""
     settings = config.get("pretrained_cfg")
     if not isinstance(settings, dict):
         return None

@@ -42,7 +42,7 @@ _EFFICIENTNET = (
 
 
 class Inverted(nn.Module):
-    """The network; tensors have timm's names.
+    """MobileNetV2 or EfficientNet; parameters have the names of timm's tensors.
 
     Attributes:
         style: data type, norms and padding of all layers.

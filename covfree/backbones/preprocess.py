@@ -12,7 +12,8 @@ from covfree.backbones.table import Preprocessing, Spec
 from covfree.core.optional import optional
 from covfree.core.types import AnyArray
 
-# The whole resized image is made before the crop, so limit what a damaged header can ask for.
+# The largest ratio of an image's sides: the resized image is made before the crop, and a damaged header might
+# ask for a huge one.
 _LONGEST = 1000
 
 

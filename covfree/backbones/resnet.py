@@ -12,7 +12,7 @@ from covfree.backbones.layers import Renaming, Style, pooled
 
 
 class ResNet(nn.Module):
-    """The network; in a bottleneck, the 3 × 3 convolution has the stride."""
+    """A ResNet; in a bottleneck block, the 3 × 3 convolution has the stride."""
 
     style: Style
     blocks: tuple[int, ...]

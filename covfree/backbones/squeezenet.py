@@ -28,7 +28,7 @@ _FIRES = (
 
 
 class SqueezeNet(nn.Module):
-    """The network."""
+    """SqueezeNet 1.1 without its classifier."""
 
     style: Style
 
