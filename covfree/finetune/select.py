@@ -64,7 +64,7 @@ def _client(
     by: By,
     keep: float,
 ) -> tuple[Upload, tuple[()], dict[str, Any]]:
-    """Count with the sent models, and train each on the rest of the client's examples."""
+    """Add up the sent models' results on the examples kept aside, and train each model on the others."""
     kept, count = _count(params, sent, data, by, keep)
     index = jnp.where(kept, -1, data.index)
     rest = replace(data, index=index[jnp.argsort(index < 0, stable=True)])
