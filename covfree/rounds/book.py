@@ -79,7 +79,7 @@ class Book:
     saved: int = 0
 
     def end(self, held: Held, record: dict[str, Any], due: bool = True) -> Held:
-        """Record a round: save the state if ``due``, evaluate, ask whether to stop, append to the journal."""
+        """Record a round: save the state if ``due``, evaluate, ask whether to stop, append to the history."""
         number = record["round"]
         self.records.append({**record})
         if self.folder is not None and due and number % self.save_every == self.save_every - 1:

@@ -205,7 +205,7 @@ class Simulation(NamedTuple):
             return algorithm.server(algorithm.params, state, upload), memory
 
         traced = jax.make_jaxpr(one_round)(self.algorithm, examples, state, memory, self.key)
-        # Printed functions contain memory addresses, which differ between processes.
+        # Remove the memory addresses of printed functions: they differ between processes.
         text = re.sub("0x[0-9a-f]+", "", str(traced))
         return digest([np.frombuffer(text.encode(), np.uint8), *map(np.asarray, traced.consts)])
 
