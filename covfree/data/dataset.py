@@ -25,7 +25,7 @@ Read: TypeAlias = Callable[[Path], dict[str, np.ndarray]]
 
 
 class FeatureSet(NamedTuple):
-    """Features of a frozen backbone, split in two.
+    """Features of a frozen backbone and their labels, split into a training and a test part.
 
     Attributes:
         name: the name of the set in tables.

@@ -132,8 +132,8 @@ class Found(NamedTuple):
 def scan(root: Path) -> Found:
     """List a folder and everything below it."""
     found = Found({}, [], [])
-    # Each entry: a folder, its files' prefix, and the identities of it and all folders above, to notice
-    # cycles.
+    # Folders still to be listed, each with the prefix of its files' names, and with the identities of itself
+    # and all folders above, to notice cycles.
     todo: list[tuple[str, str, tuple[tuple[int, int], ...]]] = [(str(root), "", (_identity(str(root)),))]
     while todo:
         folder, prefix, above = todo.pop()

@@ -129,7 +129,7 @@ def _prepared(library: Any, name: str, data_dir: StrPath | None) -> Any:
         builder = library.builder(name, data_dir=where)
         if not builder.info.splits:
             builder.download_and_prepare(file_format="array_record")
-    # TFDS and the libraries below it raise many kinds of errors, with messages of up to a thousand lines.
+    # Catch all errors: TFDS and its libraries raise many kinds, with messages of up to a thousand lines.
     except Exception as error:
         folder = "" if where is None else f", data_dir={where!r}"
         raise ValueError(
@@ -189,7 +189,7 @@ def _instructions(builder: Any, expression: str) -> Sequence[Any]:
     splits = builder.info.splits
     try:
         return splits[expression].file_instructions
-    # A missing split and a malformed expression raise different errors.
+    # Catch all errors: a missing split and a malformed expression raise different ones.
     except Exception as error:
         raise ValueError(
             f"{builder.info.name}: expected a split such as {sorted(splits)}, got {expression!r} "
@@ -229,7 +229,7 @@ def _parse(features: Any, records: Sequence[Any], place: int, name: str, **optio
         if missing := [column for column in features if example[column] is None]:
             raise ValueError(f"it holds no {missing[0]!r}")
         return example
-    # The readers of files and messages raise many kinds of errors.
+    # Catch all errors: the readers of files and messages raise many kinds.
     except Exception as error:
         if not is_damage(error):
             raise

@@ -212,7 +212,7 @@ def decode_image(file: StrPath | BytesIO, name: str) -> Any:
             return upright.convert("RGB")
     except pillow.UnidentifiedImageError as error:
         raise ValueError(f"{name}: is no image that Pillow can read") from error
-    # A damaged file makes Pillow raise many kinds of errors: SyntaxError, struct.error, IndexError, ...
+    # Catch all errors: a damaged file makes Pillow raise many kinds (SyntaxError, struct.error, …).
     except Exception as error:
         if not is_damage(error):
             raise
@@ -222,6 +222,6 @@ def decode_image(file: StrPath | BytesIO, name: str) -> Any:
 def is_damage(error: BaseException) -> bool:
     """Whether reading failed because of the file's content, and not of the system (such as a lost disk)."""
     if isinstance(error, OSError):
-        # With a damaged file, a reader may seek before the beginning or past the end.
+        # In a damaged file, a reader may seek before the beginning or past the end: EINVAL, EOVERFLOW.
         return error.errno in (None, errno.EINVAL, errno.EOVERFLOW)
     return not isinstance(error, MemoryError)

@@ -266,7 +266,7 @@ def _concentration(alpha: object, num_partitions: int) -> np.ndarray:
             )
         for value in given.tolist():
             check_above_zero("alpha", value)
-    # Above this bound the proportions are equal to the last bit, but NumPy's draw would overflow.
+    # Reduce larger numbers: above this bound proportions are equal to the last bit, but NumPy overflows.
     return given / max(1, given.max() / 1e100)
 
 
