@@ -40,8 +40,8 @@ def check(features: Any, labels: Any, clients: Any = None, *, num_classes: int |
         features: [examples, dim], floating point.
         labels: [examples], integers below ``num_classes`` and 2³¹; below 0 is padding (then the features may
             hold anything).
-        clients: [examples], integers of any size; below 0 is padding. None for no clients.
-        num_classes: C, or None for any number.
+        clients: [examples], integers of any size; below 0 is padding. None if there are no clients.
+        num_classes: C; None allows any number.
 
     Raises:
         TypeError: if a data type is wrong.

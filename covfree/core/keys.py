@@ -19,7 +19,7 @@ from covfree.core.types import PRNGKey
 def derive(key: PRNGKey, stream: str) -> jax.Array:
     """Derive the key of a named stream, by ``fold_in`` with a number computed from the name.
 
-    It is independent of streams with other names, and of keys that a caller makes by ``split`` or by
+    This key is independent of streams with other names, and of keys that a caller makes by ``split`` or by
     ``fold_in`` with small numbers.
 
     >>> import jax

@@ -283,7 +283,7 @@ class LinearHead:
     In the mean of several heads, a class is present if it is present in any.
 
     ``present`` holds floats, as `jax.grad` refuses boolean leaves; a bias of −∞ instead would become NaN
-    under weight decay. Its gradient is 0, so an optimiser changes it only by weight decay: equally wherever
+    under weight decay. The gradient by ``present`` is 0, so only weight decay changes it: equally wherever
     it is above 0, and not at all where it is 0. If decay takes all of it to 0 or below, absent classes are
     still recognised by their column and bias of 0, which no step changes (see `marks`). Noise on all leaves
     would change these zeros, and some code refuses scores of −∞: use `with_finite_scores` there, which has no
