@@ -202,7 +202,7 @@ def total_gram(
             regularisation and always kept.
         moments: `first_moments` of all rows.
         scatter: ``"both"`` for F Fᵀ itself; ``"within"`` without the scatter between classes, FedCOF's
-            choice; ``"between"`` without that within them.
+            choice; ``"between"`` without the scatter within classes.
 
     Returns:
         The Gram matrix; a factor if ``within`` is one and the result has fewer than dim − 1 rows.

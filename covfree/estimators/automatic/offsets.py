@@ -57,7 +57,7 @@ class Offsets(NamedTuple):
         share: p_cj, the weight of δ_j in the mean of class c.
         unseen: λ of further directions whose vectors are unknown, for clients outside the sample.
         copies: how many directions have each λ in ``unseen``; 0 if the sample is all clients.
-        noise: c.
+        noise: c, in the noise's covariance c Σ.
         degrees: degrees of freedom of the remainder, by class.
         ratio: ρ = tr Δ/tr Σ.
         free: the share of tr Σ̂ that is due to Σ, not to Δ.
