@@ -26,7 +26,7 @@ def accuracy(
     """Compute the share of the examples whose class has the largest score, in [0, 1].
 
     Args:
-        scores: a head's; −∞ for a class that it does not know.
+        scores: a head's scores; −∞ for a class that it does not know.
         labels: classes; below 0 is padding.
 
     Raises:
@@ -131,7 +131,7 @@ def calibration_error(
         labels: see `accuracy`.
         bins: M, static.
 
-    Source: Guo et al. (2017), On Calibration of Modern Neural Networks, eq. 3, with 15 bins as there.
+    Source: Guo et al. (2017), On Calibration of Modern Neural Networks, eq. 3, also with 15 bins.
 
     >>> import jax.numpy as jnp
     >>> scores = jnp.log(jnp.array([[0.9, 0.1], [0.9, 0.1]]))  # sure of 0.9, right in one of two
@@ -154,7 +154,7 @@ def client_accuracy(
     `covfree.finetune.client_accuracy` is for models that differ from client to client.
 
     Args:
-        scores: a head's; −∞ for a class that it does not know.
+        scores: a head's scores; −∞ for a class that it does not know.
         labels: classes; below 0 is padding.
         clients: the client of each example, below ``num_clients``; below 0 if it belongs to no client.
         num_clients: K, static.
