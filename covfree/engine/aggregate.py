@@ -64,7 +64,7 @@ class Aggregate(Generic[H]):
         num_classes: C.
         layout: which sums are kept.
         dtype: data type of the features, in which products are computed; None without examples.
-        rows: merged rows, one for each client and class, in that order; None without any.
+        rows: merged rows, one for each client and class, in that order; None if there are none.
         waiting: rows that are not merged yet.
         pooled: [dim, dim] float64, the scatter of examples about the means in ``rows``; None if it is 0 or
             not kept.

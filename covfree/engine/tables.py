@@ -22,7 +22,7 @@ class Layout(NamedTuple):
 
     Attributes:
         by_client: whether there is a row for each client and class, or else for each class.
-        squares: what is kept of the scatter about a row's mean; None for nothing.
+        squares: what is kept of the scatter about a row's mean; None if nothing is kept.
         pooled: whether one scatter is kept for all rows, or else one for each row.
     """
 
@@ -39,7 +39,7 @@ class Table(NamedTuple):
         label: [rows] int64.
         count: [rows] int64.
         mean: [rows, dim]; float64 once rows are merged.
-        squares: float64, Σ (f − mean)(f − mean)ᵀ of each row, or its diagonal, or its trace; None means 0.
+        squares: float64, Σ (f − mean)(f − mean)ᵀ of each row, or its diagonal, or its trace; None for 0.
     """
 
     client: np.ndarray

@@ -46,7 +46,8 @@ def through(
         params: the method's numbers.
         source: the function ``(round, numbers, sent) -> total``.
         state: the server's state before these rounds.
-        do: ``(party, work) -> result``, which must call ``work()``, e.g. to time it; None just calls it.
+        do: ``(party, work) -> result``, which must call ``work()``, e.g. to time it. By default ``work()`` is
+            called alone.
 
     Returns:
         The server's state, for `solve_totals`.
