@@ -89,10 +89,10 @@ class Backbone:
             images: the output of `preprocess`. Sizes other than the spec's need ``spec.any_size``.
             train: whether to normalise by the batch's statistics. If not, an image's features do not depend
                 on other images.
-            key: the PRNG key of dropout and stochastic depth, for training; None for neither.
+            key: the PRNG key of dropout and stochastic depth, for training; None for training without.
             prompts: additional tokens for a vision transformer's first layer, between class token and
                 patches.
-            kept: which prompts are attended to; the others are padding. None for all.
+            kept: which prompts are attended to; the others are padding. None attends to all.
 
         Returns:
             Features in the backbone's dtype.

@@ -30,8 +30,8 @@ class Weights(NamedTuple):
         path: the file, for `Backbone.load`.
         sha256: the SHA-256 of the file, computed when the file was looked up.
         source: where the file came from, such as ``timm/resnet18.tv_in1k@<commit>``.
-        preprocessing: the preprocessing that the repository specifies; None if it specifies none, and the
-            backbone's own (``spec.preprocessing``) applies.
+        preprocessing: the preprocessing that the repository specifies; None if it specifies none; then
+            the backbone's own (``spec.preprocessing``) applies.
         architecture: timm's name of the network, such as ``resnet18``; None if it is unknown.
     """
 
@@ -61,7 +61,7 @@ def hub_weights(
         revision: the full hash of a commit. A branch or a tag is refused, as it may point to other weights
             later; the error names the commit to which it points now.
         file: name in the repository; ``.safetensors``, ``.pth`` or ``.pt``.
-        sha256: the SHA-256 that the file must have, if you do not want to trust the hub; None for any.
+        sha256: the SHA-256 that the file must have, if you do not want to trust the hub; None accepts any.
 
     Returns:
         The file. Its preprocessing and architecture come from the repository's ``config.json`` in timm's

@@ -46,7 +46,7 @@ class Inverted(nn.Module):
 
     Attributes:
         style: data type, norms and padding of all layers.
-        stages: the blocks.
+        stages: the blocks, stage by stage.
         activation: ``"relu6"``, or ``"silu"``.
         attention: whether the channels are weighted by squeeze and excitation.
         dropout: rate of dropout on the features, in training.

@@ -27,12 +27,12 @@ def from_onnx(
 
     Args:
         path: a network with one input: images in float32, [n, 3, height, width] or [n, height, width, 3],
-            where n may be fixed. If the file leaves all axes open, the second axis is that of the channels.
+            where n may be fixed. If the file leaves all axes open, the second axis is the channels.
         output: the tensor that holds the features [n, d]: an output or any inner tensor, such as the one
             before the classifier. None if there is only one output.
         preprocessing: preprocessing of images; None reads ``preprocessor_config.json`` or timm's
             ``config.json`` from the file's folder.
-        threads: threads of onnxruntime; None for its own choice.
+        threads: threads of onnxruntime; None lets it choose.
 
     Returns:
         The extractor. ``weights`` is the SHA-256 of the file and of separate files with weights. ``name`` is

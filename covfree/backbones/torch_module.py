@@ -32,7 +32,8 @@ def from_torch(
             timm make it for evaluation; or a `Preprocessing`.
         output: if the module returns several parts by name, as Hugging Face's do, the part that holds the
             features: ``"pooler_output"``.
-        name: the network's name; None for the module's class. The extractor's name has ``output`` appended.
+        name: the network's name; by default that of the module's class. The extractor's name has ``output``
+            appended.
         transform_id: a text that identifies the transform. None takes ``repr(transform)``, which is enough
             for torchvision's.
 
