@@ -145,7 +145,7 @@ class Training:
         epochs: passes over the client's examples; None if ``steps`` is given.
         steps: the number of steps, however many examples the client has; None if ``epochs`` is given.
         batch_size: the number of examples in a step.
-        schedule: function from the round (from 0) to a factor of the optimiser's updates; None for 1.
+        schedule: function from the round (from 0) to a factor of the optimiser's updates; by default 1.
         own_classes: whether a client's softmax is only over the classes that it has.
         private: how a step clips each example's gradient and adds noise; None for the batch's mean gradient.
     """
