@@ -116,7 +116,7 @@ class Algorithm:
             targets of a regression.
         same_clients: whether all rounds need the same clients, as they are steps of one computation.
         report: ``(params, state) -> dict`` of numbers about the state after a round, which the history
-            records; None for no numbers.
+            records; None if there are none.
     """
 
     params: Any

@@ -23,10 +23,10 @@ class Evaluation:
     """What is measured of an algorithm's result, and when.
 
     Attributes:
-        measure: from the result to numbers that the history records, such as ``{"accuracy": 0.9}``.
+        measure: function from the result to numbers that the history records, such as ``{"accuracy": 0.9}``.
         every: rounds from one evaluation to the next; the last round is always evaluated, and so is the one
             after which the run stops.
-        best: name of a number, such as ``"accuracy"``: `Run.best` is then the result with the largest.
+        best: name of a number, such as ``"accuracy"``: `Run.best` is then the result with the largest one.
             Evaluate on validation data: a test accuracy by which a round was chosen is too high.
     """
 

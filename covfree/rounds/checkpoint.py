@@ -133,7 +133,7 @@ class Folder:
 
         Args:
             rounds: the number of rounds that the run is to have.
-            structure: from `Saved` to the pytree structure of the saved arrays.
+            structure: function from `Saved` to the pytree structure of the saved arrays.
         """
         done, args = self._manager.latest_step(), self._ocp.args
         if done is None:

@@ -39,7 +39,7 @@ class Members(NamedTuple):
     Attributes:
         client: each client's number; −1 for padding, which comes last.
         start: where in `Examples.order` the client's examples start.
-        size: the number of its examples; 0 for padding.
+        size: the number of the client's examples; 0 for padding.
         arrives: [delays], whether the upload arrives after this many rounds.
     """
 

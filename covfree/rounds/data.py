@@ -62,7 +62,7 @@ class Federation:
             labels: [examples], integers, below 0 is padding; or [examples, …] any numbers.
             clients: [examples], integers; below 0 is padding.
             whole: whether clients take all of their examples at once, see `Algorithm.whole`.
-            num_classes: C: labels must be integers below C; None for any labels.
+            num_classes: C: labels must be integers below C; None allows any labels.
 
         Raises:
             TypeError: if a data type is wrong.
