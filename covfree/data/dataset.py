@@ -38,7 +38,7 @@ class FeatureSet(NamedTuple):
         clients: [examples], the client of each training example, if the data says so.
         fixed_split: whether the data itself marks the test part, so that no seed changes it.
         test_clients: [test examples], the client of each test example, if the data says so; −1 for none.
-            Numbers are those of ``clients``; clients without training examples have the numbers after these.
+            Numbered as in ``clients``; clients without training examples have the numbers after these.
         class_names: [C], if the data names its classes.
         client_names: the names of the clients, by number, if the data has clients.
         extractor: the fingerprint of what made the features, if the file has it; `client_message` takes it.
@@ -81,8 +81,8 @@ def load(
             so is a column named ``id`` or similar that numbers the examples. Columns may also be named here:
             ``"x.parquet:features=embedding:labels=kind"``. ``is_test`` may hold the texts train and test.
         test: path of such a file with the test part, if ``dataset`` has none. Its feature columns are found
-            by name, and put in the order of ``dataset``; its other columns have the same names as there,
-            unless ``test`` names them itself, as ``dataset`` may.
+            by name, and put in the order of ``dataset``. Its other columns have the names that they have in
+            ``dataset``, unless ``test`` names them itself: ``"test.csv:labels=kind"``.
         seed: the seed that draws a third of the data as the test part, if the data marks none.
         columns: the names of ``features``, ``labels``, ``clients`` and ``is_test`` in the file, if they
             differ. For features there may be several, such as ``"age+weight"`` or ``"f*"``. With a ``.npy``

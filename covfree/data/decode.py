@@ -72,7 +72,7 @@ def decoded_batches(
     Args:
         images: the image set.
         preprocessing: how to resize and crop; the device normalises, as uint8 needs a quarter of the bytes of
-            float32 to be sent. Or what an `Extractor` prescribes.
+            float32 to be sent. Or the ``inputs`` of an `Extractor`.
         batch_size: images of a batch; the last batch is filled with zeros.
         start: index of the first image.
         on_damaged: ``"skip"`` leaves out an image that cannot be read, and says why; ``"stop"`` raises.

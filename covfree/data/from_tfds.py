@@ -34,8 +34,8 @@ def tfds(
         name: any name that TFDS knows, such as ``"cifar10"`` or ``"my_set/config:1.0.0"``.
         train: the split to train on, in TFDS's terms: ``"train"``, ``"train[:80%]"``.
         test: the split to test on. ``"auto"`` takes the first that exists of ``test``, ``validation``,
-            ``valid`` and ``val``; None takes none.
-        client_column: the feature that holds each example's client, as text or integers; None for no clients.
+            ``valid`` and ``val``; None for no test part.
+        client_column: the feature that holds each example's client, as text or integers, if any.
         image_column: the feature that holds the image.
         label_column: the feature that holds the class.
         data_dir: the folder of TFDS's data; by default TFDS's own.

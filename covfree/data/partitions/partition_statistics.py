@@ -96,7 +96,7 @@ def partition_statistics(
 ) -> PartitionStatistics:
     """Count the examples of each client and class.
 
-    Takes time and memory of order n + K + C; the table [K, C] is never made.
+    Takes a sort of n numbers, and memory of order n + K + C; the table [K, C] is never made.
 
     Args:
         labels: [n] class of each example, integers ≥ 0.
