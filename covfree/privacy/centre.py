@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float
@@ -14,6 +15,9 @@ from covfree.core.types import AnyArray, Head, LinearHead
 from covfree.heads.mapped import MappedHead
 from covfree.methods import Method
 from covfree.privacy.projection import PublicProjection
+
+# The number of rows for which a map is compiled.
+_BLOCK = 4096
 
 
 def check_centre(centre: Any) -> Float[np.ndarray, " dim"]:
@@ -47,13 +51,44 @@ def centred(
     Raises:
         ValueError: if the centre has another length than the features (mapped, if the method has a map).
     """
-    mapped = np.asarray(method.mapped(features), np.float64)
+    mapped = _mapped(method, features)
     if centre is None:
         return mapped
     expected = (features if _is_projected(method) else mapped).shape[-1]
     if len(centre) != expected:
         raise ValueError(f"centre: expected shape [{expected}] as the features have, got [{len(centre)}]")
     return mapped - _of_mapped(method, centre)
+
+
+def _mapped(
+    method: Method[Any], features: Float[AnyArray, "examples dim"]
+) -> Float[np.ndarray, "examples mapped"]:
+    """Map rows one at a time: the last bits of a product of many depend on how many there are.
+
+    Then an example's integers are a function of that example alone, as the sensitivities require. All parts
+    of the features are padded to one shape, so that one compilation maps them.
+    """
+    if method.feature_map is None:
+        return np.asarray(jnp.asarray(features), np.float64)
+    method, number = method.client_part(), len(features)
+    parts: list[np.ndarray] = []
+    for start in range(0, max(number, 1), _BLOCK):
+        rows = np.asarray(jnp.asarray(features[start : start + _BLOCK]))
+        block = np.zeros((_BLOCK, rows.shape[1]), rows.dtype)
+        block[: len(rows)] = rows
+        parts.append(np.asarray(_one_by_one(method, block, len(rows)), np.float64)[: len(rows)])
+    return np.concatenate(parts)
+
+
+@jax.jit
+def _one_by_one(method: Method[Any], block: jax.Array, rows: jax.Array) -> jax.Array:
+    like = jax.eval_shape(method.mapped, block)
+    return jax.lax.fori_loop(
+        0,
+        rows,
+        lambda row, made: made.at[row].set(method.mapped(block[row][None])[0]),
+        jnp.zeros(like.shape, like.dtype),
+    )
 
 
 def moved_back(method: Method[Any], centre: Float[np.ndarray, " dim"] | None, head: Head) -> Head:
