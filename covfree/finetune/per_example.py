@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from covfree.core.types import PRNGKey, Scalar
+from covfree.privacy.clipping import shortened
 
 
 @jax.tree_util.register_dataclass
@@ -40,22 +41,17 @@ class PerExample:
         """
         draws, noise = jax.random.split(key)
         losses, gradients = jax.vmap(value_and_gradient)(examples, jax.random.split(draws, len(weight)))
-        leaves, structure = jax.tree.flatten(gradients)
-        norm = jnp.sqrt(
-            sum(jnp.square(leaf.astype(jnp.float32)).reshape(len(weight), -1).sum(1) for leaf in leaves)
-        )
-        # Leave out gradients that are not finite, as they have no norm to clip.
-        used = (weight > 0) & jnp.isfinite(norm)
-        factor = jnp.minimum(1, jnp.asarray(self.clip, norm.dtype) / jnp.where(norm > 0, norm, 1))
+        # A gradient that is not finite becomes 0.
+        clipped = jax.vmap(shortened, (0, None))(gradients, self.clip)
 
-        def noisy(leaf: jax.Array, own: PRNGKey) -> jax.Array:
-            wide = (-1, *(1,) * (leaf.ndim - 1))
-            terms = leaf.astype(norm.dtype) * factor.reshape(wide)
-            total = jnp.where(used.reshape(wide), terms, 0).sum(0)
+        def noisy(leaf: jax.Array, terms: jax.Array, own: PRNGKey) -> jax.Array:
+            used = (weight > 0).reshape(-1, *(1,) * (leaf.ndim - 1))
+            total = jnp.where(used, terms, 0).sum(0)
             drawn = jax.random.normal(own, total.shape, total.dtype)
             return ((total + self.deviation * drawn) / len(weight)).astype(leaf.dtype)
 
+        leaves, structure = jax.tree.flatten(gradients)
         keys = jax.random.split(noise, len(leaves))
-        summed = [noisy(leaf, own) for leaf, own in zip(leaves, keys, strict=True)]
+        summed = [noisy(*each) for each in zip(leaves, jax.tree.leaves(clipped), keys, strict=True)]
         loss = jnp.where(weight > 0, losses, 0).sum() / jnp.maximum(weight.sum(), 1)
         return loss, structure.unflatten(summed)

@@ -14,6 +14,7 @@ from covfree.core.keys import derive
 from covfree.core.types import PRNGKey, Scalar
 from covfree.methods.rounds import bound
 from covfree.privacy.accounting import Promise, Release, rho_for, spent
+from covfree.privacy.clipping import shortened, toward_zero
 from covfree.rounds.adding import is_table
 from covfree.rounds.algorithm import Algorithm, ClientData, check_algorithm
 from covfree.rounds.cohort import is_finite
@@ -106,12 +107,9 @@ def _client(
         raise ValueError(
             "algorithm: expected one whose uploads are sums of floats alone, got tables or integers"
         )
-    # Leave out uploads that are not finite, as they have no norm to clip.
-    norm = jnp.sqrt(sum(jnp.square(each.astype(jnp.float32)).sum() for each in leaves))
-    factor = jnp.minimum(1, jnp.asarray(numbers.clip, jnp.float32) / jnp.where(norm > 0, norm, 1))
-    sound = jnp.isfinite(norm)
-    upload = jax.tree.map(lambda x: jnp.where(sound, x * factor.astype(x.dtype), 0), upload)
-    kept = sound & is_finite(now)
+    kept = is_finite(upload) & is_finite(now)
+    short = shortened(upload, numbers.clip)
+    upload = jax.tree.map(lambda x, made: toward_zero(made, x.dtype), upload, short)
     memory = jax.tree.map(lambda new, old: jnp.where(kept, new, old), now, memory)
     return upload, memory, finite_metrics(metrics)
 

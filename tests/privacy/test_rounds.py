@@ -7,8 +7,9 @@ import pytest
 
 import covfree
 from covfree import finetune, secure
+from covfree.finetune.per_example import PerExample
 from covfree.privacy import private_rounds, private_training, private_updates
-from covfree.rounds import ClientData, as_algorithm, run
+from covfree.rounds import Algorithm, ClientData, as_algorithm, run
 
 RNG = np.random.default_rng(0)
 LABELS, OWNERS = RNG.integers(0, 3, 1200), np.arange(1200) % 60
@@ -42,6 +43,44 @@ def test_no_upload_is_longer_than_the_clip(scale, most):
     upload, _, _ = algorithm.client(algorithm.params, sent, data, memory, jax.random.key(1))
     assert np.isfinite(norm(upload))
     assert norm(upload) <= most * (1 + 1e-6)
+
+
+def test_norms_are_bounded_where_squares_underflow_or_numbers_are_short():
+    def sent(upload, clip):
+        algorithm = Algorithm(
+            (),
+            "mean",
+            init=lambda p, k, key: ((), ()),
+            broadcast=lambda p, s: (),
+            client=lambda p, sent, data, memory, key: (upload, (), {}),
+            server=lambda p, s, total: s,
+            result=lambda p, s, memory: s,
+        )
+        made, _ = private_rounds(algorithm, epsilon=1.0, delta=1e-6, clip=clip, rounds=1)
+        found = made.client(made.params, (), None, (), jax.random.key(0))[0]
+        return {name: np.asarray(each, np.float64) for name, each in found.items()}
+
+    def gradient(upload, clip):
+        step, one = PerExample(clip, 0.0), jax.tree.map(lambda x: x[None], upload)
+        found = step(lambda x, key: (jnp.zeros(()), x), one, jnp.ones(1), jax.random.key(0))[1]
+        return {name: np.asarray(each, np.float64) for name, each in found.items()}
+
+    def length(tree):
+        return np.sqrt(sum((each**2).sum() for each in tree.values()))
+
+    small = {"a": jnp.full(10_000, 1e-19).at[0].set(2e-19), "b": jnp.full((2, 3), -1e-19)}
+    for upload, clip, least in (
+        (small, 2.1e-19, 0.999),
+        ({"a": jnp.full(4, 3e38)}, 1.0, 0.999),
+        *(({"a": jnp.full(1000, 0.3, jnp.bfloat16)}, clip, 0.99) for clip in (0.5, 1.1, 1.7, 2.0)),
+        *(({"a": jnp.full(1000, 1e-5, jnp.float16)}, clip, 0.5) for clip in (1e-5, 1e-4, 3e-4)),
+    ):
+        assert least < length(sent(upload, clip)) / clip <= 1
+        if upload["a"].dtype == jnp.float32:
+            assert least < length(gradient(upload, clip)) / clip <= 1
+    for kept in (small, {"a": jnp.full(9, 0.3, jnp.bfloat16), "b": jnp.zeros(0)}):
+        for found in (sent(kept, 1.0), gradient(kept, 1.0)):
+            jax.tree.map(np.testing.assert_array_equal, found, jax.tree.map(np.float64, kept))
 
 
 def test_noise_has_the_deviation_that_the_promise_needs():
