@@ -10,7 +10,14 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float, Integer
 
-from covfree.core.checks import check, check_above_zero, check_integer, check_positive, num_classes_of
+from covfree.core.checks import (
+    check,
+    check_above_zero,
+    check_example_structure,
+    check_integer,
+    check_positive,
+    num_classes_of,
+)
 from covfree.core.types import AnyArray, Head
 from covfree.methods import Method
 from covfree.methods.method import check_method
@@ -70,13 +77,15 @@ class Private:
         Args:
             step: 0 or 1.
             kind: ``"sums"`` in step 0; in step 1 the result of `choose`.
-            features: the client's features.
+            features: the client's features; an example that is not finite counts as zeros.
             labels: their classes; below 0 is padding.
             num_classes: C, the same for all clients: absent classes are sent too.
             random_bytes: source of the noise; use anything but `os.urandom` only for experiments.
         """
         grid = self._grid(step, kind)
-        check(features, labels, num_classes=num_classes)
+        check_example_structure(features, labels)
+        # Not the features' values: an error would tell of one example, which counts as zeros.
+        check(np.ones((len(labels), 1)), labels, num_classes=num_classes)
         plain = grid.upload(
             centred(self.method, self.centre, features),
             np.asarray(labels),
@@ -90,7 +99,8 @@ class Private:
         """Add the uploads of a step, and the noise if it is central.
 
         Raises:
-            ValueError: if fewer clients have added noise than the promise needs.
+            ValueError: if fewer clients have added noise than the promise needs; or if one upload has none
+                although each client adds it, or has some although it is central.
         """
         total = added(uploads)
         if self.promise.noise == "central":

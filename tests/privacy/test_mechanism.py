@@ -155,12 +155,41 @@ def test_far_huge_and_padded_examples():
         made.fit(far, np.abs(labels), owners)
 
 
+def test_no_example_decides_whether_a_client_uploads():
+    zeros, made = np.zeros((2, DIM), np.float32), make()
+    for value in (np.nan, np.inf, 1e-40, 0):
+        rows = np.float32([[value] * DIM, [value] * DIM])
+        for x in (rows, rows[:1], np.r_[rows, FEATURES[:2]]):
+            found = made.upload(0, "sums", x, np.zeros(len(x), int), num_classes=2)
+            expected = np.r_[zeros, FEATURES[:2]] if len(x) > 2 else zeros[: len(x)]
+            plain = made.grids[0]["sums"].upload(expected, np.zeros(len(x), int), 2)
+            np.testing.assert_array_equal(found.values, plain.values)
+    with pytest.raises(ValueError, match="labels: row 1 has label 2; expected labels below num_classes = 2"):
+        made.upload(0, "sums", zeros, np.array([0, 2]), num_classes=2)
+    with pytest.raises(ValueError, match=r"labels: expected shape \[2\]"):
+        made.upload(0, "sums", zeros, np.zeros(3, int), num_classes=2)
+
+
 def test_a_projection_becomes_the_heads_map():
     made = make(projection=5, epsilon=20.0)
     head = fitted(made)
     assert head.feature_map.num_features == 5
     assert head(FEATURES[:2]).shape == (2, CLASSES)
     assert made.upload(0, "sums", FEATURES, LABELS, num_classes=CLASSES).values.shape == (CLASSES, 7)
+
+
+def test_no_example_changes_how_another_is_projected():
+    # So fine a grid shows the last bit of each number.
+    x, y = np.random.default_rng(0).normal(size=(51, 384)).astype(np.float32), np.zeros(51, int)
+    made = make(METHODS[0], projection=128, epsilon=1e6, clip=30.0, centre=x[0])
+
+    def sent(part):
+        return made.upload(0, "sums", x[part], y[part], num_classes=1)
+
+    whole = sent(slice(0, 51)).values
+    for first in (1, 17, 50):
+        parts = sent(slice(0, first)), sent(slice(first, 51))
+        np.testing.assert_array_equal(added(parts).values, whole)
 
 
 def test_the_promise_is_kept_to_the_digit():
