@@ -348,7 +348,7 @@ def finite_numbers(value: Any, dtype: np.dtype) -> str:
 
 
 def first_non_finite(values: Any, used: np.ndarray) -> tuple[int, int] | None:
-    """Find row and column of the first number in use that is not finite in jax's version of its data type."""
+    """Return row and column of the first used number that is not finite in jax; None if all are finite."""
     values = values if isinstance(values, Gathered) else np.asarray(values)
     if values.shape[1] == 0:
         return None

@@ -171,7 +171,7 @@ def finite(head: AnyHead) -> AnyHead:
 
 
 def _all_finite(leaves: list[Any]) -> Any:
-    """Whether all numbers are finite. On CPUs NumPy computes it, without compilation; else the device."""
+    """Whether all numbers are finite. On CPUs NumPy checks, without compilation; else the device checks."""
     arrays = [leaf for leaf in leaves if isinstance(leaf, jax.Array)]
     near = all(x.is_fully_addressable and next(iter(x.devices())).platform == "cpu" for x in arrays)
     return all(np.isfinite(leaf).all() for leaf in leaves) if near else _finite_on_device(leaves)

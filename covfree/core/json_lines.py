@@ -43,7 +43,7 @@ class JsonLines(Generic[Record]):
                 raise ValueError(f"{path}: line {number}: expected {expected} ({error!r})") from error
 
     def add(self, record: Record, content: Any) -> None:
-        """Append a record as a line; ``content`` is its JSON content."""
+        """Append a record as a line of JSON, which holds ``content``."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
         line = json.dumps(content).encode() + b"\n"
         with self.path.open("a+b") as file:

@@ -63,8 +63,8 @@ def padded_size(rows: int) -> int:
     client, has half as many sizes and pads more.
 
     Another seed changes the number of client-class pairs by up to a tenth. So there are two sizes per octave
-    (224, 320, 448, …) up to 3584, and eight above. No size is a round number, as counts just below and just
-    above a round number should share a size.
+    (224, 320, 448, …) up to 3584, and eight above. No size above 80 is a round number, as counts just below
+    and just above a round number should share a size.
     """
     if rows > _LONG_TABLE:
         step = 1 << (rows - 1).bit_length() >> 4

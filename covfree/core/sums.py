@@ -31,7 +31,7 @@ _CANCELLED, _GROWTH = 16.0, 0.5
 def deviations(
     values: Float[Array, "*items dim"], mean: Float[Array, "*items dim"]
 ) -> Float[Array, "*items dim"]:
-    """Subtract the mean (of `weighted_means` or `Moments`) from values; exactly 0 within its rounding.
+    """Subtract the mean (of `weighted_means` or `Moments`); differences within its rounding become exactly 0.
 
     So equal values have no spread, and scale-free rules do not mistake their rounding for spread.
     """

@@ -338,7 +338,7 @@ def _split(
 def _numbered(clients: np.ndarray, train: np.ndarray) -> tuple[np.ndarray, tuple[str, ...]]:
     """Number clients from 0 in the order of their names, those with training examples first.
 
-    An example whose client is below 0 or ``""`` has none and gets −1. Returns the names too.
+    An example without a client (below 0, or ``""``) gets −1. Returns the numbers, and the clients' names.
     """
     named = clients >= 0 if clients.dtype.kind in "iu" else clients != np.zeros((), clients.dtype)
     numbers = np.full(len(clients), -1, np.int32)
@@ -352,7 +352,7 @@ def _numbered(clients: np.ndarray, train: np.ndarray) -> tuple[np.ndarray, tuple
 
 
 def _test_clients(clients: np.ndarray, other: dict[str, np.ndarray], path: Path) -> np.ndarray:
-    """Return the clients of a separate test file; "no client" for each example if the file has none."""
+    """Return the clients of a separate test file; the mark of no client if the file has no clients."""
     count = len(other["labels"])
     theirs = other.get("clients")
     if theirs is None:

@@ -93,8 +93,8 @@ def extract_features(
         network: the backbone, whose classifier is not used; or an `Extractor`, which has its own weights and
             preprocessing, so that none may be given.
         params: the backbone's parameters; or a function that returns them, called only if they are needed; or
-            the file that holds them; or ``owner/name@commit``, as in ``covfree extract --weights``. The last
-            two also give the SHA-256 of the weights, and an address the weights' preprocessing.
+            the file that holds them; or ``owner/name@commit``, as in ``covfree extract --weights``. With a
+            file or an address, the SHA-256 of the weights is known, with an address also their preprocessing.
         out: the file, ``.npz``.
         weights: a string that identifies the parameters, such as their file's SHA-256; None for the SHA-256
             of the parameters themselves.

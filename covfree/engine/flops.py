@@ -117,7 +117,7 @@ def training_flops(
 def call_flops(function: Callable[..., Any], *arguments: Any) -> int:
     """Count the operations of convolutions and matrix products in a call. The call is only traced.
 
-    The forward pass of a network is ``call_flops(network.apply, params, image)``, that of its gradients
+    The forward pass of a network takes ``call_flops(network.apply, params, image)``, its gradient
     ``call_flops(jax.grad(loss), params, image)``. Norms and activations are not counted. A convolution is
     counted as if padding were image. Of branches the most expensive one is counted, the body of a loop once.
 

@@ -175,7 +175,7 @@ def _class_sums(message: Message) -> tuple[Rows, jax.Array]:
 
 
 def _one_row(method: Method[Any], num_classes: int) -> Rows:
-    """Make the rows of a client with one example."""
+    """Make the rows of a client with one example, to find the shapes of uploads."""
     one = jnp.zeros((1, 2)), jnp.zeros(1, jnp.int32)
     rows = method.summary.one_client(*one, num_classes, jax.random.key(0))
     return replace(rows, client=jnp.zeros_like(rows.label))

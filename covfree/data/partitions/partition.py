@@ -27,7 +27,7 @@ def iid(labels: ArrayLike | int, num_partitions: int, *, seed: int) -> Clients:
 
     Raises:
         ValueError: an argument is out of its range.
-        TypeError: an argument is not of integers.
+        TypeError: `labels` are not integers, or a scalar is of the wrong type.
 
     >>> np.bincount(iid(1000, 3, seed=0))
     array([334, 333, 333])

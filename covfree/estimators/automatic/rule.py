@@ -34,8 +34,9 @@ def automatic() -> Shrinkage:
     With s = 1 the trace is preserved. γ raises the small eigenvalues, which an estimate from few rows makes
     too small. s sets the weight of the features against class frequencies. For each of 25 candidates γ and 5
     candidates s, the test error of linear discriminant analysis is predicted from class means and Σ̂. The
-    result is a weighted mean of the candidates. Prior weights centre on `pseudo_observations`; the more rows
-    there are, the more the predicted error counts. The formulas are in docs/derivation.md, section 10.
+    result is a weighted geometric mean of the candidates. Prior weights centre on s = 1 and on the γ of
+    `pseudo_observations`, with the variance of single examples, offsets included, for t. The more rows there
+    are, the more the predicted error counts. The formulas are in docs/derivation.md, section 10.
 
     The rule allows for client shift: each client's features may have an offset, and test examples come from
     unseen clients. If rows name their clients, the offsets are separated from the spread within clients; with
