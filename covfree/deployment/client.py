@@ -202,9 +202,10 @@ class Client(Machine):
             if step == "agree":
                 kept = self._same_came(kept, arrays)
             content = answer(step, client, self._number, arrays, words)
-        except secure.Refused as error:
-            # After a refusal take no further part in this round: nobody may probe what the site would answer.
-            self._keep(self._asked, self._answer, kept._replace(secret=b""))
+        except Exception as error:
+            # After any error take no further part in this round: nobody may probe what the site would answer.
+            if self._asked:
+                self._keep(self._asked, self._answer, self._kept._replace(secret=b""))
             raise Refused(f"{self.description.named(turn)}: {error}", SERVER) from error
         return content, kept._replace(secret=b"" if step == STEPS[-1] else client.saved())
 

@@ -46,7 +46,8 @@ class Machine:
             self._steps = PrivateSteps(made, len(description.class_names), description.dim)
         else:
             sites, most = len(description.sites), description.max_examples
-            self._steps = Steps(self._algorithm, sites, description.key(), description.example, most)
+            given = self._algorithm, sites, description.key(), description.example, most
+            self._steps = Steps(*given, private=description.private is not None)
         self._folder = Path(folder)
         self._folder.mkdir(parents=True, exist_ok=True)
         remove_abandoned(self._folder)

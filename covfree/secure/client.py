@@ -5,8 +5,9 @@ from __future__ import annotations
 import hashlib
 import json
 import secrets
-from collections.abc import Collection, Iterable
-from typing import Any
+from collections.abc import Callable, Collection, Iterable
+from functools import wraps
+from typing import Any, TypeVar, cast
 
 import numpy as np
 
@@ -19,11 +20,38 @@ from covfree.secure.words import Words, mask
 STEPS = ("advertise", "share", "mask", "agree", "unmask")
 
 
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def _step(number: int) -> Callable[[F], F]:
+    """Let a method be called once, in its order; after an error the client has ended."""
+
+    def in_order(method: F) -> F:
+        @wraps(method)
+        def step(self: Client, *arguments: Any, **named: Any) -> Any:
+            if self._step != number - 1:
+                after = STEPS[self._step - 1] if self._step else "the start"
+                ended = "" if self._seed else ", after which the client has ended"
+                raise Refused(
+                    f"{STEPS[number - 1]}: expected once, in its order; the last step was {after}{ended}"
+                )
+            self._step = number
+            try:
+                return method(self, *arguments, **named)
+            except Exception:
+                self._end()
+                raise
+
+        return cast(F, step)
+
+    return in_order
+
+
 class Client:
     """One client in one session. Call the methods in order; each step can be tried only once.
 
-    After a refusal the client takes no further step, so that nobody can probe what it would reveal. After the
-    last step it keeps no secret of the session.
+    After a refusal, or any other error, the client takes no further step, so that nobody can probe what it
+    would reveal. Then, and after the last step, it keeps no secret of the session.
 
     Args:
         session: the settings on which all parties agree.
@@ -47,20 +75,20 @@ class Client:
         self._shares: dict[int, tuple[bytes, bytes]] = {}
         self._came: list[int] = []
 
+    @_step(1)
     def advertise(self) -> Advert:
         """Step 1: make public keys for this session, signed."""
-        self._take(1)
         parts = (_public(self._sealing), _public(self._masking), hashlib.sha256(self._seed).digest())
         signature = self._identity.sign(_signed(self._session, self._number, *parts))
         return Advert(self._number, *parts, signature)
 
+    @_step(2)
     def share(self, adverts: Iterable[Advert]) -> list[Sealed]:
         """Step 2: share the client's seed and its masking key with each neighbour that advertised.
 
         Raises:
             Refused: if fewer neighbours than the threshold advertised, or an advert is duplicate or forged.
         """
-        self._take(2)
         neighbours = set(self._session.neighbours_of(self._number))
         for advert in adverts:
             if advert.sender in neighbours:
@@ -81,6 +109,7 @@ class Client:
             boxes.append(Sealed(self._number, other, box))
         return boxes
 
+    @_step(3)
     def mask(self, sealed: Iterable[Sealed], words: Words) -> Masked:
         """Step 3: mask the upload: add the own mask, and add or subtract one for each neighbour that shared.
 
@@ -97,7 +126,6 @@ class Client:
             raise ValueError(
                 f"words: expected uint64 [{self._session.size}], got {words.dtype} {words.shape}"
             )
-        self._take(3)
         for each in sealed:
             if each.receiver != self._number or each.sender not in self._adverts:
                 raise Refused(f"shares: expected those of a neighbour for this client, got {each.sender}'s")
@@ -111,6 +139,7 @@ class Client:
             total = total + pair if self._number < other else total - pair
         return Masked(self._number, total)
 
+    @_step(4)
     def agree(self, came: Collection[int]) -> Agreed:
         """Step 4: sign the list of clients whose uploads came, which the server must send equally to all.
 
@@ -120,7 +149,6 @@ class Client:
         Raises:
             Refused: if the clients are too few, or this client is not among them.
         """
-        self._take(4)
         clients = set(came)
         if self._number not in clients:
             raise Refused(f"came: expected this client, {self._number}, among them; it has sent its upload")
@@ -134,6 +162,7 @@ class Client:
         self._came = sorted(clients)
         return Agreed(self._number, self._identity.sign(self._session.came_label(clients)))
 
+    @_step(5)
     def unmask(self, agreed: Iterable[Agreed]) -> Opened:
         """Step 5: reveal shares of the seeds of clients whose uploads came, and of the others' masking keys.
 
@@ -144,7 +173,6 @@ class Client:
             Refused: if fewer than `Session.quorum` clients signed the same list as this client: then the
                 server sent others another list.
         """
-        self._take(5)
         clients = set(self._came)
         signers = set[int]()
         for own in agreed:
@@ -158,7 +186,7 @@ class Client:
             )
         seeds = {other: own for other, (own, _) in self._shares.items() if other in clients}
         keys = {other: own for other, (_, own) in self._shares.items() if other not in clients}
-        self._seed, self._shares = b"", {}
+        self._end()
         return Opened(self._number, seeds, keys)
 
     def saved(self) -> bytes:
@@ -182,11 +210,10 @@ class Client:
             client._shares[other] = bytes.fromhex(seed), bytes.fromhex(key)
         return client
 
-    def _take(self, step: int) -> None:
-        if self._step != step - 1:
-            after = STEPS[self._step - 1] if self._step else "the start"
-            raise Refused(f"{STEPS[step - 1]}: expected once, in its order; the last step was {after}")
-        self._step = step
+    def _end(self) -> None:
+        """Forget all secrets of the session, and take no further step."""
+        self._step, self._seed, self._shares = len(STEPS), b"", {}
+        self._sealing, self._masking = _private_key(), _private_key()
 
     def _need(self, count: int, what: str) -> None:
         if count < self._session.threshold:

@@ -2,15 +2,17 @@
 
 import dataclasses
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from machines import CLASSES, DIM, MORE, Machines, examples, finish
+from machines import CLASSES, DIM, MORE, Machines, assert_equal, examples, finish, padded
 
 import covfree
 from covfree import finetune
 from covfree.deployment import PrivateSums, SecureSums
 from covfree.deployment.envelope import unseal
+from covfree.deployment.steps import Steps
 from covfree.rounds import run
 
 PROMISE = PrivateSums(300.0, 1e-5, clip=6.0)
@@ -105,3 +107,17 @@ def test_training_is_private_for_sites_inside_the_masks(tmp_path):
 def test_what_promises_nothing_is_an_error(fields, why, tmp_path):
     with pytest.raises(ValueError, match=why):
         make(tmp_path, **fields)
+
+
+def test_no_error_tells_whether_a_private_site_has_examples(tmp_path):
+    """A broadcast whose training overflows is an error elsewhere; here the site answers, and forgets it."""
+    with Machines(tmp_path, "scaffold", rounds=2, extractor={}) as machines:
+        own = machines.description
+        given = own.make_algorithm(), len(own.sites), own.key(), own.example, own.max_examples
+        steps = Steps(*given)
+        state, memory = steps.start()
+        sent = jax.tree.map(lambda x: (x * 0 + 3e38).astype(x.dtype), steps.broadcast(state))
+        with pytest.raises(ValueError, match="memory: expected finite numbers"):
+            steps.upload(0, 0, sent, memory, *padded("rome"))
+        _, after = Steps(*given, private=True).upload(0, 0, sent, memory, *padded("rome"))
+        assert_equal(after, memory)

@@ -130,8 +130,15 @@ def test_a_site_answers_nobody_who_asks_for_less(tmp_path):
                 Refused, match=f"turn: expected one of the 5 of this federation, got {other!r}"
             ):
                 late.answer(lie(shown, turn=other))
+        # Any error ends a site's part, and the server's next question finds no secret.
+        shutil.copytree(tmp_path / "york", tmp_path / "york before")
         with pytest.raises(Refused, match="items: expected those of 0 rounds, got 1"):
-            late.answer(lie(shown, items=[[]]))
+            machines.client("york").answer(lie(shown, items=[[]]))
+        with pytest.raises(Refused, match="has no part in this round's sum"):
+            machines.client("york").answer(shown)
+        machines.kill("york")
+        shutil.rmtree(tmp_path / "york")
+        (tmp_path / "york before").rename(tmp_path / "york")
         about, arrays = unseal(shown, {"server": own.server})
         size = about["words"]
         for changes, why in (

@@ -134,6 +134,28 @@ def test_a_client_opens_nothing_that_would_show_its_upload():
         clients[1].mask([], UPLOADS[1] + np.uint64(1))
 
 
+def test_an_error_or_the_last_step_ends_a_client_and_its_secrets():
+    def secrets_of(client):
+        return client._sealing.private_bytes_raw(), client._masking.private_bytes_raw()
+
+    server, clients = parties()
+    refusing, before = clients[0], secrets_of(clients[0])
+    adverts = server.adverts_for(0)
+    with pytest.raises(Refused, match="expected one of client"):
+        refusing.share([*adverts, adverts[0]])
+    with pytest.raises(Refused, match="after which the client has ended"):
+        refusing.mask([], UPLOADS[0])
+    server, clients = masked(*shared(*parties()))
+    failing, last = clients[0], secrets_of(clients[0])
+    with pytest.raises(TypeError):
+        failing.agree(None)
+    with pytest.raises(Refused, match="after which the client has ended"):
+        failing.agree(server.came())
+    for client in (refusing, failing):
+        assert all(key.hex() not in client.saved().decode() for key in (*before, *last))
+    assert secure.Client.restored(session(), 0, IDENTITIES[0], failing.saved())._seed == b""
+
+
 def test_a_client_takes_shares_of_its_neighbours_in_this_session_alone():
     server, _ = shared(*parties())
     foreign, _ = shared(*parties(session("another")))
