@@ -101,7 +101,8 @@ def spent(releases: Iterable[Release | Promise], delta: float) -> float:
         ε; 0 without releases.
 
     Raises:
-        ValueError: if promises hide different things, so that the sum would hide neither.
+        ValueError: if promises hide different things, so that the sum would hide neither; or if ε is not
+            finite.
 
     >>> one = Release("class sums", rho=0.02)
     >>> round(spent([one], 1e-6), 2), round(spent([one] * 4, 1e-6), 2)
@@ -120,7 +121,11 @@ def spent(releases: Iterable[Release | Promise], delta: float) -> float:
         raise ValueError(f"releases: expected promises of one kind, got {' and '.join(sorted(hidden))}")
     if not flat:
         return 0.0
-    return _epsilon(sum(each.rho for each in flat), delta, all(each.real for each in flat))
+    rho = sum(each.rho for each in flat)
+    epsilon = _epsilon(rho, delta, all(each.real for each in flat))
+    if not math.isfinite(epsilon):
+        raise ValueError(f"releases: expected a sum of ρ whose ε is finite, got {rho:g}")
+    return epsilon
 
 
 def rho_for(epsilon: float, delta: float, *, real: bool = False) -> float:
@@ -168,5 +173,5 @@ def _epsilon(rho: float, delta: float, real: bool) -> float:
 
 def _orders(rho: float, delta: float) -> Sequence[float]:
     """Return Rényi orders near the best one, which is 1 + √(log(1/δ)/ρ) up to a factor below 2."""
-    best = math.sqrt(math.log(1 / delta) / rho)
+    best = math.sqrt(-math.log(delta) / rho)
     return [1 + best * 2 ** (step / 50) for step in range(-100, 51)]

@@ -25,6 +25,11 @@ def test_integers_cost_little_more_and_never_less_than_reals(epsilon):
     assert epsilon < integers + 2 * math.sqrt(integers * math.log(1 / DELTA))
 
 
+def test_a_delta_whose_reciprocal_is_no_float():
+    integers, reals = (spent([Release("a", 100.0, real=real)], 1e-310) for real in (False, True))
+    assert reals <= integers < 1.01 * reals
+
+
 def test_releases_compose_as_one_of_the_sum_of_their_rho():
     parts = [Release("a", 0.01), Release("b", 0.03)]
     assert spent(parts, DELTA) == pytest.approx(spent([Release("both", 0.04)], DELTA))
@@ -68,6 +73,10 @@ def test_promises_of_different_things_do_not_compose():
         (lambda: rho_for(float("nan"), DELTA), "epsilon: expected"),
         (lambda: spent([], 0.0), "delta: expected"),
         (lambda: Release("a", -1.0), "rho: expected"),
+        (
+            lambda: spent([Release("a", 1e6)], DELTA),
+            "releases: expected a sum of ρ whose ε is finite",
+        ),
     ],
 )
 def test_bad_numbers_are_named(call, message):
