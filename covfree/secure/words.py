@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float, UInt64
 
+from covfree.core.checks import check_above_zero, check_positive
 from covfree.core.optional import optional
 
 Words = UInt64[np.ndarray, " words"]
@@ -63,10 +64,8 @@ class FixedPoint:
     num_clients: int
 
     def __post_init__(self) -> None:
-        if not (math.isfinite(self.bound) and self.bound > 0):
-            raise ValueError(f"bound: expected a finite number above 0, got {self.bound}")
-        if self.num_clients < 1:
-            raise ValueError(f"num_clients: expected at least 1, got {self.num_clients}")
+        check_above_zero("bound", self.bound)
+        check_positive("num_clients", self.num_clients)
         if self.bits < 1:
             raise ValueError(
                 f"bound: expected a bound that leaves a bit for fractions, got {self.bound:g} with "

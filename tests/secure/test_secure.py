@@ -332,6 +332,9 @@ def test_the_largest_uploads_do_not_wrap():
     for bad in ({"bound": 0.0}, {"bound": np.inf}, {"bound": 2.0**60}, {"num_clients": 0}):
         with pytest.raises(ValueError, match=r"bound: |num_clients: "):
             FixedPoint(**({"bound": 1.0, "num_clients": 4} | bad))
+    for bad in ({"bound": "x"}, {"bound": 10**400}, {"num_clients": 2.5}):
+        with pytest.raises(TypeError, match=f"{next(iter(bad))}: expected"):
+            FixedPoint(**({"bound": 1.0, "num_clients": 4} | bad))
     for bad in ({"threshold": 2}, {"threshold": 6}, {"least": 1}, {"neighbours": 3}, {"neighbours": 9}):
         with pytest.raises(ValueError, match=rf"{next(iter(bad))}: expected"):
             session(**bad)
