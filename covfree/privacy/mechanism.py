@@ -116,7 +116,7 @@ class Private:
         """Choose from the first total what clients send in the second step; None for nothing."""
         if len(self.grids) == 1:
             return None
-        self._check_total(0, first)
+        self._check_total(0, first, first)
         grids = self.grids[1]
         worth = worth_a_matrix(self.method, self._known(first), grids["matrix"], first.noises)
         return "matrix" if worth else "sums"
@@ -126,7 +126,7 @@ class Private:
         if len(totals) != len(self.grids):
             raise ValueError(f"totals: expected {len(self.grids)}, one for each step, got {len(totals)}")
         for step, total in enumerate(totals):
-            self._check_total(step, total)
+            self._check_total(step, total, totals[0])
         known = self._known(totals[0])
         if len(totals) == 1:
             head = nearest_mean(self.method, known)
@@ -176,10 +176,20 @@ class Private:
             kind = self.choose(totals[0]) if len(totals) == 1 else None
         return self.head(*totals)
 
-    def _check_total(self, step: int, total: Upload) -> None:
+    def _check_total(self, step: int, total: Upload, first: Upload | None = None) -> None:
+        """Raise unless a total has enough noises, and the shape of the first's classes and features."""
         self._grid(step, total.kind)
         if total.noises < (least := self.promise.honest or 1):
             raise ValueError(f"total: expected at least {least} noises in step {step}, got {total.noises}")
+        if first is None:
+            return
+        found, shape = list(total.values.shape), list(first.values.shape)
+        if len(shape) != 2 or shape[0] < 1 or shape[1] < 3:
+            raise ValueError(f"total: expected class sums of shape [classes, dim + 2], got {shape}")
+        dim = shape[1] - 2
+        expected = shape if total.kind == "sums" else [dim * (dim + 1) // 2]
+        if found != expected:
+            raise ValueError(f"total: expected {total.kind} of shape {expected} in step {step}, got {found}")
 
     def _grid(self, step: int, kind: Kind) -> Grid:
         if not 0 <= step < len(self.grids) or kind not in self.grids[step]:

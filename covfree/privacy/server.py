@@ -72,14 +72,14 @@ class NoisySums:
         )
 
     def averaged(self, other: NoisySums) -> NoisySums:
-        """Average two releases of the same sums with equal noise."""
-        half = 0.5**0.5
+        """Average two releases of the same sums, with weights 1/σ² of their noise."""
+        share = 1 / (1 + (self.sum_deviation / other.sum_deviation) ** 2)
         return NoisySums(
-            (self.sums + other.sums) / 2,
-            (self.counts + other.counts) / 2,
-            (self.square + other.square) / 2,
-            self.sum_deviation * half,
-            self.count_deviation * half,
+            share * self.sums + (1 - share) * other.sums,
+            share * self.counts + (1 - share) * other.counts,
+            share * self.square + (1 - share) * other.square,
+            self.sum_deviation * share**0.5,
+            self.count_deviation * share**0.5,
         )
 
     @property
@@ -97,10 +97,11 @@ class NoisySums:
         """Which classes are not surely absent.
 
         A class counts as absent if its count is within 3 standard deviations of 0, provided that the noise is
-        so small that an average class exceeds 6.
+        so small that an average class exceeds 6, and that some class is present.
         """
         clear = self.num_examples / len(self.counts) > 6 * self.count_deviation
-        return self.counts > 3 * self.count_deviation if clear else np.ones(len(self.counts), bool)
+        found = self.counts > 3 * self.count_deviation
+        return found if clear and found.any() else np.ones(len(self.counts), bool)
 
     @property
     def moments(self) -> Moments:
@@ -177,18 +178,20 @@ def head_of(method: Method[Any], known: NoisySums, grid: Grid, total: Upload) ->
     is added to the regulariser. In an LDA head, noise adds −½ v_c tr Σ⁻¹ to the mean of −½ μᵀΣ⁻¹μ, which is
     subtracted. All is computed in units of the clip, in which squares of features of any scale are floats.
     """
-    head = _head_of(method, known, grid, total)
+    with np.errstate(over="ignore"):  # an error below says it
+        head = _head_of(method, known, grid, total)
     # The scores of LDA stay as they are; ridge regression keeps columns of norm 1.
     lda = method.name == "fedcgs" or _is_within_lda(method)
     part, factor = ("weight", 1 / grid.clip) if lda else ("bias", grid.clip)
-    found = np.asarray(getattr(head, part), np.float64) * factor
+    found = {name: np.asarray(getattr(head, name), np.float64) for name in ("weight", "bias")}
+    found[part] = found[part] * factor
     dtype = head.weight.dtype
-    if not (np.abs(found) <= float(jnp.finfo(dtype).max)).all():
+    if not all((np.abs(each) <= float(jnp.finfo(dtype).max)).all() for each in found.values()):
         raise ValueError(
             f"clip: expected one whose head {dtype} holds, got {grid.clip}; multiply all features, and "
             "the clip, by one number"
         )
-    return mapped(method, replace(head, **{part: jnp.asarray(found, dtype)}))
+    return mapped(method, replace(head, **{name: jnp.asarray(each, dtype) for name, each in found.items()}))
 
 
 def _head_of(method: Method[Any], known: NoisySums, grid: Grid, total: Upload) -> LinearHead:

@@ -10,6 +10,7 @@ from typing import Literal, TypeAlias
 import numpy as np
 from jaxtyping import Float, Int
 
+from covfree.core.checks import check_integer
 from covfree.privacy.accounting import Neighbours
 from covfree.privacy.clipping import bounded, clipped, on_grid
 from covfree.privacy.discrete import RandomBytes, summed_discrete_gaussians
@@ -42,8 +43,10 @@ class Upload:
     noises: int = 0
 
     def __post_init__(self) -> None:
-        if self.values.dtype != np.int64:
-            raise TypeError(f"values: expected int64, got {self.values.dtype}")
+        found = getattr(self.values, "dtype", type(self.values).__name__)
+        if found != np.int64:
+            raise TypeError(f"values: expected an array of int64, got {found}")
+        check_integer("noises", self.noises, 0)
 
     def __add__(self, other: Upload) -> Upload:
         """Add two uploads of one kind."""

@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 
 import covfree
-from covfree.privacy import private
+from covfree.privacy import Upload, private
 from covfree.privacy.mechanism import _sum_of_clients
+from covfree.privacy.server import NoisySums
 from covfree.privacy.uploads import added
 
 CLASSES, DIM, CLIENTS = 4, 6, 12
@@ -268,6 +269,44 @@ def test_extreme_epsilons_stay_within_int64(setting, epsilon):
     assert made.promise.epsilon <= epsilon
 
 
+def test_sums_of_unequal_noise_are_averaged_by_it():
+    grid = make(noise="distributed", honest=2).grids[0]["sums"]
+    sums, draws = Upload("sums", np.zeros((200, 52), np.int64)), np.random.default_rng(0).bytes
+    few, many = (NoisySums.of(grid, grid.noised(sums, noises, draws)) for noises in (2, 50))
+    for one, other in ((few, many), (many, few)):
+        both = one.averaged(other)
+        assert both.sums.std() == pytest.approx(both.sum_deviation, rel=0.03)
+        assert both.counts.std() == pytest.approx(both.count_deviation, rel=0.2)
+        assert both.sum_deviation < few.sum_deviation
+
+
+def test_no_examples_and_little_noise():
+    for method in METHODS[:2]:
+        made = make(method, epsilon=1e4)
+        totals = []
+        for step, kind in enumerate(["sums", "sums"][: len(made.grids)]):
+            one = made.upload(step, kind, FEATURES[:4], np.full(4, -1), num_classes=CLASSES)
+            totals.append(made.total(step, [one]))
+        assert made.choose(totals[0]) in (None, "sums")
+        assert np.isfinite(np.asarray(made.head(*totals)(FEATURES))).all()
+
+
+def test_totals_of_wrong_shapes_are_refused():
+    made = make(noise="distributed", honest=2)
+
+    def sums(*shape):
+        return Upload("sums", np.zeros(shape, np.int64), 2)
+
+    for shape in ((18,), (3, 2), (0, 5)):
+        for call in (made.choose, lambda first: made.head(first, first)):
+            with pytest.raises(ValueError, match=r"total: expected class sums of shape \[classes, dim"):
+                call(sums(*shape))
+    with pytest.raises(ValueError, match=r"total: expected sums of shape \[3, 6\] in step 1, got \[4, 6\]"):
+        made.head(sums(3, 6), sums(4, 6))
+    with pytest.raises(ValueError, match=r"total: expected matrix of shape \[10\] in step 1, got \[6\]"):
+        made.head(sums(3, 6), replace(sums(6), kind="matrix"))
+
+
 def test_lists_and_one_client():
     made = make(METHODS[0], epsilon=50.0)
     head = made.fit(FEATURES, LABELS, np.zeros_like(OWNERS))
@@ -299,6 +338,10 @@ def test_features_of_any_scale_have_the_head_of_the_others():
                 assert (found == LABELS).mean() > 0.8
     with pytest.raises(ValueError, match="clip: expected one whose head float32 holds, got 1e-45"):
         make(clip=1e-45, epsilon=1e9).fit(np.float32(1e-35) * FEATURES, LABELS, OWNERS)
+    # A ridge that overflows in units of the clip makes weights that are not finite.
+    for method in METHODS[2:4]:
+        with pytest.raises(ValueError, match="clip: expected one whose head float32 holds, got 1e-20"):
+            make(method, clip=1e-20, epsilon=300.0).fit(np.float32(1e-20) * FEATURES, LABELS, OWNERS)
 
 
 def test_works_with_x64():

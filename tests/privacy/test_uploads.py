@@ -158,5 +158,9 @@ def test_what_does_not_fit_is_refused():
 
 @pytest.mark.usefixtures("untyped")
 def test_floats_are_no_upload():
-    with pytest.raises(TypeError, match="values: expected int64"):
+    with pytest.raises(TypeError, match="values: expected an array of int64"):
         Upload("sums", np.zeros((2, 3)))
+    with pytest.raises(TypeError, match="values: expected an array of int64, got list"):
+        Upload("sums", [[1]])
+    with pytest.raises(TypeError, match="noises: expected an integer of at least 0, got '2'"):
+        Upload("sums", np.zeros((1, 3), np.int64), "2")
