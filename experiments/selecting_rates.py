@@ -3,8 +3,9 @@
 Run ``python experiments/selecting_rates.py [--features FILE] [--speech FOLDER] [--texts FOLDER] --out OUT``.
 Federations are those of ``student.py``. FedAvg trains FedCOF's head, whose scores are divided by the
 temperature that fits the training examples best, for 10 rounds with all clients, an epoch in each, at one of
-five rates. With `covfree.finetune.select` clients choose on a tenth of their examples, on which they do not
-train. It writes the file as it goes, goes on where it was stopped, and prints a table.
+five rates, in units of 1 over the features' mean squared norm. With `covfree.finetune.select` clients choose
+on a tenth of their examples, on which they do not train. It writes the file as it goes, goes on where it was
+stopped, and prints a table.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from student import FEDERATIONS
 import covfree
 from covfree import finetune, rounds
 
-RATES = 0.001, 0.01, 0.1, 1.0, 10.0
+RATES = 0.1, 1.0, 3.0, 10.0, 30.0  # in units of 1 over the features' mean squared norm
 COLUMNS = "FedCOF", *(f"rate {rate:g}" for rate in RATES), "chosen", "chosen, of all", "hindsight"
 
 
@@ -32,7 +33,8 @@ def measured(data: Data, clients: np.ndarray) -> dict[str, float]:
     head: Any = covfree.fit(covfree.fedcof(), *train)
     start = covfree.with_temperature(head, covfree.calibrate_temperature(head, *train[:2]))
     model = finetune.linear_model(start)
-    algorithms = [finetune.fedavg(model, rate) for rate in RATES]
+    norm = float(np.square(data.features).sum(1).mean())
+    algorithms = [finetune.fedavg(model, rate / norm) for rate in RATES]
 
     def accuracy(head: Any) -> float:
         return 100 * float(covfree.evaluate(head, data.test_features, data.test_labels))

@@ -1,4 +1,4 @@
-"""Decode images in a pool of threads, while the device computes with earlier images."""
+"""Batches of images, which a pool of threads decodes ahead while the device computes with earlier ones."""
 
 from __future__ import annotations
 
