@@ -140,22 +140,24 @@ def table(results: dict[str, dict[str, list[list[float]]]], names: list[str], ke
 
 
 def picture(results: dict[str, dict[str, list[list[float]]]], path: Path) -> None:
-    """Draw accuracy by ε: one colour a federation, solid FedCOF, dashed FedNCM."""
-    left_out = ("distributed", "centre", "examples of")
+    """Draw accuracy by ε, whole and above 86 %: one colour a federation, solid FedCOF, dashed FedNCM."""
+    left_out = ("centre", "examples of")
     chosen = {name: runs for name, runs in results.items() if not any(each in name for each in left_out)}
     with figures.style():
-        figure = figures.new_figure(figures.PAGE, 3.4)
-        figures.set_title(figure, "Caltech-101's model under differential privacy")
-        axes = figure.subplots()
-        for (name, runs), colour in zip(chosen.items(), figures.palette(len(chosen)), strict=True):
-            means = np.array([np.mean(runs[str(epsilon)], axis=0) for epsilon in EPSILONS])
-            axes.plot(EPSILONS, means[:, 1], color=colour, marker="o", label=name)
-            axes.plot(EPSILONS, means[:, 0], color=colour, linestyle="--")
-        axes.plot([], [], color="grey", marker="o", label="FedCOF")
-        axes.plot([], [], color="grey", linestyle="--", label="FedNCM")
-        axes.set(xscale="log", xlabel="ε", ylabel="accuracy in %", ylim=(0, 100))
-        axes.set_xticks(EPSILONS, [f"{epsilon:g}" for epsilon in EPSILONS])
-        axes.minorticks_off()
+        figure = figures.new_figure(figures.PAGE, 3.6)
+        figures.set_title(figure, "Caltech-101's model, K clients of n examples; solid FedCOF, dashed FedNCM")
+        for axes, limits in zip(figure.subplots(1, 2), ((0, 100), (86, 93)), strict=True):
+            for (name, runs), colour in zip(chosen.items(), figures.palette(len(chosen)), strict=True):
+                means = np.array([np.mean(runs[str(epsilon)], axis=0) for epsilon in EPSILONS])
+                axes.plot(EPSILONS, means[:, 1], color=colour, marker="o", label=name)
+                axes.plot(EPSILONS, means[:, 0], color=colour, linestyle="--")
+            without = np.mean(results[FEDERATIONS[0][0]]["none"], axis=0)
+            axes.axhline(without[1], color="grey", label="no noise")
+            axes.axhline(without[0], color="grey", linestyle="--")
+            axes.set(xscale="log", xlabel="ε", ylabel="accuracy in %", ylim=limits)
+            axes.set_title("all" if limits[0] == 0 else f"above {limits[0]} %")
+            axes.set_xticks(EPSILONS, [f"{epsilon:g}" for epsilon in EPSILONS])
+            axes.minorticks_off()
         figures.legend_below(figure, axes.get_legend_handles_labels()[0])
         figures.save_all(figure, path)
 
