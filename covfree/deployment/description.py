@@ -27,6 +27,7 @@ from covfree.protocol.messages import check_class_names
 from covfree.rounds.algorithm import Algorithm
 from covfree.rounds.from_method import as_algorithm, sends_messages
 from covfree.secure import STEPS, FixedPoint, Session, common_classes
+from covfree.secure.messages import check_enough
 from covfree.secure.words import Encoding
 
 _VERSION = 1
@@ -140,6 +141,7 @@ class Description:
         self.promise  # noqa: B018
         if self.sums is not None:
             try:
+                check_enough("sites", len(self.sites))
                 if self.sums.holders is not None and self.sums.holders > len(self.sites):
                     raise ValueError(
                         f"holders: expected at most the number of sites, {len(self.sites)}, got "

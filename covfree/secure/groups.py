@@ -34,7 +34,7 @@ def group_means(
 
     Args:
         messages: each client's message, by its number; the method must send class means, as `covfree.fedcof`.
-        size: the least number of clients in a group, at least 2.
+        size: the least number of clients in a group, at least 3.
         bound: see `FixedPoint`: the largest count of a client, or absolute value in its sums of features.
         num_classes: C.
         key: PRNG key that draws the groups.
@@ -51,7 +51,7 @@ def group_means(
     Source: covfree. A mean of means, weighted by counts, keeps the estimator unbiased by Proposition 1 of
     Goswami et al. (2024): the group counts as one client that holds all of its examples.
     """
-    check_integer("size", size, 2)
+    check_integer("size", size, 3)
     if len(messages) < size:
         raise ValueError(f"size: expected at most {len(messages)} clients, got {size}")
     order = np.asarray(jax.random.permutation(key, np.array(sorted(messages))))

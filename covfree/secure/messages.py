@@ -16,6 +16,15 @@ class Refused(ValueError):
     """A message that a client or the server rejects; the text says why."""
 
 
+def check_enough(name: str, clients: int) -> None:
+    """Raise unless a sum of so many clients' uploads hides each from the others."""
+    if clients < 3:
+        raise ValueError(
+            f"{name}: expected at least 3, as each of two learns the other's upload from the sum, "
+            f"got {clients}"
+        )
+
+
 @dataclass(frozen=True)
 class Session:
     """The settings of one secure sum, on which all parties agree beforehand.
@@ -23,7 +32,8 @@ class Session:
     Attributes:
         name: distinguishes this sum from every other: the federation, the round and the step. A client takes
             part in a session only once.
-        identities: each client's Ed25519 public key, 32 bytes, by its number.
+        identities: each client's Ed25519 public key, 32 bytes, by its number; at least three, as each of two
+            would learn the other's upload from the sum.
         size: the number of words of an upload.
         neighbours: k, the number of other clients with which each client shares masks, an even number; None
             for all.
@@ -45,7 +55,8 @@ class Session:
     def __post_init__(self) -> None:
         others, degree = len(self.identities) - 1, self.degree
         check_positive("size", self.size)
-        if not (degree == others or (2 <= degree < others and degree % 2 == 0)) or others < 1:
+        check_enough("identities", others + 1)
+        if not (degree == others or (2 <= degree < others and degree % 2 == 0)):
             raise ValueError(f"neighbours: expected an even number below {others}, or None, got {degree}")
         if not degree < 2 * self.threshold <= 2 * degree:
             raise ValueError(

@@ -21,7 +21,7 @@ from covfree.rounds.data import Federation
 from covfree.rounds.run import number_of_rounds
 from covfree.secure.client import STEPS, Client
 from covfree.secure.holders import nothing_left
-from covfree.secure.messages import Refused, Session
+from covfree.secure.messages import Refused, Session, check_enough
 from covfree.secure.server import Server
 from covfree.secure.words import Encoding, FixedPoint
 
@@ -55,7 +55,8 @@ def secure_sum(
     The steps are those of `Client` and `Server`, which separate machines would call.
 
     Args:
-        uploads: each client's upload, by its number: pytrees of one structure, with arrays that add up.
+        uploads: each client's upload, by its number: pytrees of one structure, with arrays that add up. At
+            least three, as each of two clients would learn the other's upload from the sum.
         point: how numbers are encoded as words: a `FixedPoint`, or made by `covfree.privacy.private_updates`.
         name: distinguishes this sum from others, see `Session`.
         threshold: t, see `Session`; by default the smallest number above half of a client's neighbours.
@@ -81,11 +82,9 @@ def secure_sum(
     if len(uploads) > point.num_clients:
         raise ValueError(f"point: expected one for {len(uploads)} clients, got one for {point.num_clients}")
     forms = {_form(upload) for upload in uploads.values()}
-    if len(uploads) < 2 or len(forms) != 1:
-        got = f"{len(uploads)} of {len(forms)} structures"
-        raise ValueError(
-            f"uploads: expected at least two, of one structure, shapes and data types, got {got}"
-        )
+    check_enough("uploads", len(uploads))
+    if len(forms) > 1:
+        raise ValueError(f"uploads: expected one structure, shapes and data types, got {len(forms)}")
     least = point.least if least is None else least
     if least < point.least:
         raise ValueError(f"least: expected at least {point.least} clients, as point asks for, got {least}")
@@ -171,6 +170,7 @@ def run_securely(
     data = _own_data(
         Federation.of(features, labels, clients, whole=algorithm.whole, num_classes=algorithm.num_classes)
     )
+    check_enough("clients", len(data))
     point = bound if isinstance(bound, Encoding) else FixedPoint(bound, len(data))
     if point.rounds is not None and number > point.rounds:
         raise ValueError(f"rounds: expected at most {point.rounds}, as is promised, got {number}")

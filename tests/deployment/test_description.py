@@ -15,6 +15,7 @@ from covfree.deployment import (
     Client,
     Description,
     Folder,
+    SecureSums,
     Server,
     Stopped,
     TooFew,
@@ -70,6 +71,10 @@ def test_a_file_gives_the_description_and_its_identity(description, tmp_path):
         ({"sites": {"a": "0" * 63}}, "sites: expected public keys of 64 hexadecimal digits"),
         ({"sites": {"a": "0" * 64, "b": "0" * 64}}, "sites: expected another public key for each site"),
         ({"sites": {}}, "fewest: expected at most the 0 sites"),
+        (
+            {"sites": {"a": "0" * 64, "b": "1" * 64}, "sums": SecureSums(1e6), "algorithm": "fed3r"},
+            "sums: sites: expected at least 3, as each of two learns the other's upload from the sum, got 2",
+        ),
     ],
 )
 def test_what_no_federation_can_be(description, fields, text):

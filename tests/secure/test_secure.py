@@ -316,19 +316,24 @@ def test_the_largest_uploads_do_not_wrap():
     for wrong in (np.nan, np.inf, -10.1):
         with pytest.raises(ValueError, match="upload: expected numbers of at most 10, got"):
             point.encode([1.0, wrong])
-    wide = FixedPoint(2.0**54, 2)
+    wide = FixedPoint(2.0**53, 3)
     for array in (np.full(2, 2**30, np.int32), np.full(2, 200, np.uint8), np.full(2, 6e4, np.float16)):
         with pytest.raises(ValueError, match=f"total: expected sums within {array.dtype}, got"):
-            secure.secure_sum({k: array for k in range(2)}, wide)
+            secure.secure_sum({k: array for k in range(3)}, wide)
     for array, why in ((np.ones(2, bool), "got bool"), (np.full(2, 2**53 + 1), "below 2")):
         with pytest.raises((TypeError, ValueError), match=f"upload: expected integers .*{why}"):
             wide.encode(array)
-    for uploads in ({0: np.ones(2)}, {0: np.ones(2), 1: np.ones(3)}, {0: np.ones(2), 1: np.ones(2, int)}):
-        with pytest.raises(ValueError, match="uploads: expected at least two, of one structure, shapes and"):
-            secure.secure_sum(uploads, wide)
+    for count in range(3):  # Each of two clients would learn the other's upload.
+        with pytest.raises(ValueError, match=f"uploads: expected at least 3, as each of two .*, got {count}"):
+            secure.secure_sum({k: np.ones(2) for k in range(count)}, wide)
+        with pytest.raises(ValueError, match=f"identities: expected at least 3, .*, got {count}"):
+            session(identities=dict.fromkeys(range(count), bytes(32)))
+    for last in (np.ones(3), np.ones(2, int)):
+        with pytest.raises(ValueError, match="uploads: expected one structure, shapes and data types, got 2"):
+            secure.secure_sum({0: np.ones(2), 1: np.ones(2), 2: last}, wide)
     for leaves in ({7: "mask"}, {0: "sleep"}):
         with pytest.raises(ValueError, match="leaves: expected clients' steps"):
-            secure.secure_sum({0: numbers, 1: numbers}, point, leaves=leaves)
+            secure.secure_sum(dict.fromkeys(range(3), numbers), point, leaves=leaves)
     for bad in ({"bound": 0.0}, {"bound": np.inf}, {"bound": 2.0**60}, {"num_clients": 0}):
         with pytest.raises(ValueError, match=r"bound: |num_clients: "):
             FixedPoint(**({"bound": 1.0, "num_clients": 4} | bad))
@@ -368,8 +373,8 @@ def test_algorithms_give_what_they_give_without_masks():
     for wrong in ((LABELS + 5, CLIENTS), (LABELS[:-1], CLIENTS), (LABELS, np.full(80, -1))):
         with pytest.raises(ValueError, match=r"labels|clients"):
             secure.run_securely(*some, *wrong, 1e6, key=jax.random.key(0))
-    with pytest.raises(ValueError, match="uploads: expected at least two"):
-        secure.run_securely(*some, LABELS, np.zeros(80, int), 1e6, key=jax.random.key(0))
+    with pytest.raises(ValueError, match=r"clients: expected at least 3, .*, got 2"):
+        secure.run_securely(*some, LABELS, CLIENTS % 2, 1e6, key=jax.random.key(0))
     rows = as_algorithm(covfree.fedcof(0.1), num_classes=3)
     with pytest.raises(ValueError, match="expected uploads that are sums"):
         secure.run_securely(rows, FEATURES, LABELS, CLIENTS, 1e6, key=jax.random.key(0))
@@ -404,16 +409,17 @@ def test_classes_of_few_clients_are_left_out_of_sums():
 
 
 def test_means_of_groups_are_those_of_clients_that_hold_a_group_s_examples():
+    clients = np.arange(80) % 6
     messages = {
         k: covfree.client_message(
-            covfree.fedcof(), FEATURES[k == CLIENTS], LABELS[k == CLIENTS], num_classes=4
+            covfree.fedcof(), FEATURES[k == clients], LABELS[k == clients], num_classes=4
         )
-        for k in range(4)
+        for k in range(6)
     }
-    message = secure.group_means(messages, 2, 1e4, num_classes=4, key=jax.random.key(0))
-    order = jax.random.permutation(jax.random.key(0), np.arange(4))
-    group_of = np.argsort(np.asarray(order)) // 2
-    expected = covfree.summarise(covfree.fedcof(), FEATURES, LABELS, group_of[CLIENTS])
+    message = secure.group_means(messages, 3, 1e4, num_classes=4, key=jax.random.key(0))
+    order = jax.random.permutation(jax.random.key(0), np.arange(6))
+    group_of = np.argsort(np.asarray(order)) // 3
+    expected = covfree.summarise(covfree.fedcof(), FEATURES, LABELS, group_of[clients])
     for rows in (message.rows, expected):
         assert set(zip(rows.client.tolist(), rows.label.tolist(), strict=True)) >= {(0, 0), (1, 2)}
 
@@ -425,12 +431,12 @@ def test_means_of_groups_are_those_of_clients_that_hold_a_group_s_examples():
     for name in ("mean", "count", "label", "client"):
         one, other = (np.asarray(getattr(rows, name))[key(rows)] for rows in (found, wanted))
         np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
-    with pytest.raises(ValueError, match="size: expected at most 4 clients, got 5"):
-        secure.group_means(messages, 5, 1e4, num_classes=4, key=jax.random.key(0))
+    with pytest.raises(ValueError, match="size: expected at most 6 clients, got 7"):
+        secure.group_means(messages, 7, 1e4, num_classes=4, key=jax.random.key(0))
     with pytest.raises(ValueError, match="size: expected an integer"):
-        secure.group_means(messages, 1, 1e4, num_classes=4, key=jax.random.key(0))
+        secure.group_means(messages, 2, 1e4, num_classes=4, key=jax.random.key(0))
     with pytest.raises(ValueError, match="messages: expected labels below num_classes=2, got 2"):
-        secure.group_means(messages, 2, 1e4, num_classes=2, key=jax.random.key(0))
+        secure.group_means(messages, 3, 1e4, num_classes=2, key=jax.random.key(0))
     gram = {0: covfree.client_message(covfree.fed3r(), FEATURES, LABELS, num_classes=4)}
     with pytest.raises(ValueError, match="expected class means and counts alone"):
-        secure.group_means({**messages, **gram}, 2, 1e4, num_classes=4, key=jax.random.key(0))
+        secure.group_means({**messages, **gram}, 3, 1e4, num_classes=4, key=jax.random.key(0))
