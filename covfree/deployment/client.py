@@ -118,7 +118,7 @@ class Client(Machine):
                 is over, has expired, or says that the server left this site out; the text names the reason.
         """
         about, arrays = self._read(data, "ask")
-        turn, expires = about["turn"], about["expires"]
+        turn, expires = about.get("turn"), about["expires"]
         if (reason := about["left_out"].get(self.site)) is not None:
             raise Refused(f"left out by the server: {reason}", SERVER)
         if type(turn) is not int or not 0 <= turn < self._turns:
@@ -163,7 +163,10 @@ class Client(Machine):
         # A server that sent the state of an earlier round again would learn that round's statistics twice.
         if len(about["items"]) != number:
             raise Refused(f"items: expected those of {number} rounds, got {len(about['items'])}", SERVER)
-        state = self._steps.skeleton(about["items"])
+        try:
+            state = self._steps.skeleton(about["items"])
+        except ValueError as error:
+            raise Refused(f"items: {error}", SERVER) from error
         sent = unflattened(self._steps.sent_form(state), arrays, "sent")
         own, after = self._steps.upload(self._number, number, sent, before, self._features, self._labels)
         return own, old._replace(before=before, after=after, turn=turn)
@@ -258,7 +261,36 @@ class Client(Machine):
         check_federation(about, about.get("agreed"), own)
         if about.get("kind") != kind:
             raise Refused(f"kind: expected {kind!r}, got {about.get('kind')!r}", SERVER)
+        self._check_fields(opened, kind)
         return opened
+
+    def _check_fields(self, opened: Opened, kind: str) -> None:
+        """Raise unless what a signed message says has the types that a server's has; a server may lie."""
+        about, number = opened.about, (int, float)
+        most = self.description.max_examples * len(self.description.sites)
+
+        def rows(found: Any) -> bool:
+            return isinstance(found, list) and all(type(n) is int and 0 <= n <= most for n in found)
+
+        wanted: dict[str, tuple[str, Callable[[Any], bool]]] = {
+            "expires": (
+                "seconds or None",
+                lambda x: x is None or (type(x) in number and -1e15 < x < 1e15),
+            ),
+            "left_out": ("reasons by site", lambda x: isinstance(x, dict)),
+            "nonce": ("text", lambda x: isinstance(x, str)),
+            "items": (
+                f"at most {self._turns} lists of at most {most} rows",
+                lambda x: isinstance(x, list) and len(x) <= self._turns and all(map(rows, x)),
+            ),
+        }
+        if kind == "end":
+            wanted = {"stopped": ("a reason or None", lambda x: x is None or isinstance(x, str))}
+            if "file" not in opened.arrays:
+                raise Refused("file: expected the head's, got none", SERVER)
+        for name, (what, fits) in wanted.items():
+            if name not in about or not fits(about[name]):
+                raise Refused(f"{name}: expected {what}, got {str(about.get(name))[:80]!r}", SERVER)
 
     def _load(self) -> None:
         """Load what an earlier process left."""

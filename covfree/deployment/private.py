@@ -157,6 +157,8 @@ class PrivateSteps:
         self, number: int, turn: int, sent: Any, memory: Any, features: np.ndarray, labels: np.ndarray
     ) -> tuple[Upload, Any]:
         """Compute a site's upload, with its share of the noise; see `covfree.privacy.Private.upload`."""
+        if not 0 <= int(sent) < len(_KINDS):
+            raise ValueError(f"kind: expected one of 0 to {len(_KINDS) - 1}, got {int(sent)}")
         kind = _KINDS[int(sent)]
         own = self.made.upload(turn, kind, features, labels, num_classes=self._classes)
         return Upload(number, 0, [own.values, np.asarray(own.noises, np.int64)], []), memory

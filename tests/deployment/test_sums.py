@@ -144,6 +144,14 @@ def test_a_site_answers_nobody_who_asks_for_less(tmp_path):
         for changes, why in (
             ({"words": 0}, "words: expected the number"),
             ({"words": "many"}, "words: expected the number"),
+            ({"turn": None}, "turn: expected one of the 5"),
+            ({"expires": "soon"}, "expires: expected seconds or None, got 'soon'"),
+            ({"expires": -(10**400)}, "expires: expected seconds or None, got '-1000"),
+            ({"left_out": ["rome"]}, "left_out: expected reasons by site"),
+            ({"nonce": 3}, "nonce: expected text, got '3'"),
+            ({"items": None}, "items: expected at most 5 lists of at most 320 rows, got 'None'"),
+            ({"items": [[10**15]]}, "items: expected at most 5 lists of at most 320 rows"),
+            ({"items": [["x"]]}, "items: expected at most 5 lists of at most 320 rows"),
         ):
             with pytest.raises(Refused, match=why):
                 rome.answer(lie(shown, **changes))
