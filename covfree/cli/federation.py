@@ -108,7 +108,8 @@ def new_command(
     sums: Annotated[
         str | None,
         typer.Option(
-            help="Hide uploads in sums, of numbers of at most so much: bound=1e7:holders=3:neighbours=40."
+            help="Hide uploads in sums, of numbers of at most so much: "
+            "bound=1e7:holders=3:threshold=8:neighbours=10; docs/secure-sums.md."
         ),
     ] = None,
     private: Annotated[

@@ -136,11 +136,12 @@ class Sums:
 
     def too_few(self, step: str, sites: Collection[int]) -> str:
         """Say how many answers are expected instead of these; empty if the sum can still be computed."""
-        own = self.session
-        if len(sites) < own.least:
-            return f"answers of {own.least} sites at least, got {len(sites)}"
-        if step in STEPS[2:] and len(sites) < own.quorum:
-            return f"answers of {own.quorum} sites at least, which are to agree on the sum, got {len(sites)}"
+        own, needed = self.session, self.session.least
+        # If all sites share masks, the quorum is t + 1: each site and t neighbours.
+        if step in STEPS[2:] or own.degree == len(own.identities) - 1:
+            needed = max(needed, own.quorum)
+        if len(sites) < needed:
+            return f"answers of {needed} sites at least, got {len(sites)}"
         masked = list(sites)
         if step in STEPS[2:]:
             came = sites if step == "mask" else self._server.came()
@@ -149,7 +150,8 @@ class Sums:
             tied = [site for site in left if set(own.neighbours_of(site)).intersection(came)]
             masked = [*came, *tied]
         short = [self._names[site] for site in own.lacking(masked, sites)]
-        return f"answers of {own.threshold} neighbours of {', '.join(short)}" if short else ""
+        neighbours = f"{own.threshold} of the {own.degree} sites that share masks with"
+        return f"answers of {neighbours} each of {', '.join(short)}" if short else ""
 
     def total(self) -> Words:
         """Return the sum of the words of all uploads that came; see `covfree.secure.Server.total`."""

@@ -1,6 +1,7 @@
 """Secure sums between machines: bit for bit that of integers, through kills and with sites that leave."""
 
 import gc
+import re
 import shutil
 
 import numpy as np
@@ -10,6 +11,7 @@ from machines import MORE, Machines, assert_equal, check_kills, finish, padded
 from covfree.deployment import Description, Folder, Refused, SecureSums, TooFew, serve
 from covfree.deployment.envelope import seal, unseal
 from covfree.deployment.steps import Steps
+from covfree.deployment.sums import Sums
 from covfree.rounds.adding import Parts
 from covfree.secure import STEPS
 
@@ -211,7 +213,7 @@ def test_too_few_is_named_and_the_step_is_opened_again(tmp_path):
         asked = server.open()
         for site in ("rome", "oslo"):
             server.take(clients[site].answer(asked))
-        with pytest.raises(TooFew, match="round 1 of 1, step mask: expected answers of 3 sites at least"):
+        with pytest.raises(TooFew, match="round 1 of 1, step mask: expected answers of 4 sites at least"):
             server.close()
         machines.now.seconds += 61
         again = server.open()
@@ -222,6 +224,17 @@ def test_too_few_is_named_and_the_step_is_opened_again(tmp_path):
         step(server, clients)
         step(server, clients)
         assert_equal(server.result, of_integers(machines.description, [list(MORE)]))
+
+
+def test_too_few_says_how_many_are_enough():
+    keys = [bytes([number] * 32).hex() for number in range(6)]
+    whole = Sums(SecureSums(1.0).session("a", keys, 1, 3), "abcdef")
+    # Each of them needs three others, also before anything is masked.
+    assert whole.too_few("advertise", range(3)) == "answers of 4 sites at least, got 3"
+    assert whole.too_few("advertise", range(4)) == ""
+    sparse = Sums(SecureSums(1.0, neighbours=4).session("a", keys, 1, 3), "abcdef")
+    found = sparse.too_few("advertise", range(3))
+    assert re.fullmatch("answers of 3 of the 4 sites that share masks with each of [a-f, ]+", found)
 
 
 def test_an_announcement_without_a_class_ends_the_federation(tmp_path):
