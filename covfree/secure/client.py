@@ -273,6 +273,16 @@ def check_advert(session: Session, advert: Advert) -> None:
         raise Refused(f"advert: the signature of client {advert.sender} is wrong")
 
 
+def check_exchange(session: Session, advert: Advert) -> None:
+    """Raise unless others can make keys with an advert's; a key of small order would stop all of them.
+
+    Raises:
+        Refused: if they cannot.
+    """
+    for public in (advert.sealing, advert.masking):
+        pair_key(session, "check", _private_key(), public, advert.sender, advert.sender)
+
+
 def signed_came(session: Session, came: Collection[int], agreed: Agreed) -> bool:
     """Whether the signature confirms ``came``, the list of clients whose uploads came."""
     content = session.came_label(came)

@@ -10,7 +10,7 @@ import numpy as np
 
 from covfree.core.optional import optional
 from covfree.secure import shamir
-from covfree.secure.client import check_advert, pair_key, signed_came
+from covfree.secure.client import check_advert, check_exchange, pair_key, signed_came
 from covfree.secure.messages import Advert, Agreed, Masked, Opened, Refused, Sealed, Session
 from covfree.secure.words import Words, mask
 
@@ -37,6 +37,7 @@ class Server:
     def take_advert(self, advert: Advert) -> None:
         """Step 1: take a client's public keys."""
         check_advert(self._session, advert)
+        check_exchange(self._session, advert)
         self._once(advert.sender, self._adverts)
         self._adverts[advert.sender] = advert
 

@@ -88,6 +88,11 @@ def secure_sum(
     least = point.least if least is None else least
     if least < point.least:
         raise ValueError(f"least: expected at least {point.least} clients, as point asks for, got {least}")
+    if neighbours is not None and point.least > 2:
+        raise ValueError(
+            "neighbours: expected None, as only clients that all share masks with each other are sure that "
+            f"no sum of fewer than {point.least} is opened, got {neighbours}"
+        )
     words = {client: point.encode(upload) for client, upload in uploads.items()}
     for client, step in (leaves or {}).items():
         if client not in uploads or step not in STEPS:

@@ -10,6 +10,7 @@ from covfree import finetune, secure
 from covfree.finetune.per_example import PerExample
 from covfree.privacy import private_rounds, private_training, private_updates
 from covfree.rounds import Algorithm, ClientData, as_algorithm, run
+from covfree.secure import secure_sum
 
 RNG = np.random.default_rng(0)
 LABELS, OWNERS = RNG.integers(0, 3, 1200), np.arange(1200) % 60
@@ -152,6 +153,12 @@ def test_clients_noise_adds_up_to_the_server_s():
         # Integers cost 7 % of ε, which the deviation follows.
         assert 0.97 < noise.std() / (times * central) < 1.12
         assert abs(noise.mean()) < 4.5 * noise.std() / np.sqrt(noise.size)
+
+
+def test_noise_that_is_counted_on_needs_masks_with_all():
+    uploads = {client: np.zeros(3, np.float32) for client in range(10)}
+    with pytest.raises(ValueError, match=r"neighbours: expected None, .* fewer than 6 is opened, got 4"):
+        secure_sum(uploads, updates(honest=6, num_clients=10), neighbours=4)
 
 
 def test_integers_are_as_long_as_the_grid_allows_and_no_longer():

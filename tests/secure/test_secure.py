@@ -3,6 +3,7 @@
 import hashlib
 import hmac
 from itertools import combinations, combinations_with_replacement
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -189,6 +190,12 @@ def test_keys_are_those_of_the_session_s_clients():
             secure.Server(session()).take_advert(wrong)
         clients[0] = secure.Client(session(), 0, IDENTITIES[0])
         clients[0].advertise()
+    # A key with which nobody can make a secret is signed well, but would stop all who use it.
+    null = secure.Client(session(), 1, IDENTITIES[1])
+    public = SimpleNamespace(public_bytes_raw=lambda: bytes(32))
+    null._masking = SimpleNamespace(public_key=lambda: public)
+    with pytest.raises(Refused, match="have no secret in common"):
+        secure.Server(session()).take_advert(null.advertise())
     with pytest.raises(Refused, match="got two"):
         clients[0].share([adverts[0], *adverts])
     with pytest.raises(Refused, match="at least 3 neighbours that advertised, got 2"):
