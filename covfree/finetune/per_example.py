@@ -9,8 +9,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from covfree.core.norms import shortened
 from covfree.core.types import PRNGKey, Scalar
-from covfree.privacy.clipping import shortened
 
 
 @jax.tree_util.register_dataclass

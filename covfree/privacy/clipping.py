@@ -2,14 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-import jax
-import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float, Int
-
-from covfree.core.types import Scalar
 
 
 def clipped(vectors: Float[np.ndarray, "rows dim"], clip: float) -> Float[np.ndarray, "rows dim"]:
@@ -52,35 +46,3 @@ def bounded(integers: Int[np.ndarray, "rows dim"], bound: int) -> Int[np.ndarray
     if not (norm <= bound * (1 + 1e-12)).all():
         raise ArithmeticError(f"integers: expected a norm of at most {bound}, got {norm.max()}")
     return integers
-
-
-def shortened(tree: Any, clip: Scalar) -> Any:
-    """Scale a pytree of floats, as one vector, down to norm ``clip`` if its norm is above; traced.
-
-    It is `clipped` for traced arrays, without the division: all 0 if a number is not finite. The result is at
-    least in float32; `toward_zero` rounds it to another data type.
-    """
-    leaves, structure = jax.tree.flatten(tree)
-    dtype = jnp.result_type(jnp.float32, *leaves)
-    leaves = [leaf.astype(dtype) for leaf in leaves]
-    size = jnp.stack([jnp.zeros((), dtype), *(jnp.abs(leaf).max(initial=0) for leaf in leaves)]).max()
-    # Arithmetic takes subnormal numbers for 0, also as reciprocals of huge ones.
-    tiny = jnp.finfo(dtype).tiny
-    sound = jnp.isfinite(size) & (size >= tiny)
-    scale = jnp.where(sound, jnp.minimum(size, 1 / tiny), 1)
-    parts = [jnp.where(sound, leaf, 0) / scale for leaf in leaves]
-    norm = jnp.maximum(jnp.sqrt(sum(jnp.square(part).sum() for part in parts)), 1)
-    # Sums of squares are off by some last bits.
-    most = jnp.asarray(clip, dtype) * (1 - 1e-6) / norm
-    made = [
-        jnp.where(sound & (scale <= most), leaf, part * most)
-        for leaf, part in zip(leaves, parts, strict=True)
-    ]
-    return structure.unflatten(made)
-
-
-def toward_zero(values: jax.Array, dtype: Any) -> jax.Array:
-    """Convert to another float type without making a number larger."""
-    made = values.astype(dtype)
-    larger = jnp.abs(made.astype(values.dtype)) > jnp.abs(values)
-    return jnp.where(larger, jnp.nextafter(made, jnp.zeros_like(made)), made)

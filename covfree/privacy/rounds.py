@@ -11,10 +11,10 @@ import jax.numpy as jnp
 
 from covfree.core.checks import check_above_zero, check_positive
 from covfree.core.keys import derive
+from covfree.core.norms import shortened, toward_zero
 from covfree.core.types import PRNGKey, Scalar
 from covfree.methods.rounds import bound
 from covfree.privacy.accounting import Promise, Release, rho_for, spent
-from covfree.privacy.clipping import shortened, toward_zero
 from covfree.rounds.adding import is_table
 from covfree.rounds.algorithm import Algorithm, ClientData, check_algorithm
 from covfree.rounds.cohort import is_finite

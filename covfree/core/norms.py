@@ -1,0 +1,44 @@
+"""Norms that neither underflow nor overflow, and vectors scaled down to one."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from covfree.core.types import Scalar
+
+
+def shortened(tree: Any, clip: Scalar) -> Any:
+    """Scale a pytree of floats, as one vector, down to norm ``clip`` if its norm is above; traced.
+
+    All becomes 0 if a number is not finite. The largest number is taken out before squares are summed, so
+    that they neither overflow nor vanish. The result is at least in float32; `toward_zero` rounds it to
+    another data type.
+    """
+    leaves, structure = jax.tree.flatten(tree)
+    wide = any(leaf.dtype == jnp.float64 for leaf in leaves)
+    dtype = jnp.dtype(jnp.float64 if wide else jnp.float32)
+    leaves = [leaf.astype(dtype) for leaf in leaves]
+    size = jnp.stack([jnp.zeros((), dtype), *(jnp.abs(leaf).max(initial=0) for leaf in leaves)]).max()
+    # Arithmetic takes subnormal numbers for 0, also as reciprocals of huge ones.
+    tiny = jnp.finfo(dtype).tiny
+    sound = jnp.isfinite(size) & (size >= tiny)
+    scale = jnp.where(sound, jnp.minimum(size, 1 / tiny), 1)
+    parts = [jnp.where(sound, leaf, 0) / scale for leaf in leaves]
+    norm = jnp.maximum(jnp.sqrt(sum(jnp.square(part).sum() for part in parts)), 1)
+    # Sums of squares are off by some last bits.
+    most = jnp.asarray(clip, dtype) * (1 - 1e-6) / norm
+    made = [
+        jnp.where(sound & (scale <= most), leaf, part * most)
+        for leaf, part in zip(leaves, parts, strict=True)
+    ]
+    return structure.unflatten(made)
+
+
+def toward_zero(values: jax.Array, dtype: Any) -> jax.Array:
+    """Convert to another float type without making a number larger."""
+    made = values.astype(dtype)
+    larger = jnp.abs(made.astype(values.dtype)) > jnp.abs(values)
+    return jnp.where(larger, jnp.nextafter(made, jnp.zeros_like(made)), made)
