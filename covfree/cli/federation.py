@@ -17,6 +17,7 @@ from covfree.cli.options import (
     NETWORK,
     WeightsFile,
 )
+from covfree.core.registries import nearest
 from covfree.deployment import (
     Client,
     Description,
@@ -147,11 +148,13 @@ def new_command(
         uses = {"dim": dim, **extractor, "class_names": names_in(class_names)}
     names = [each.partition(":")[0].strip() for each in algorithm.split(JOINT)]
     if unknown := [name for name in names if name not in (*registry(), *trained())]:
-        known = ", ".join([*registry(), *trained()])
-        raise ValueError(f"--algorithm: expected one of {known}, got {unknown[0]!r}")
+        known = [*registry(), *trained()]
+        raise ValueError(
+            f"--algorithm: expected one of {', '.join(known)}, got {unknown[0]!r}{nearest(unknown[0], known)}"
+        )
     server = load_key(key)
     keys = _public_keys(sites, public_key(server))
-    description = Description(
+    description = _described(
         algorithm,
         tuple(uses.pop("class_names")),
         uses.pop("dim"),
@@ -300,6 +303,8 @@ def status_command(shared: Shared) -> None:
     print(
         f"federation {own.identity}: {own.algorithm}, {len(own.class_names)} classes, {own.num_rounds} rounds"
     )
+    print("uploads: " + ("the server sees each" if own.sums is None else "hidden in secure sums"))
+    print("noise: " + ("none" if own.promise is None else _promised(own.promise)))
     if folder.end.exists():
         unseal(folder.read(folder.end), {SERVER: own.server})
         print("ended")
@@ -348,8 +353,23 @@ def _numbers(name: str, text: str | None, kind: type[Part], needed: Sequence[str
         )
     try:
         return kind(**own)
-    except TypeError as error:
-        raise ValueError(f"--{name}: {error}, got {text!r}") from error
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"--{name}: {error}") from error
+
+
+def _described(*given: Any, **fields_given: Any) -> Description:
+    """Make the description; an error names the option, not the field or its part."""
+    try:
+        return Description(*given, **fields_given)
+    except ValueError as error:
+        text = str(error)
+        name = text.partition(":")[0]
+        if name in {each.name for each in fields(PrivateSums)}:
+            raise ValueError(f"--private: {text}") from error
+        if name == "method":
+            raise ValueError(f"--algorithm{text.removeprefix(name)}") from error
+        named = name in ("algorithm", "fewest", "private", "sums")
+        raise ValueError(f"--{text}" if named else text) from error
 
 
 def _listed(names: Sequence[str]) -> str:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from difflib import get_close_matches
 from inspect import signature
 from typing import Generic, TypeVar
 
@@ -40,6 +41,16 @@ class Entry(Generic[Made]):
             for argument in arguments
             if isinstance(argument.default, (float, str)) or _NUMBER.search(str(argument.annotation))
         )
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """Return the question whether the most similar known name was meant, to end an error; or nothing.
+
+    >>> nearest("fednecm", ["fedncm", "fedcof"])
+    '; did you mean fedncm?'
+    """
+    close = get_close_matches(name, [*known], 1)
+    return f"; did you mean {close[0]}?" if close else ""
 
 
 class Registry(Mapping[str, Named]):

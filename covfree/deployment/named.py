@@ -6,6 +6,7 @@ from typing import Any
 
 import jax.numpy as jnp
 
+from covfree.core.registries import nearest
 from covfree.core.types import LinearHead
 from covfree.methods import Method
 from covfree.rounds.algorithm import Algorithm
@@ -50,8 +51,8 @@ def algorithm_named(
             raise ValueError(f"algorithm: expected one whose uploads are sums, got {text!r}") from error
     name = text.partition(":")[0].strip()
     if name not in trained():
-        known = ", ".join([*registry(), *trained()])
-        raise ValueError(f"algorithm: expected one of {known}, got {name!r}")
+        known = [*registry(), *trained()]
+        raise ValueError(f"algorithm: expected one of {', '.join(known)}, got {name!r}{nearest(name, known)}")
     entry, numbers = algorithm_of(text)
     start = LinearHead(jnp.zeros((dim, num_classes)), jnp.zeros(num_classes))
     if network is None:

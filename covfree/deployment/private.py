@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from covfree.core.checks import check_above_zero, check_positive
 from covfree.core.types import AnyArray, Head
 from covfree.deployment.steps import Upload
 from covfree.methods import Method
@@ -36,7 +37,8 @@ class PrivateSums:
         unit: what is hidden: one ``"example"`` or one ``"client"`` (a site). For training it must be the
             client.
         neighbours: ``"add_remove"`` or ``"replace_one"``.
-        honest: the number of sites that surely take part and add their noise; None for `Description.fewest`.
+        honest: the number of sites that surely take part and add their noise; None for `Description.fewest`,
+            which must be above 1 then.
         weight: with ``unit="client"``, the largest number of examples with which a site may count.
         projection: the number of features after a public random projection, drawn with the description's
             seed; or None.
@@ -72,7 +74,20 @@ class PrivateSums:
             neighbours=self.neighbours,
         )
 
+    def __post_init__(self) -> None:
+        for name in ("epsilon", "delta", "clip", "weight"):
+            if name != "weight" or self.weight is not None:
+                check_above_zero(name, getattr(self, name))
+        for name in ("honest", "projection"):
+            if getattr(self, name) is not None:
+                check_positive(name, getattr(self, name))
+
     def _honest(self, fewest: int) -> int:
+        if self.honest is None and fewest == 1:
+            raise ValueError(
+                "fewest: expected with private how many sites surely take part, at least 2 (or honest=1: "
+                "each site adds all of the noise), got 1"
+            )
         honest = fewest if self.honest is None else self.honest
         if honest > fewest:
             raise ValueError(f"honest: expected at most the fewest sites of a round, {fewest}, got {honest}")

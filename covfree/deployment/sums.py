@@ -67,7 +67,7 @@ class SecureSums:
 
     def __post_init__(self) -> None:
         if self.bound is not None and type(self.bound) not in (int, float):
-            raise ValueError(f"bound: expected a number or None, got {self.bound!r}")
+            raise ValueError(f"bound: expected a number, got {self.bound!r}")
         for name in ("neighbours", "threshold", "holders"):
             if getattr(self, name) is not None:
                 check_positive(name, getattr(self, name))

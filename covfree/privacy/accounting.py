@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeAlias
 
 from covfree.core.checks import check_above_zero, check_choice
@@ -75,15 +75,30 @@ class Promise:
         """From whom it is hidden, in words."""
         return {
             "central": "everyone who sees the noisy sums or the head; not the server, which sees each upload",
-            "distributed": (
-                "everyone who sees only the sum of uploads, if at least "
-                f"{self.honest} clients add their noise and do not tell it; {UNMASKED}"
-            ),
+            "distributed": f"everyone who sees only the sum of uploads, {self._if_honest}; {UNMASKED}",
             "local": "everyone, also the server, which sees each client's noisy upload",
         }[self.noise]
 
+    @property
+    def _if_honest(self) -> str:
+        number = self.honest or 1
+        if number == 1:
+            return (
+                "if at least 1 client adds its noise and does not tell it (from this one nothing is hidden)"
+            )
+        # A client that adds noise knows its own, so the rest of the sum's noise has less variance.
+        known = [replace(each, rho=each.rho * number / (number - 1)) for each in self.releases]
+        return (
+            f"if at least {number} clients add their noise and do not tell it (each of "
+            f"them knows its own: from it with ε = {spent(known, self.delta):.4g})"
+        )
+
     def __str__(self) -> str:
-        return f"ε = {self.epsilon:.4g}, δ = {self.delta:.3g}: hides {self.hidden} from {self.against}."
+        # The noise of reals is that of simulations: `private_rounds` and `private_training`.
+        simulated = any(each.real for each in self.releases)
+        only = "in a simulation only, as JAX's generator protects nobody, " if simulated else ""
+        text = f"{only}hides {self.hidden} from {self.against}"
+        return f"ε = {self.epsilon:.4g}, δ = {self.delta:.3g}: {text}."
 
 
 def spent(releases: Iterable[Release | Promise], delta: float) -> float:
@@ -109,6 +124,8 @@ def spent(releases: Iterable[Release | Promise], delta: float) -> float:
     (0.9, 1.9)
     """
     check_delta(delta)
+    if not isinstance(releases, Iterable):
+        raise TypeError(f"releases: expected a list of promises or releases, got {type(releases).__name__}")
     flat: list[Release] = []
     hidden: set[str] = set()
     for each in releases:

@@ -10,7 +10,7 @@ from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
-from covfree.core.registries import Entry
+from covfree.core.registries import Entry, nearest
 from covfree.methods import Method, registry
 
 # Packages register methods in this group of entry points: ``name = "package.module:function"``.
@@ -33,8 +33,11 @@ def entry_of(name: str) -> Entry[Method]:
         raise ValueError(f"methods: expected a function of the file, such as {name}:my_method, got {name!r}")
     found = {point.name: point for point in entry_points(group=GROUP)}
     if name not in found:
-        known = ", ".join([*registry(), *sorted(found)])
-        raise ValueError(f"methods: unknown method {name!r}; expected some of {known}, or mine.py:function")
+        known = [*registry(), *sorted(found)]
+        raise ValueError(
+            f"methods: unknown method {name!r}; expected some of {', '.join(known)}, or mine.py:function"
+            f"{nearest(name, known)}"
+        )
     return _entry(name, found[name].load())
 
 

@@ -279,11 +279,35 @@ def test_commands_name_what_is_missing(tmp_path, monkeypatch, capsys):
             [*named, "--sums", "bound=1e4:held=2"],
             "--sums: expected names among bound, neighbours, threshold and h",
         ),
+        ([*named, "--sums", "bound=large"], "--sums: bound: expected a number, got 'large'"),
+        ([*named, "--algorithm", "fednecm"], "got 'fednecm'; did you mean fedncm?"),
         ([*named, "--private", private], "--private: expected clip beside epsilon and delta"),
         ([*named, "--private", "delta=1e-6"], "--private: expected epsilon and clip beside delta"),
         (
             [*named, "--private", f"{private}:clip=9:unit=client"],
-            "weight: expected the most that a client weighs",
+            "--private: weight: expected the most that a client weighs",
+        ),
+        (
+            [*named, "--private", f"{private}:clip=9", "--fewest", "1"],
+            "--fewest: expected with private how many sites surely take part, at least 2 (or honest=1",
+        ),
+        (
+            [*named, "--private", f"{private}:clip=9", "--algorithm", "fedcof-refined"],
+            "--algorithm: expected one whose head is a function of class sums",
+        ),
+        *(
+            ([*named, "--private", words], f"--private: {text}")
+            for words, text in (
+                ("epsilon=one:delta=1e-6:clip=9", "epsilon: expected a number, got 'one'"),
+                ("epsilon=-1:delta=1e-6:clip=9", "epsilon: expected a finite number above 0, got -1"),
+                ("epsilon=1:delta=1e-6:clip=five", "clip: expected a number, got 'five'"),
+                (
+                    f"{private}:clip=9:projection=2.5",
+                    "projection: expected an integer of at least 1, got 2.5",
+                ),
+                (f"{private}:clip=9:honest=two", "honest: expected an integer of at least 1, got 'two'"),
+                (f"{private}:clip=9:honest=4", "honest: expected at most the fewest sites of a round, 3"),
+            )
         ),
     ]:
         assert run(["federation", *words]) == 2
@@ -292,5 +316,9 @@ def test_commands_name_what_is_missing(tmp_path, monkeypatch, capsys):
     assert run(["federation", *new, "--like", "bare.npz", "--class-names", "classes.txt",
                 "--private", f"{private}:clip=9"]) == 0  # fmt: skip
     assert run(["federation", "join", "shared", *own, "--only-sums"]) == 3
-    told = "do not tell it; this federation's masks hide single uploads."
+    told = "knows its own: from it with ε = 10.15); this federation's masks hide single uploads."
     assert [told in text for text in capsys.readouterr().err.splitlines() if "ε = " in text] == [True, True]
+    assert run(["federation", "status", "shared"]) == 3
+    shown = capsys.readouterr().out
+    assert "uploads: hidden in secure sums\nnoise: ε = 8, δ = 1e-06: hides" in shown
+    assert told in shown

@@ -45,6 +45,27 @@ def test_promises_of_one_data_set_compose():
     assert 1.4 < spent([one, one], DELTA) < 1.6  # √2 and a little
 
 
+def test_a_promise_says_from_whom():
+    releases = (Release("sums", rho_for(1.0, DELTA)),)
+    for honest, words in (
+        (1, "at least 1 client adds its noise and does not tell it (from this one nothing is hidden)"),
+        (
+            2,
+            "at least 2 clients add their noise and do not tell it (each of them knows its own: from it ",
+        ),
+        (2, "with ε = 1.451);"),
+        (3, "with ε = 1.243);"),
+    ):
+        own = Promise(1.0, DELTA, "example", "add_remove", "distributed", honest, releases)
+        assert words in str(own)
+    simulated = (Release("round 0", 0.1, real=True),)
+    for made, only in ((releases, False), (simulated, True)):
+        own = Promise(1.0, DELTA, "client", "add_remove", "central", None, made)
+        assert ("in a simulation only, as JAX's generator protects nobody, hides" in str(own)) == only
+    with pytest.raises(TypeError, match="releases: expected a list of promises or releases, got Promise"):
+        spent(own, DELTA)
+
+
 def test_promises_of_different_things_do_not_compose():
     releases = (Release("sums", 0.1),)
     one, other, replaced = (
