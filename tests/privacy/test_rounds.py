@@ -192,7 +192,7 @@ def test_training_within_masks_is_training_with_the_server_s_noise():
     data, options = (FEATURES, LABELS, OWNERS), {"key": jax.random.key(0), "rounds": 3}
     plain = run(fedavg(), *data, **options).result
     little = updates(epsilon=1e6, rounds=3)
-    hidden = secure.run_securely(fedavg(), *data, little, neighbours=6, threshold=4, **options)
+    hidden = secure.run_securely(fedavg(), *data, little, **options)
     np.testing.assert_allclose(hidden.weight, plain.weight, atol=0.02)
     with pytest.raises(ValueError, match="rounds: expected at most 2, as is promised, got 3"):
         secure.run_securely(fedavg(), *data, updates(rounds=2), **options)
