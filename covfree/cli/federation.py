@@ -180,7 +180,7 @@ def new_command(
     description.save(file)
     say(f"wrote {file}: {', '.join(description.sites)}; {algorithm}; identity {description.identity}")
     if description.promise is not None:
-        say(_promised(description.promise))
+        say(_promised(description, description.promise))
 
 
 @app.command("serve")
@@ -262,7 +262,7 @@ def join_command(
     with Client(description, name, state, *examples, uses=own.uses, algorithm=algorithm) as client:
         say(f"site {name}: {len(own.labels):,} examples; federation {description.identity[:12]}…")
         if description.promise is not None:
-            say(_promised(description.promise))
+            say(_promised(description, description.promise))
         try:
             content, stopped = join(client, folder, poll=poll, wait=wait and 60 * wait, say=say)
         except (TooFew, Stopped) as error:
@@ -304,7 +304,7 @@ def status_command(shared: Shared) -> None:
         f"federation {own.identity}: {own.algorithm}, {len(own.class_names)} classes, {own.num_rounds} rounds"
     )
     print("uploads: " + ("the server sees each" if own.sums is None else "hidden in secure sums"))
-    print("noise: " + ("none" if own.promise is None else _promised(own.promise)))
+    print("noise: " + ("none" if own.promise is None else _promised(own, own.promise)))
     if folder.end.exists():
         unseal(folder.read(folder.end), {SERVER: own.server})
         print("ended")
@@ -376,9 +376,12 @@ def _listed(names: Sequence[str]) -> str:
     return " and ".join(filter(None, [", ".join(names[:-1]), names[-1]]))
 
 
-def _promised(promise: Promise) -> str:
-    """Describe a promise in words, without the warning that a server may see single uploads."""
-    return str(promise).replace(UNMASKED, "this federation's masks hide single uploads")
+def _promised(own: Description, promise: Promise) -> str:
+    """Describe a promise in words, and who would have to help a server that sees single uploads."""
+    session = own.session(0, 1)
+    helpers = max(1, 2 * session.threshold - session.degree)
+    masks = f"this federation's masks hide single uploads if fewer than {helpers} sites help a lying server"
+    return str(promise).replace(UNMASKED, masks)
 
 
 def _answered(folder: Folder, turn: int, site: str) -> str:

@@ -316,7 +316,7 @@ def test_commands_name_what_is_missing(tmp_path, monkeypatch, capsys):
     assert run(["federation", *new, "--like", "bare.npz", "--class-names", "classes.txt",
                 "--private", f"{private}:clip=9"]) == 0  # fmt: skip
     assert run(["federation", "join", "shared", *own, "--only-sums"]) == 3
-    told = "knows its own: from it with ε = 10.15); this federation's masks hide single uploads."
+    told = "knows its own: from it with ε = 10.15); this federation's masks hide single uploads if fewer "
     assert [told in text for text in capsys.readouterr().err.splitlines() if "ε = " in text] == [True, True]
     assert run(["federation", "status", "shared"]) == 3
     shown = capsys.readouterr().out
