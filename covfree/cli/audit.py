@@ -40,6 +40,8 @@ def audit_command(
 ) -> None:
     """Attack the class sums that clients send: members, presence of classes, differences of sums.
 
+    One third of the examples is the federation; docs/privacy.md explains the table.
+
     Example:
       covfree audit --clients 20 --epsilon 1 --out out/audit
     """
@@ -52,7 +54,7 @@ def audit_command(
     owners = assigned(federation, data, seed)
     features = np.asarray(data.train_features)
     bound = float(np.linalg.norm(features, axis=1).max()) if clip is None else clip
-    with named_option("epsilon"):
+    with named_option("epsilon"), named_option("delta"), named_option("clip"), named_option("clients"):
         found = audit(
             features,
             np.asarray(data.train_labels),
@@ -63,12 +65,17 @@ def audit_command(
             group=group,
             seed=seed,
         )
-    print(f"Noise: ε = {epsilon:g}, δ = {delta:g}, one example, norms up to {bound:.4g}. Chance: AUC 0.5.\n")
-    print(found)
+    many = len(np.unique(np.asarray(owners)[np.asarray(owners) >= 0]))
+    text = (
+        f"{data.name}: {many:,} clients with a third of its examples; seed {seed}. Noise: ε = {epsilon:g}, "
+        f"δ = {delta:g}, one example, norms up to {bound:.4g}. Chance: AUC 0.5, named 10 %.\n\n{found}"
+    )
+    print(text)
     if out is not None:
         from covfree.studies.plots import roc
 
         out.mkdir(parents=True, exist_ok=True)
-        (out / "audit.md").write_text(f"{found}\n", encoding="utf-8")
-        roc.plot(out / "audit.png", "Membership, from class sums", found.findings)
+        (out / "audit.md").write_text(f"{text}\n", encoding="utf-8")
+        title = f"Members found in class sums: {data.name}, {many:,} clients, ε = {epsilon:g}"
+        roc.plot(out / "audit.png", title, found.findings)
         print(f"\nWritten: {out / 'audit.md'}, {out / 'audit.png'}")

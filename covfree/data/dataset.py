@@ -317,6 +317,7 @@ def _split(
     if not train.any() or not is_test.any():
         raise ValueError(
             f"{name}: expected examples in both parts, got {train.sum()} to train and {is_test.sum()} to test"
+            + ("" if fixed_split else "; there are too few of each class to keep some for the test")
         )
     owners, client_names = (None, None) if clients is None else _numbered(clients, train)
     return FeatureSet(

@@ -24,6 +24,8 @@ from covfree.privacy.uploads import Grid
 _CANDIDATES = 10
 # The attacker loads a covariance estimated from few examples by this share of the largest possible λ.
 _LOADING = 0.01
+# With fewer members or others, shares of them say nothing.
+_FEWEST = 20
 # An attack uses at most this many sums, each of one class of one sender.
 _MOST_SUMS = 300
 
@@ -36,10 +38,13 @@ class Finding(NamedTuple):
         auc: area under the ROC curve of the membership attack; 0.5 is chance.
         found: share of the members found at 1 % false positives.
         single: share of the sums with only one example, which reveal its features.
-        named: share of the sums for which the most likely of 10 candidates is a member; chance is 0.1.
+        named: share of the sums for which the most likely of 10 candidates is a member; chance is 0.1. NaN if
+            no class has so many candidates.
         presence: AUC of inferring from a count whether a sender has a class; NaN if all have all classes.
         difference: relative error of a client's sums, computed as the difference of the sums of all clients
             with and without it; NaN if sums are not over all clients.
+        sums: number of class sums attacked. Those of one sum share its noise, so with few of them the AUC
+            depends on the draw.
         members: scores of members, for a picture.
         others: scores of non-members.
     """
@@ -51,6 +56,7 @@ class Finding(NamedTuple):
     named: float
     presence: float
     difference: float
+    sums: int
     members: Float[np.ndarray, " members"]
     others: Float[np.ndarray, " others"]
 
@@ -71,17 +77,22 @@ class Audit:
 
     def __str__(self) -> str:
         lines = [
-            "| What is seen | membership AUC | found at 1 % false positives | of one example | named among 10"
-            " | class present, AUC | a client by difference |",
-            "|---|---|---|---|---|---|---|",
+            "| What is seen | sums; members, others | membership AUC | found at 1 % false positives"
+            " | of one example | named among 10 | class present, AUC | a client by difference |",
+            "|---|---|---|---|---|---|---|---|",
         ]
         for each in self.findings:
             difference = "–" if np.isnan(each.difference) else f"error {100 * each.difference:.3g} %"
             presence = "–" if np.isnan(each.presence) else f"{each.presence:.2f}"
             single = "–" if np.isnan(each.single) else f"{100 * each.single:.0f} %"
+            tried = len(each.members), len(each.others)
+            shares = f"{each.auc:.3f} | {100 * each.found:.1f} %"
+            if min(tried) < _FEWEST:
+                shares = "too few | too few"
+            named = "–" if np.isnan(each.named) else f"{100 * each.named:.0f} %"
             lines.append(
-                f"| {each.name} | {each.auc:.3f} | {100 * each.found:.1f} % | {single} "
-                f"| {100 * each.named:.0f} % | {presence} | {difference} |"
+                f"| {each.name} | {each.sums:,}; {tried[0]:,}, {tried[1]:,} | {shares} | {single} "
+                f"| {named} | {presence} | {difference} |"
             )
         return "\n".join(lines)
 
@@ -124,9 +135,12 @@ def audit(
         epsilon: ε of the noisy uploads.
         delta: δ of the noisy uploads.
         clip: bound on the features' norm.
-        group: the number of clients in a group.
+        group: the number of clients in a group; with fewer clients no groups are attacked.
         seed: the seed of the split and of the groups.
         random_bytes: source of the noise.
+
+    Raises:
+        ValueError: if there are too few examples, or only one client, whose sums are the sum of all.
 
     Source: docs/privacy.md.
     """
@@ -136,6 +150,8 @@ def audit(
     world = _split(np.asarray(features, np.float64), np.asarray(labels), np.asarray(clients), seed)
     rng = np.random.default_rng(seed)
     senders = np.unique(world.owners)
+    if len(senders) < 2:
+        raise ValueError("clients: expected at least 2 with examples, got 1, whose sums are the sum of all")
     number = len(world.centres)
     places = np.searchsorted(senders, world.owners)
     groups = rng.permutation(len(senders)) // group
@@ -149,6 +165,8 @@ def audit(
         ("the sum of all, central noise", "central", everyone),
     )
     for name, noise, sender in kinds:
+        if sender is groups and group >= len(senders):
+            continue
         made = private(fedncm(), epsilon=epsilon, delta=delta, clip=clip, noise=noise or "central")
         grid = made.grids[0]["sums"]
         seen = _seen(grid, world, sender[places], number, noise is not None, random_bytes)
@@ -175,7 +193,9 @@ def _split(features: np.ndarray, labels: np.ndarray, clients: np.ndarray, seed: 
     number = int(labels[kept].max(initial=-1)) + 1
     counts = np.bincount(labels[known], minlength=number)
     if not len(inside) or len(known) <= number:
-        raise ValueError(f"features: expected more than {3 * number} examples, got {len(kept)}")
+        raise ValueError(
+            f"features: expected more than {3 * number} examples of {number} classes, got {len(kept)}"
+        )
     centres = np.zeros((number, features.shape[1]))
     np.add.at(centres, labels[known], features[known])
     centres /= np.maximum(counts, 1)[:, None]
@@ -229,6 +249,7 @@ def _attacked(name: str, seen: _Seen, world: _World, difference: float, rng: np.
         float(np.mean(named)) if named else float("nan"),
         _presence(seen, world),
         difference,
+        len(members),
         inside,
         outside,
     )

@@ -405,7 +405,7 @@ WRONG = {
     ),
     "one example a class": (
         dict(labels=np.arange(EXAMPLES)),
-        "expected examples in both parts, got 30 to train and 0 to test",
+        "expected examples in both parts, got 30 to train and 0 to test; there are too few of each class",
     ),
     "no example": (
         dict(features=np.ones((0, DIM)), labels=labels[:0]),

@@ -61,10 +61,18 @@ def test_examples_alone_in_their_class_are_counted():
     result = audit(FEATURES, LABELS, owners, epsilon=1.0, delta=1e-5, clip=12.0)
     assert result.findings[0].single == 1.0
     assert result.findings[0].auc > 0.99
+    tried = len(result.findings[0].members), len(result.findings[0].others)
+    assert f"| each client's sums | 300; {tried[0]:,}, {tried[1]:,} | 1.000" in str(result)
 
 
-def test_too_few_examples_are_refused():
-    with pytest.raises(ValueError, match="features: expected more than 12 examples, got 9"):
+def test_what_is_too_little_to_attack_is_said():
+    """Shares of few members, groups that are the whole federation, one client."""
+    few = audit(FEATURES[:45], LABELS[:45], OWNERS[:45] % 3, epsilon=1.0, delta=1e-5, clip=12.0)
+    assert [each.name for each in few.findings if "groups" in each.name] == []
+    assert "| the sum of all clients | 3; 13, 15 | too few | too few | " in str(few)
+    with pytest.raises(ValueError, match="clients: expected at least 2 with examples, got 1"):
+        audit(FEATURES, LABELS, OWNERS * 0, epsilon=1.0, delta=1e-5, clip=12.0)
+    with pytest.raises(ValueError, match="features: expected more than 12 examples of 4 classes, got 9"):
         audit(FEATURES[:9], LABELS[:9] * 0 + 3, OWNERS[:9], epsilon=1.0, delta=1e-5, clip=1.0)
 
 
@@ -75,6 +83,9 @@ def test_the_command_prints_a_table_and_writes_a_picture(tmp_path, capsys):
     assert app.run(["audit", "--clients", "20", "--out", str(tmp_path / "out")]) == 0
     text = capsys.readouterr().out
     assert "the sum of all, central noise" in text
+    kept = (tmp_path / "out" / "audit.md").read_text()
+    assert kept.startswith("digits: 20 clients with a third of its examples; seed 0. Noise: ε = 1, δ = 1e-05")
+    assert text.startswith(kept)
     assert {each.name for each in (tmp_path / "out").iterdir()} == {
         "audit.md",
         "audit.png",
@@ -83,3 +94,5 @@ def test_the_command_prints_a_table_and_writes_a_picture(tmp_path, capsys):
     }
     assert app.run(["audit", "--epsilon", "-1"]) == 2
     assert "--epsilon: expected" in capsys.readouterr().err
+    assert app.run(["audit", "--clients", "1"]) == 2
+    assert "--clients: expected at least 2" in capsys.readouterr().err

@@ -19,10 +19,10 @@ def plot(path: Path, title: str, findings: Sequence[Finding]) -> list[Path]:
         axes = figure.subplots()
         for finding, colour in zip(findings, figures.palette(len(findings)), strict=True):
             false, true = _curve(finding)
-            axes.step(false, true, where="post", color=colour, label=f"{finding.name} ({finding.auc:.2f})")
+            axes.step(false, true, where="post", color=colour, label=f"{finding.name}: AUC {finding.auc:.2f}")
         least = 1 / max(len(each.others) for each in findings)
         chance = np.geomspace(least, 1, 50)
-        axes.plot(chance, chance, color="grey", linestyle=":", label="chance (0.50)")
+        axes.plot(chance, chance, color="grey", linestyle=":", label="chance: AUC 0.50")
         axes.set(xscale="log", yscale="log", xlim=(least, 1), ylim=(least, 1.1))
         axes.set_xlabel("others taken for members")
         axes.set_ylabel("members found")
