@@ -130,7 +130,7 @@ class Client(Machine):
         if expires is not None and self._now() > expires:
             raise Refused(f"expired: round {turn} was to close {self._now() - expires:.0f} s ago", SERVER)
         if turn == self.turn:
-            # The round was opened again: send the same content with the new opening's number.
+            # The round was opened again: send the same content with the new opening's nonce.
             opened = unseal(self._answer, self.description.sites)
             content, examples, kept = opened.arrays, opened.about["examples"], self._kept
         elif self.description.sums is None:
@@ -160,7 +160,8 @@ class Client(Machine):
         old = self._kept
         before = old.after if counted[self._number] == old.turn >= 0 else old.before
         number, _ = self.description.place(turn)
-        # A server that sent the state of an earlier round again would learn that round's statistics twice.
+        # Refuse the state of another round: a server that sent an earlier one again would learn that round's
+        # statistics twice.
         if len(about["items"]) != number:
             raise Refused(f"items: expected those of {number} rounds, got {len(about['items'])}", SERVER)
         try:
@@ -265,7 +266,7 @@ class Client(Machine):
         return opened
 
     def _check_fields(self, opened: Opened, kind: str) -> None:
-        """Raise unless what a signed message says has the types that a server's has; a server may lie."""
+        """Raise unless a signed message has the fields that it needs, with valid types; a server may lie."""
         about, number = opened.about, (int, float)
         most = self.description.max_examples * len(self.description.sites)
 

@@ -64,8 +64,8 @@ class Description:
         seed: the seed of all random draws.
         sums: how single uploads are hidden from the server, which then sees only their sum. All uploads must
             be sums, and each round takes the steps of `covfree.secure`. None if the server sees the uploads.
-        private: the privacy promise for sums to which sites add noise, or in training for their noisy
-            updates; needs ``sums``. None for sums without noise.
+        private: the privacy promise, if sites add noise to their sums, or in training to their updates; it
+            needs ``sums``. None without noise.
         run: a text that distinguishes federations with equal settings, such as the date or random characters.
 
     Raises:
@@ -225,7 +225,7 @@ class Description:
         return self._made(network)
 
     def _made(self, network: Any) -> Algorithm:
-        """Make the algorithm; if no network is given, with a head instead, which takes as many rounds."""
+        """Make the algorithm. Without ``network`` it trains a head, which takes as many rounds."""
         made, classes = self.private_method, len(self.class_names)
         if made is not None:
             sums = as_algorithm(made.method, num_classes=classes)
@@ -233,7 +233,7 @@ class Description:
         hidden = self.sums is not None
         own = algorithm_named(self.algorithm, self.dim, classes, self.train, network, sums=hidden)
         if self.private is not None:
-            # The weight of an upload counts towards the norm that is clipped.
+            # Weigh all clients alike: an upload's weight counts towards the norm that is clipped.
             own = replace(own, params=own.params._replace(uniform=jax.numpy.asarray(True)))
         holders = None if self.sums is None else self.sums.holders
         return own if holders is None else common_classes(own, holders)
@@ -299,7 +299,7 @@ class Description:
     def _fields(self) -> dict[str, Any]:
         names = (each.name for each in dataclasses.fields(self) if each.name not in _PARTS)
         own = {name: getattr(self, name) for name in names}
-        # Left out if None, so that older federations keep their identity.
+        # A part that is None is left out, so that older federations keep their identity.
         parts = {"sums": self.sums, "private": self.private}
         more = {name: dataclasses.asdict(part) for name, part in parts.items() if part is not None}
         return {"version": _VERSION, **own, "class_names": list(self.class_names), **more}

@@ -15,7 +15,10 @@ from covfree.rounds.algorithm import Algorithm
 
 
 class TooFew(RuntimeError):
-    """A round closed with too few answers; `Server.open` opens it again."""
+    """Too few messages came in time: answers to the server, or a broadcast to a site that waits in `join`.
+
+    If answers are missing, `Server.open` opens the round again.
+    """
 
 
 class Stopped(RuntimeError):

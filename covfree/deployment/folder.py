@@ -94,7 +94,7 @@ class Folder:
             raise Refused(str(error)) from error
         most = self.description.max_bytes if most is None else most
         with os.fdopen(descriptor, "rb") as file:
-            # Reading a GiB and checking its signature takes seconds.
+            # Do not read a file that is too large: reading and checking a GiB takes seconds.
             data = b"" if (size := os.fstat(file.fileno()).st_size) > most else file.read(most + 1)
         if (size := max(size, len(data))) > most:
             raise Refused(f"path: {shown(path)}: expected at most {most} bytes, got {size}")

@@ -57,7 +57,8 @@ class PrivateSums:
         """Return the noise for an algorithm of training in rounds; see `covfree.privacy.private_updates`.
 
         Raises:
-            ValueError: if `method` raises it, or if single examples should be hidden.
+            ValueError: if a number is out of range, ``unit`` is not ``"client"``, or ``weight`` or
+                ``projection`` is given.
         """
         if self.unit != "client" or self.weight is not None or self.projection is not None:
             raise ValueError(
@@ -121,7 +122,7 @@ class _State(NamedTuple):
         kind: the index in `_KINDS` of the sums that are asked for next, or were last.
         noises: [rounds] how many shares of noise each total has; 0 if the total is still to come.
         first: [C, d + 2], the first total.
-        second: [numbers] the second total, as long as the longer kind.
+        second: [numbers] the second total, padded to the length of the longer kind.
     """
 
     kind: AnyArray
@@ -133,7 +134,7 @@ class _State(NamedTuple):
 class PrivateSteps:
     """The pure steps of a private method, with the interface of `covfree.deployment.steps.Steps`.
 
-    They use NumPy, for 64-bit integers, and take noise from the operating system.
+    They use NumPy, for 64-bit integers, and draw noise with the operating system's randomness.
 
     Attributes:
         made: the private method.

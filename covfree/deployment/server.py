@@ -119,11 +119,12 @@ class Server(Standing):
 
     @property
     def most_bytes(self) -> int:
-        """The size of the largest answer that is read: far above that of the largest site."""
+        """The largest number of bytes of an answer that is read: far above the largest honest answer."""
         if self.finished:
             return self.description.max_bytes
         form = self._expected()
-        # A number may become a 64-bit word, and sites send shares to each other.
+        # A generous limit: eight times the plain upload, as masked numbers are 64-bit words; 1 KiB a site for
+        # the shares; and 1 MiB.
         upload = 8 * sum(x.nbytes for own in (form.sums, *form.tables) for x in own)
         return min(self.description.max_bytes, upload + 2**10 * len(self.description.sites) + 2**20)
 
@@ -147,7 +148,7 @@ class Server(Standing):
             self._aside(site, reason)
         if too_few := self._too_few(sites):
             for site in rejected:
-                # The site may send again.
+                # Forget the site's answer, so that it may send another.
                 self._file(site).unlink(missing_ok=True)
                 del self.taken[site]
             out = "".join(f"; left out: {site}: {why}" for site, why in (self.left_out | rejected).items())

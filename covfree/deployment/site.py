@@ -85,7 +85,8 @@ def load_site(
         weights: see `covfree.backbones.hub.find_weights`.
 
     Raises:
-        ValueError: if not exactly one of the two is given, or data or weights differ from the description.
+        ValueError: if not exactly one of ``features`` and ``images`` is given, or data or weights differ from
+            the description.
     """
     from covfree.data.folders import image_folder
     from covfree.studies.extraction import extract

@@ -67,7 +67,7 @@ class Standing(Machine):
 
     @property
     def _same(self) -> set[str]:
-        """The sites that must take part in this round, if all rounds need the sites of the first."""
+        """The sites of the first round, if this is a later round that needs the same sites; else empty."""
         later = self._step in STEPS and self.turn >= len(STEPS)
         return (
             set(self.history[STEPS.index("mask")]["sites"])
@@ -84,7 +84,7 @@ class Standing(Machine):
             "turn": self.turn,
             "nonce": secrets.token_hex(16),
             "expires": expires,
-            # They belong to the state from which the broadcast was made; see `Steps.skeleton`.
+            # From these counts of rows a site knows the shapes of the server's state; see `Steps.skeleton`.
             "items": self._items,
             "left_out": self.left_out,
         }

@@ -26,13 +26,13 @@ from covfree.rounds.from_method import Sent
 
 
 class Upload(NamedTuple):
-    """One client's upload as arrays: those that are added, and the tables' rows without padding.
+    """One client's upload: arrays that the server adds up over clients, and rows that it stacks, unpadded.
 
     Attributes:
         number: the client's number, which distinguishes its draws and its rows from others'.
         examples: the number of its examples.
-        sums: the arrays that are added.
-        tables: the columns of each table.
+        sums: the arrays that are added up.
+        tables: for each table of rows, its columns as arrays.
     """
 
     number: int
@@ -67,7 +67,7 @@ class Steps:
     ) -> None:
         """Take the settings on which all machines of a federation agree, and an example of zeros, [1, …].
 
-        If ``private``, a memory that is not finite is not kept; elsewhere it is an error.
+        If a client's new memory is not finite, it keeps its old memory if ``private``; else `upload` raises.
         """
         self.algorithm, self.most = jax.device_put(algorithm), most
         self._num_clients, self._key, self._example, self._private = num_clients, key, example, private
@@ -106,7 +106,7 @@ class Steps:
         sums = [np.asarray(leaf)[0] for leaf in parts.sums.total]
         tables = [[np.asarray(x)[0][np.asarray(table[-1])[0]] for x in table[:-1]] for table in parts.tables]
         if not np.asarray(given.sound)[0] and self._private:
-            # An error would tell that the client has examples.
+            # Keep the old memory: an error would reveal that the client has examples.
             remembered = jax.tree.map(np.asarray, memory)
         elif not np.asarray(given.sound)[0]:
             raise ValueError("memory: expected finite numbers after the round; the features may be too large")
@@ -118,7 +118,7 @@ class Steps:
         """Run a cohort of one client."""
         # Add a row for a client without examples, as a table must not be empty.
         features, labels = (x if len(x) else np.zeros((1, *x.shape[1:]), x.dtype) for x in (features, labels))
-        # The order is as long as the table, padding included, so that one compiled function serves all.
+        # Pad `order` to the length of `labels`: then clients with as many rows share a compiled function.
         own, order = np.flatnonzero(labels >= 0), np.zeros(len(labels), np.int32)
         order[: len(own)] = own
         client, start, sizes = (jnp.asarray([x], jnp.int32) for x in (number, 0, len(own)))
@@ -193,8 +193,8 @@ class Steps:
     def total(self, examples: Mapping[int, int], load: Callable[[int], Upload], form: Parts) -> Any:
         """Add uploads, each read once, and rebuild the total in the algorithm's own types.
 
-        Sums are added as in the simulation: clients are grouped by padded size, larger clients first, and
-        each group is compensated on its own. Tables are in the order of the clients' numbers.
+        Sums are added as in the simulation: clients are grouped by padded size, and each group has its own
+        compensated sum, in which larger clients come first. Tables are in the order of the clients' numbers.
         """
         zeros = [jnp.zeros_like(x) for x in form.sums]
         total, tables = Compensated(zeros, zeros), dict[int, list[list[np.ndarray]]]()

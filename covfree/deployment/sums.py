@@ -17,8 +17,8 @@ from covfree.secure.words import Words
 
 Arrays = Mapping[str, np.ndarray]
 Part = TypeVar("Part", Advert, Agreed)
-# Bytes of an advert's two keys, commitment and signature; of a box (two shares and the cipher's tag); of a
-# signature.
+# Where an advert's two keys, commitment and signature end, in bytes; the bytes of a box (two shares and the
+# cipher's tag); the bytes of a signature.
 _ADVERT, _BOX, _SIGNATURE = (32, 64, 96, 160), 2 * SHARE + 16, 64
 
 
@@ -89,7 +89,8 @@ class SecureSums:
             degree // 2 + 1 if self.threshold is None else self.threshold,
             max(2, fewest),
             self.neighbours,
-            # The graph's seed; only the author of the description could have chosen it.
+            # The seed of the graph of neighbours. It follows from the round's name, so nobody but the author
+            # of the description can influence it.
             int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "big"),
         )
 
@@ -159,14 +160,14 @@ class Sums:
 
 
 def _one(name: str, parts: Sequence[Part], site: int) -> Part:
-    """Return the single part of an answer, or raise unless it is the site's own."""
+    """Return the single part of an answer; raise if there is not exactly one, or it names another site."""
     if [each.sender for each in parts] != [site]:
         raise secure.Refused(f"{name}: expected one, of client {site}")
     return parts[0]
 
 
 def _table(arrays: Arrays, name: str, width: int, *numbers: str) -> tuple[list[tuple[int, ...]], list[bytes]]:
-    """Return rows of bytes, and the numbers of the clients to which each belongs."""
+    """Return, for each row of a table, the numbers of the clients to which it belongs; and its bytes."""
     rows = arrays.get(name)
     if rows is None or rows.dtype != np.uint8 or rows.ndim != 2 or rows.shape[1] != width:
         got = None if rows is None else f"{rows.dtype}{list(rows.shape)}"

@@ -60,7 +60,10 @@ def _first_phase(
 def _spread_phase(
     shrinkage: Shrinkage, state: tuple[Any], rows: Rows, num_classes: int, *, within: Within
 ) -> Spread:
-    """Compute rows y_r with Σ̂ = Σ_r y_r y_rᵀ, and the row statistics that the shrinkage rule needs."""
+    """Compute rows y_r with Σ̂ = Σ_r y_r y_rᵀ, apart from the scatter inside rows that clients sent.
+
+    Also return that scatter, and the row statistics that the shrinkage rule needs.
+    """
     (first,) = state
     degrees = _degrees(within, first)
     factor = within.factor(rows, first) / jnp.sqrt(degrees)

@@ -29,6 +29,7 @@ class MessageForm:
             all clients as `collect` adds them up.
         matrices: whether a d × d matrix is sent by each client, or for each row.
         solved: whether the client solves its own system first. The means are then columns of its solution.
+        pooled: whether the server needs only the sum of all classes' scatters, not one for each class.
     """
 
     name: str
@@ -57,7 +58,7 @@ def own_solutions(merge: Merge) -> MessageForm:
 
 
 def class_covariance_matrices(merge: Merge, *, pooled: bool = False) -> MessageForm:
-    """Make the form of messages with class means and a covariance for each; see `MessageForm.pooled`."""
+    """Make the form of messages with class means and a covariance matrix for each class."""
     return MessageForm("class covariances", _covariances, merge, "row", pooled=pooled)
 
 

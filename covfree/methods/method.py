@@ -50,8 +50,7 @@ class Method(Generic[H]):
         head: ``(params, system, *state) -> Head``, from the server's state after the last round.
         message: how a client makes its message from its examples, if it sends no rows: see `MessageForm`.
             None if the client sends rows, over which the server runs the rounds, or if the examples stay and
-            clients answer each round with sums. server runs the rounds, or if the examples stay and clients
-            answer each round with sums.
+            clients answer each round with sums.
         feature_map: a map of features. Clients apply it before they summarise, the head before it classifies.
         transforms: transforms of the rows before they leave a client, in this order.
         whole_clients: whether all rows of a client must lie in one part for the rounds' terms to add up. They
@@ -59,9 +58,9 @@ class Method(Generic[H]):
         received: ``(state, rows) -> state``, called before rounds over examples, to keep what these need of
             the rows that clients sent; None to keep nothing.
         report: ``(params, state) -> dict`` of numbers for the history of `covfree.rounds.run`.
-        flops: ``(params, num_examples, dim, num_classes) -> int``: operations of all clients, except for
-            those of the summary and those with what clients receive in rounds over examples
-            (`covfree.client_flops`).
+        flops: ``(params, num_examples, dim, num_classes) -> int``: operations of all clients, apart from
+            those that `covfree.client_flops` counts itself: the summary's, and the multiplication of examples
+            by what clients receive.
     """
 
     params: Any
@@ -139,7 +138,7 @@ class Method(Generic[H]):
         return f"{form} in {kind} ({zlib.crc32(numbers):08x})"
 
     def check_sends(self, sends: str | None) -> None:
-        """Raise if the message is from clients of another kind of method; a traced map is not compared."""
+        """Raise if ``sends`` is that of another kind of method; None, or with a traced map, passes."""
         if sends is None or is_traced(*jax.tree.leaves(self.feature_map)):
             return
         if sends != self.sends:
@@ -231,7 +230,7 @@ def _settings(feature_map: Any) -> list[str]:
 
 
 def _imprint(leaf: Any) -> bytes:
-    """Return bytes that tell a map's numbers from another map's, equal on every device."""
+    """Return bytes that identify a leaf of a map, equal on every device: of a float array only the shape."""
     dtype, shape = jnp.result_type(leaf), jnp.shape(leaf)
     if jnp.issubdtype(dtype, jax.dtypes.prng_key):
         return np.asarray(jax.random.key_data(leaf)).tobytes()

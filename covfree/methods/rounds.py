@@ -64,7 +64,7 @@ class Round:
             the total to the state.
         broadcast: ``(params, state) -> sent``, a part of the state; None for all of it.
         numbers: ``(params) -> params``, selects the method's numbers for the three functions; None for all.
-        examples: whether the round is over clients' examples, though they have sent other rows before.
+        examples: whether the round is over clients' examples, even if clients have sent other rows before.
         head: whether the state after the round gives a head; it always does after the last round.
         fixed: whether the clients' terms depend on the kinds of the method's rules, but on no number. Methods
             that differ only in numbers can then share the terms, see `covfree.select`.

@@ -24,7 +24,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 def _step(number: int) -> Callable[[F], F]:
-    """Let a method be called once, in its order; after an error the client has ended."""
+    """Decorate a step's method: it may be called once, after the step before it; an error ends the client."""
 
     def in_order(method: F) -> F:
         @wraps(method)
@@ -111,7 +111,7 @@ class Client:
 
     @_step(3)
     def mask(self, sealed: Iterable[Sealed], words: Words) -> Masked:
-        """Step 3: mask the upload: add the own mask, and add or subtract one for each neighbour that shared.
+        """Step 3: mask the upload with the client's own mask, and with ± one for each neighbour that shared.
 
         Args:
             sealed: the shares that neighbours sent.
@@ -141,13 +141,14 @@ class Client:
 
     @_step(4)
     def agree(self, came: Collection[int]) -> Agreed:
-        """Step 4: sign the list of clients whose uploads came, which the server must send equally to all.
+        """Step 4: sign the list of clients whose uploads came; the server must send the same list to all.
 
         Args:
             came: the numbers of all clients whose uploads the server has.
 
         Raises:
-            Refused: if the clients are too few, or this client is not among them.
+            Refused: if the clients are too few, this client is not among them, or one is unknown or a
+                neighbour that had not shared.
         """
         clients = set(came)
         if self._number not in clients:
@@ -274,7 +275,7 @@ def check_advert(session: Session, advert: Advert) -> None:
 
 
 def check_exchange(session: Session, advert: Advert) -> None:
-    """Raise unless others can make keys with an advert's; a key of small order would stop all of them.
+    """Raise unless others can compute shared keys from an advert's keys; a key of small order allows none.
 
     Raises:
         Refused: if they cannot.
@@ -318,5 +319,5 @@ def _cipher(key: bytes) -> Any:
 
 
 def _nonce(label: bytes) -> bytes:
-    # A pair uses one key in both directions; the label, which names sender and receiver, separates them.
+    # A pair uses one key in both directions, so the nonce is made of the label, which names the sender.
     return hashlib.sha256(label).digest()[:12]

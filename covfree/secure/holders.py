@@ -1,4 +1,4 @@
-"""Leaving classes that few clients hold out of secure sums, as their sums would reveal these clients."""
+"""Leave classes that few clients hold out of secure sums, as such a class's sum would reveal its clients."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class _Numbers(NamedTuple):
 
 
 class _State(NamedTuple):
-    """The server's state: that of the algorithm, and which classes are summed (None before it is known)."""
+    """The server's state: that of the algorithm, and which classes are summed (None until it is known)."""
 
     own: Any
     common: AnyArray | None
@@ -68,7 +68,8 @@ def common_classes(algorithm: Algorithm, holders: int) -> Algorithm:
         server=bound(_server, server=algorithm.server),
         result=bound(_result, result=algorithm.result),
         rounds=algorithm.rounds + 1,
-        # If a client left after the count, a class might be left with too few holders.
+        # Require the same clients in all rounds: if one left after the count, a class might have too few
+        # holders.
         same_clients=True,
         report=None if algorithm.report is None else bound(_report, report=algorithm.report),
     )

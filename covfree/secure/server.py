@@ -154,7 +154,7 @@ class Server:
                 f"shares: expected at least {self._session.threshold} of client {client}, got {len(own)}"
             )
         try:
-            # Any t shares will do, and the cost grows with the square of their number.
+            # Use only t shares: any t will do, and the cost grows with the square of their number.
             return shamir.rebuild(dict(list(own.items())[: self._session.threshold]))
         except ValueError as error:
             raise Refused(f"shares: those of client {client} do not fit together") from error

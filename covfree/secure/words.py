@@ -15,7 +15,7 @@ from covfree.core.checks import check_above_zero, check_positive
 from covfree.core.optional import optional
 
 Words = UInt64[np.ndarray, " words"]
-# If all clients upload the bound, the sum stays below half of the words; the other half is negative.
+# Bits of the largest sum. So it stays below half of the 2⁶⁴ words; the other half is for negative numbers.
 _ROOM = 62
 
 
@@ -95,15 +95,15 @@ class FixedPoint:
 
         Raises:
             TypeError: if an array holds no real numbers.
-            ValueError: if a number is not finite or exceeds the bound (clip first), or an integer exceeds
-                2⁵³.
+            ValueError: if a number is not finite or exceeds the bound (clip first), or an integer is 2⁵³ or
+                larger.
         """
         leaves = [_numbers(np.asarray(leaf)) for leaf in jax.tree.leaves(upload)]
         numbers = np.concatenate([np.zeros(0), *leaves])
         if not np.all(np.abs(numbers) <= self.bound):
             worst = numbers[np.argmax(np.where(np.isfinite(numbers), np.abs(numbers), np.inf))]
             raise ValueError(f"upload: expected numbers of at most {self.bound:g}, got {worst:g}")
-        # Multiplying by a power of 2 is exact; above 2⁵³ every float64 is an integer already.
+        # Only `rint` rounds, by at most ½: multiplying by a power of 2 is exact.
         return np.rint(np.ldexp(numbers, self.bits)).astype(np.int64).view(np.uint64)
 
     def decode(self, total: Words, like: Any) -> Any:
@@ -152,7 +152,7 @@ def _like(numbers: np.ndarray, leaf: Any) -> Any:
 
 
 def mask(key: bytes, size: int) -> Words:
-    """Return the first ``size`` words of the ChaCha20 stream of a 32-byte key, which has no other use."""
+    """Return the first ``size`` words of the ChaCha20 stream of a 32-byte key; use each key only once."""
     ciphers = optional("cryptography.hazmat.primitives.ciphers", "secure")
     stream = ciphers.Cipher(ciphers.algorithms.ChaCha20(key, bytes(16)), None).encryptor()
     return np.frombuffer(stream.update(bytes(8 * size)), "<u8").astype(np.uint64)

@@ -156,11 +156,14 @@ def _mean(values: jax.Array, weight: jax.Array) -> jax.Array:
 def _combined(
     start: Head, scale: jax.Array, moments: Moments, point: jax.Array
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Add a linear start to a point: weights and biases for centred features, and the present classes."""
+    """Add β·h₀, if it is linear, to a point. Return weights and biases for centred features, and the classes.
+
+    The third result marks the classes that are present.
+    """
     weight, bias = point[:-1], point[-1]
     if not isinstance(start, LinearHead):
         return weight, bias, moments.present
-    # Round the product before scaling it, so that all rounds have the same offsets.
+    # Scale by β after the product, so that the offset has the same rounding in all rounds.
     own = start.bias + product(moments.grand_mean[None, :], start.weight)[0]
     present = moments.present if start.present is None else start.present > 0
     return weight + scale * start.weight, bias + scale * own, present
@@ -176,19 +179,19 @@ def _asked(start: Head, scale: jax.Array, moments: Moments, point: jax.Array) ->
 
 
 def _first_asked(start: Head, moments: Moments, zero: jax.Array) -> Asked:
-    """Make the classifier of the start alone, with β = 1."""
+    """Make the classifier of h₀ alone, with β = 1."""
     asked = _asked(start, jnp.ones((), zero.dtype), moments, zero)
     return asked if asked.head is None else asked._replace(linear=None)
 
 
 def ask_losses(numbers: Numbers, state: tuple[Correction]) -> tuple[Asked, jax.Array]:
-    """Send the start, and the unit of β."""
+    """Make what the server sends to ask for losses: h₀ with β = 1, and the unit of the candidates of β."""
     (known,) = state
     return _first_asked(known.start, known.moments, known.descent.trial), known.unit
 
 
 def losses_of(numbers: Numbers, sent: tuple[Asked, jax.Array], rows: Rows, num_classes: int) -> ScaledLosses:
-    """Compute a client's losses with the start, at all candidates of β."""
+    """Compute a client's losses with β·h₀, at all candidates of β."""
     asked, unit = sent
     scales = unit * jnp.asarray(_SCALES, unit.dtype)
     return scaled_losses(asked.scores, *_examples(rows), asked.centre, scales, num_classes)

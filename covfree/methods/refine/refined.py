@@ -65,7 +65,7 @@ class RefinePlan:
         covariance: makes the method's shrunk covariance.
         directions: q, the largest number of directions of a round; None for as many as the head has
             independent columns.
-        head: the method's ``head`` if it is nonlinear; it is given the covariance as far as it is known.
+        head: the method's ``head`` if it is nonlinear, else None; its system is `known_matrix`.
     """
 
     gram: ScatterChoice | None
@@ -201,7 +201,8 @@ def refined(
         method: `fedcof` with an LDA, ridge or Student head and one mean for each class of a client, or a
             similar method: `fedcof_residuals` starts nearer to the exact head. For a Student head the shared
             covariance is refined; the parts in which classes differ stay those of the class means.
-        rounds: m, rounds of products. Three came near to the exact head in all our trials; d/q are exact.
+        rounds: m, rounds of products. Three came near to the exact head in all our trials; d/q rounds give
+            it exactly.
         directions: q, the largest number of directions of a round; by default C − 1 for LDA and C for ridge
             heads, which span all of the head's columns. With fewer, the leading ones are used, and progress
             is slower and less even.
@@ -243,8 +244,8 @@ def refined(
         raise ValueError(
             f"method: expected one whose covariance is estimated, got {method.name!r}, which is exact"
         )
-    # Directions of a client's scatter belong to no class, so they are not part of the scatter between its
-    # means.
+    # Rows of directions belong to no class, so they are no part of the scatter between a client's means:
+    # methods that send them can be refined.
     with_directions = option(method.summary.make, "num_directions") is not None
     if not with_directions and option(method.summary.make, "num_subsets") != 1:
         raise ValueError(
@@ -264,7 +265,7 @@ def refined(
     assert covariance is not None  # or `refinable_head` would have raised
     plan = RefinePlan(gram, covariance, directions, head)
     own = [replace(each, numbers=bound(of_first, inner=each.numbers)) for each in method.rounds]
-    # The start needs all of the method's numbers; the clients' parts of these last rounds need none.
+    # `_begin`, at the server, needs all of the method's numbers; the client's part of this round needs none.
     start, numbers = bound(_begin, plan=plan), bound(of_first, inner=None)
     own[-1] = replace(own[-1], server=start, numbers=numbers, head=True)
     products = Round(answer, bound(_take, plan=plan), _ask, examples=True, head=True)

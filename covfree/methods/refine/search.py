@@ -48,7 +48,7 @@ class Search(NamedTuple):
 def begin(inverse: Factorisation, right: Float[Array, "dim columns"], most: int) -> Search:
     """Start from W = P M."""
     nothing = right[:, :0]
-    # If Cholesky broke down the pivot is NaN, and a run would reject the state as not finite.
+    # Set the pivot to 0: if Cholesky broke down it is NaN, and a run would reject the state as not finite.
     inverse = inverse._replace(smallest_pivot=jnp.zeros_like(inverse.smallest_pivot))
     weight = solve(inverse, right)
     asked = _next(nothing, weight, right, most)
@@ -83,11 +83,11 @@ def advance(search: Search, images: Float[Array, "dim asked"], most: int) -> Sea
     energy = jnp.sum(weight * right)
     left = jnp.maximum(length * jnp.sum(ahead * residual), 0)
     error = jnp.sqrt(left / jnp.maximum(energy + left, jnp.finfo(right.dtype).tiny))
-    # A residual this small is rounding.
+    # A residual this small is rounding, so the solution counts as exact.
     eps = jnp.finfo(right.dtype).eps
     settled = jnp.sum(jnp.square(residual)) <= 1e4 * eps**2 * jnp.sum(jnp.square(right))
     weight = weight + jnp.where(error > jnp.sqrt(eps), length, 0) * ahead
-    # Without a step length the error is unknown.
+    # Without a step length the error is unknown, so report 1.
     error = jnp.where(settled, 0, jnp.where(length > 0, error, 1))
     asked = _next(span, ahead, residual, most)
     return Search(inverse, right, span, images, *asked, weight, error, length)
