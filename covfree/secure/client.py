@@ -160,7 +160,7 @@ class Client:
         self._need(len(clients & set(self._shares)), "neighbours whose uploads came")
         if strange := clients & set(self._session.neighbours_of(self._number)) - set(self._shares):
             raise Refused(f"came: expected neighbours that had shared, got {sorted(strange)} too")
-        self._came = sorted(clients)
+        self._came = sorted(map(int, clients))
         return Agreed(self._number, self._identity.sign(self._session.came_label(clients)))
 
     @_step(5)

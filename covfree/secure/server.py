@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import hashlib
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 
 import numpy as np
 
@@ -128,19 +129,14 @@ class Server:
                 for client, share in given.items():
                     kind[client][holder] = share
         for client in self.came():
-            seed = self._rebuilt(client, seeds[client])
-            if hashlib.sha256(seed).digest() != self._adverts[client].commitment:
-                raise Refused(f"shares: those of client {client}'s seed do not fit its commitment")
-            total -= mask(seed, len(total))
+            total -= mask(self._rebuilt(client, seeds[client], self._fits_seed), len(total))
         x25519 = optional("cryptography.hazmat.primitives.asymmetric.x25519", "secure")
         for client in sorted(self._shared - self._uploads):
             masked = [other for other in self._session.neighbours_of(client) if other in self._uploads]
             if not masked:
                 continue
-            secret = self._rebuilt(client, keys[client])
+            secret = self._rebuilt(client, keys[client], self._fits_key)
             key = x25519.X25519PrivateKey.from_private_bytes(secret)
-            if key.public_key().public_bytes_raw() != self._adverts[client].masking:
-                raise Refused(f"shares: those of client {client}'s key do not fit its public key")
             for other in masked:
                 public = self._adverts[other].masking
                 pair = mask(pair_key(self._session, "mask", key, public, client, other), len(total))
@@ -148,16 +144,28 @@ class Server:
                 total = total - pair if other < client else total + pair
         return total
 
-    def _rebuilt(self, client: int, own: Mapping[int, bytes]) -> bytes:
-        if len(own) < self._session.threshold:
-            raise Refused(
-                f"shares: expected at least {self._session.threshold} of client {client}, got {len(own)}"
-            )
-        try:
+    def _rebuilt(self, client: int, own: Mapping[int, bytes], fits: Callable[[int, bytes], bool]) -> bytes:
+        """Rebuild a client's secret from t shares; pass over one false share if there are more than t."""
+        least = self._session.threshold
+        if len(own) < least:
+            raise Refused(f"shares: expected at least {least} of client {client}, got {len(own)}")
+        around = [*own.items(), *own.items()]
+        for start in range(len(own)):
             # Use only t shares: any t will do, and the cost grows with the square of their number.
-            return shamir.rebuild(dict(list(own.items())[: self._session.threshold]))
-        except ValueError as error:
-            raise Refused(f"shares: those of client {client} do not fit together") from error
+            with suppress(ValueError):
+                if fits(client, secret := shamir.rebuild(dict(around[start : start + least]))):
+                    return secret
+        raise Refused(
+            f"shares: those of client {client} do not give the secret that its advert commits it to"
+        )
+
+    def _fits_seed(self, client: int, seed: bytes) -> bool:
+        return hashlib.sha256(seed).digest() == self._adverts[client].commitment
+
+    def _fits_key(self, client: int, secret: bytes) -> bool:
+        x25519 = optional("cryptography.hazmat.primitives.asymmetric.x25519", "secure")
+        public = x25519.X25519PrivateKey.from_private_bytes(secret).public_key()
+        return public.public_bytes_raw() == self._adverts[client].masking
 
     def _once(self, client: int, taken: Iterable[int]) -> None:
         if client in taken:
