@@ -146,7 +146,8 @@ def picture(results: dict[str, dict[str, list[list[float]]]], path: Path) -> Non
     with figures.style():
         figure = figures.new_figure(figures.PAGE, 3.6)
         figures.set_title(figure, "Caltech-101's model, K clients of n examples; solid FedCOF, dashed FedNCM")
-        for axes, limits in zip(figure.subplots(1, 2), ((0, 100), (86, 93)), strict=True):
+        halves = figure.subplots(1, 2)
+        for axes, limits in zip(halves, ((0, 100), (86, 93)), strict=True):
             for (name, runs), colour in zip(chosen.items(), figures.palette(len(chosen)), strict=True):
                 means = np.array([np.mean(runs[str(epsilon)], axis=0) for epsilon in EPSILONS])
                 axes.plot(EPSILONS, means[:, 1], color=colour, marker="o", label=name)
@@ -158,7 +159,7 @@ def picture(results: dict[str, dict[str, list[list[float]]]], path: Path) -> Non
             axes.set_title("all" if limits[0] == 0 else f"above {limits[0]} %")
             axes.set_xticks(EPSILONS, [f"{epsilon:g}" for epsilon in EPSILONS])
             axes.minorticks_off()
-        figures.legend_below(figure, axes.get_legend_handles_labels()[0])
+        figures.legend_below(figure, halves[0].get_legend_handles_labels()[0])
         figures.save_all(figure, path)
 
 
