@@ -28,7 +28,7 @@ def gram_phase(params: object, totals: tuple[()], rows: Rows, num_classes: int) 
 
 
 def gram_system(ridge: Scalar, totals: tuple[Moments, Scatter]) -> Scatter:
-    """F Fᵀ + λI."""
+    """Return F Fᵀ + λI."""
     return totals[1].shifted(ridge)
 
 
@@ -99,8 +99,8 @@ def fed3r(
             server subtracts it from sums over all clients (F Fᵀ, class sums, counts), so this works under
             secure aggregation. In float32 the difference F Fᵀ − Σ_c N_c μ_c μ_cᵀ has a relative error of
             about eps·(1 + m²/s²), for features of mean m and spread s within classes.
-        bias: whether the head has an intercept, see `ridge_head`; clients send the same. The paper has none,
-            its authors' code has one.
+        bias: whether the head has an intercept, see `ridge_head`; clients' messages are the same either way.
+            The paper has none, its authors' code has one.
         feature_map: a map of features that all parties share; random Fourier features make this Fed3R-RF.
 
     Raises:

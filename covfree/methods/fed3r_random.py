@@ -72,7 +72,7 @@ def _width(numbers: _Numbers, state: tuple[()], total: _Sizes) -> tuple[jax.Arra
     count = jnp.maximum(total.number, 1)
     square = total.square / count
     variance = square - jnp.square(total.total / count).sum()
-    # For features far from 0 the difference is mostly rounding.
+    # For features far from 0 the difference is mostly rounding, so bound it from below.
     variance = jnp.maximum(variance, jnp.finfo(square.dtype).eps * square)
     return (_WIDTHS * jnp.sqrt(jnp.where(variance > 0, variance, 1)),)
 

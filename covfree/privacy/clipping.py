@@ -37,7 +37,7 @@ def on_grid(vectors: Float[np.ndarray, "rows dim"], bound: int) -> Int[np.ndarra
 def bounded(integers: Int[np.ndarray, "rows dim"], bound: int) -> Int[np.ndarray, "rows dim"]:
     """Return integers, or raise if the norm of a row is above ``bound``.
 
-    Floats do not wrap as squares of integers do. They are off by a last bit, less than what they allow for.
+    The norm is computed in floats, as squares of integers could wrap; its rounding is allowed for.
 
     Raises:
         ArithmeticError: if a norm is above the bound: the promise would not hold.

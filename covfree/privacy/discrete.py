@@ -107,8 +107,8 @@ def _exponential(
 def _exponential_below_one(
     numerator: np.ndarray, log_denominator: int, random_bytes: RandomBytes
 ) -> np.ndarray:
-    """True with probability exp(−γ), γ = numerator/2^log_denominator in [0, 1]: the first k with a failure
-    in trials of probability γ/k is odd.
+    """Draw True with probability exp(−γ), where γ = numerator/2^log_denominator is in [0, 1]: trial k = 1, 2,
+    … passes with probability γ/k, and the first that fails has an odd k.
     """  # noqa: D205
     odd = np.zeros(numerator.shape, bool)
     trying, k = np.arange(numerator.size), 1

@@ -15,7 +15,7 @@ from covfree.core.types import AnyArray, Scalar
 def debiased_reciprocal(count: Num[AnyArray, "..."], deviation: Scalar) -> Float[Array, "..."]:
     """Estimate 1/N from a noisy count Ñ = N + σ_n z: (1 − σ_n²/Ñ²)/Ñ, as E[1/Ñ] ≈ (1 + σ_n²/N²)/N.
 
-    The error is O(σ_n⁴/N⁵). A count below 2σ_n or 1 is raised to that, as it says nothing about 1/N.
+    The error is O(σ_n⁴/N⁵). A count below max(2σ_n, 1) is raised to that, as it says nothing about 1/N.
 
     Args:
         count: Ñ.

@@ -22,9 +22,9 @@ from covfree.privacy.uploads import Grid
 
 # Number of candidates in re-identification, of which one is in the sum.
 _CANDIDATES = 10
-# The attacker loads a covariance estimated from few examples by this share of the largest possible λ.
+# The attacker adds this share of the mean eigenvalue to the diagonal of a covariance from few examples.
 _LOADING = 0.01
-# With fewer members or others, shares of them say nothing.
+# With fewer members or non-members, the table does not show the attack's success.
 _FEWEST = 20
 # An attack uses at most this many sums, each of one class of one sender.
 _MOST_SUMS = 300
@@ -272,7 +272,7 @@ def _scored(seen: _Seen, world: _World, rng: np.random.Generator) -> Iterator[tu
         padded = np.pad(shown, [(0, 2 * _CANDIDATES - len(shown)), (0, 0)])
         count = max(float(seen.counts[sender, label]), 1.0)
         total = seen.sums[sender, label] - count * world.centres[label]
-        # Centred and scaled before they become float32, which a mean far from 0 would leave few bits.
+        # Centre and scale before converting to float32: a mean far from 0 would leave few bits for the rest.
         given = padded / scale, total / scale, count, np.zeros(dim), spread, seen.deviation / scale
         score = np.asarray(_scores(*map(np.float32, given)))
         yield score[: len(own)], score[len(own) : len(shown)]

@@ -53,7 +53,7 @@ class Private:
     Attributes:
         method: the method, with the projection as its feature map.
         promise: what is promised, and to whom.
-        grids: the grid of each step; for the second step, of either choice.
+        grids: for each step, the grid of each kind of upload that clients may be asked for.
         centre: the public vector that is subtracted before features are clipped; None for 0.
     """
 
@@ -84,7 +84,7 @@ class Private:
         """
         grid = self._grid(step, kind)
         check_example_structure(features, labels)
-        # Not the features' values: an error would tell of one example, which counts as zeros.
+        # Do not check the features' values: an error would reveal one bad example, which counts as zeros.
         check(np.ones((len(labels), 1)), labels, num_classes=num_classes)
         plain = grid.upload(
             centred(self.method, self.centre, features),
@@ -177,7 +177,7 @@ class Private:
         return self.head(*totals)
 
     def _check_total(self, step: int, total: Upload, first: Upload | None = None) -> None:
-        """Raise unless a total has enough noises, and the shape of the first's classes and features."""
+        """Raise unless a total has enough noises, and a shape that fits the first total's."""
         self._grid(step, total.kind)
         if total.noises < (least := self.promise.honest or 1):
             raise ValueError(f"total: expected at least {least} noises in step {step}, got {total.noises}")

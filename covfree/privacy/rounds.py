@@ -115,7 +115,7 @@ def _client(
 
 
 def finite_metrics(metrics: dict[str, Any]) -> dict[str, Any]:
-    """Metrics with 0 for what is not finite: one client's would stop the run, which tells of its examples."""
+    """Replace NaN and ∞ by 0: they would stop the run, which would tell something of a client's examples."""
     return {name: jnp.nan_to_num(x, nan=0, posinf=0, neginf=0) for name, x in metrics.items()}
 
 

@@ -40,7 +40,7 @@ _NOISE_OF_MEANS = 0.1
 
 @dataclass(frozen=True)
 class NoisySums:
-    """The server's knowledge of the classes, in units of features divided by the clip, and of examples.
+    """Noisy sums and counts of the classes, for features divided by the clip.
 
     Attributes:
         sums: S̃_c, [classes, dim].
@@ -94,10 +94,10 @@ class NoisySums:
 
     @property
     def present(self) -> np.ndarray:
-        """Which classes are not surely absent.
+        """Which classes count as present.
 
-        A class counts as absent if its count is within 3 standard deviations of 0, provided that the noise is
-        so small that an average class exceeds 6, and that some class is present.
+        A class counts as present if its count is above 3 standard deviations of the noise. All do if the
+        average count is at most 6 standard deviations, or if no class passes.
         """
         clear = self.num_examples / len(self.counts) > 6 * self.count_deviation
         found = self.counts > 3 * self.count_deviation
@@ -176,11 +176,12 @@ def head_of(method: Method[Any], known: NoisySums, grid: Grid, total: Upload) ->
 
     The mean of the noise is subtracted from the scatter, negative eigenvalues become 0, and the noise's edge
     is added to the regulariser. In an LDA head, noise adds −½ v_c tr Σ⁻¹ to the mean of −½ μᵀΣ⁻¹μ, which is
-    subtracted. All is computed in units of the clip, in which squares of features of any scale are floats.
+    subtracted. Features are divided by the clip first, so that their squares do not overflow.
     """
-    with np.errstate(over="ignore"):  # an error below says it
+    with np.errstate(over="ignore"):  # the check below raises if a number overflows
         head = _head_of(method, known, grid, total)
-    # The scores of LDA stay as they are; ridge regression keeps columns of norm 1.
+    # Convert to features that are not divided by the clip: LDA keeps its scores, so divide the weights. Ridge
+    # regression keeps columns of norm 1, so multiply the bias.
     lda = method.name == "fedcgs" or _is_within_lda(method)
     part, factor = ("weight", 1 / grid.clip) if lda else ("bias", grid.clip)
     found = {name: np.asarray(getattr(head, name), np.float64) for name in ("weight", "bias")}
@@ -207,7 +208,7 @@ def _head_of(method: Method[Any], known: NoisySums, grid: Grid, total: Upload) -
         assert method.message is not None
         state = method.message.merge(method.params, message, len(label))
         assert method.system is not None
-        # A ridge, or γ, is added to squares of features.
+        # A ridge, or γ, is added to squares of features, so divide it twice by the clip.
         system = method.system(method.params / grid.clip / grid.clip, *state)
         scale = jnp.maximum(moments.num_examples - 1, 1) if method.name == "fedcgs" else 1
         system = _positive(system.unshifted.dense()).shifted(system.shift + edge / scale)

@@ -44,7 +44,8 @@ def private_training(
         The algorithm, for `covfree.rounds.run`, and the promise.
 
     Raises:
-        ValueError: if the algorithm sends more than a change of the model, or a number is out of range.
+        ValueError: if the algorithm does not train as `fedavg` does, or has ``steps`` instead of ``epochs``,
+            a loss over each client's own classes, or running statistics; or if a number is out of range.
 
     Source: Abadi et al. (2016), Deep learning with differential privacy, without sampling.
     """

@@ -19,7 +19,7 @@ from covfree.secure.words import Words, shaped
 
 # log₂ of the standard deviation of a client's noise, in steps of the grid.
 _LOG_DEVIATION = 18
-# If all clients upload the largest norm, the sum is below half of 2⁶⁴, with as much room for noise.
+# The largest norm of a sum without noise. Words hold numbers below 2⁶³, so there is room for noise.
 _ROOM = 2**61
 # The least number of grid steps that a norm must have.
 _LEAST = 32
@@ -130,7 +130,7 @@ def private_updates(
         raise ValueError(f"honest: expected at most the {most} clients, got {honest}")
     moved = 1 if neighbours == "add_remove" else 2
     deviation = 2.0**_LOG_DEVIATION * math.sqrt(honest)
-    # The last bit of float rounding must not cost more than ρ.
+    # Allow for the last bit of float rounding, so that the cost is not above ρ.
     allowed = math.sqrt(2 * rho_for(epsilon, delta) / number) * deviation * (1 - 1e-12)
     # A finer grid would wrap; in that case there is more noise than ε requires.
     bound = min(math.floor(allowed / moved), _ROOM // most)

@@ -23,7 +23,8 @@ Kind: TypeAlias = Literal["sums", "matrix"]
 # They cost 5 % more noise.
 COUNT_SHARE = 0.3
 SQUARE_SHARE = 0.15
-# If a replacement may move features by twice their bound anyway, a count with this share costs no more noise.
+# If an example is replaced, its features move by up to twice their bound; then a count with this share costs
+# no more noise.
 _FREE_COUNT_SHARE = 0.98
 
 
@@ -32,7 +33,7 @@ class Upload:
     """What a client sends in one step, or the sum over clients.
 
     Attributes:
-        kind: which kind of upload it is.
+        kind: ``"sums"`` of classes, or ``"matrix"``: the second moment of all examples.
         values: integers on the grid: [classes, dim + 2] sums of features, counts and squared norms, or
             [dim·(dim + 1)/2] the upper triangle of the second moment.
         noises: how many noises were added.
@@ -102,11 +103,11 @@ class Grid:
 
         Derived in docs/privacy.md. Adding an example moves the sums by √(R² + b² + e²), where R bounds the
         features, b is the count's coordinate and e that of the squared norm. Replacing one moves them by at
-        most √(4R² + e²), or √(2R² + 2b² + 2e²) if the class changes. The second moment xxᵀ moves by R² and √2
-        R². A client's upload moves by its bound, or twice the bound.
+        most √(4R² + e²), or √(2R² + 2b² + 2e²) if the class changes. The second moment moves by R² if an
+        example is added, and by √2 R² if one is replaced. A client's upload moves by its bound or twice it.
         """
         add = neighbours == "add_remove"
-        # The last bit of float rounding must not cost more than ρ.
+        # Allow for the last bit of float rounding, so that the cost is not above ρ.
         most = math.sqrt(2 * rho) * _deviation(kind, log_deviation, noises) * (1 - 1e-12)
         count = square = 0
         if weight is not None:
@@ -194,7 +195,7 @@ class Grid:
             square = np.rint(self.square * norm).astype(np.int64)
             count = np.full_like(square, self.count)
             return Upload("sums", _class_sums(np.c_[integers, count, square], labels, num_classes))
-        # Float64 adds integers exactly below 2⁵³: that is 10⁸ examples with a bound of 2¹³.
+        # Float64 adds integers exactly below 2⁵³: the products of a block, at most 8192·2³⁸, stay below.
         product = np.zeros((features.shape[1],) * 2, np.int64)
         for start in range(0, len(integers), _BLOCK):
             block = integers[start : start + _BLOCK].astype(np.float64)

@@ -20,7 +20,8 @@ from covfree.protocol.values import square_sums
 
 # With fewer clients, no bounds are derived.
 _FEWEST = 4
-# Robust standard deviations of a logarithm above the median. In real federations, clients reach 5.3.
+# How far a bound lies above the median, in robust standard deviations of the logarithms. In real federations,
+# clients reach 5.3.
 _DEVIATIONS = 6.0
 # Factors above the median that are always allowed: for the examples of a client, the sum of squares, and the
 # mean square of the features.
@@ -87,8 +88,8 @@ def _range(values: Iterable[float], least: float) -> _Range | None:
     """Derive an upper bound from the values' logarithms; None if there are too few values.
 
     The bound lies above the median of the logarithms, by a multiple of their spread. The spread is 1.48 times
-    the median distance from the median. If the distance of the upper quartile divided by 0.67 is more, it is
-    that: clients' sizes have long tails. The bound is at least ``least`` times the median.
+    the median distance from the median; or, if that is larger, the upper quartile's distance divided by 0.67,
+    as clients' sizes have long tails. The bound is at least ``least`` times the median.
     """
     logs = np.log([value for value in values if value > 0])
     if len(logs) < _FEWEST:

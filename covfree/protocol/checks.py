@@ -50,7 +50,7 @@ class Rules:
                 check_strength(name, value)
         if self.method is not None and not self.method.message_rounds:
             self.method.check_message()
-        # Compute the kind now: a method that fails is the server's error, not that of a message.
+        # Compute the kind now: a method that fails must raise here, and not let a message be set aside.
         _ = self.kind
 
     @cached_property
@@ -171,7 +171,7 @@ def has_announced_counts(letter: Letter) -> None:
     rows, total = letter.message.rows, letter.num_examples
     most = None if letter.rules.max_count == "derived" else letter.rules.max_count
     count = np.asarray(rows.count)
-    # A mixture spreads each class over its components with float weights, whose sum has rounding.
+    # Allow for rounding of float counts: a mixture spreads each class over its components by float weights.
     slack = 0 if count.dtype.kind in "iu" else 1e-5
     if letter.announced is not None and not np.isclose(total, letter.announced, rtol=slack):
         raise ValueError(

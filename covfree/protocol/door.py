@@ -27,7 +27,7 @@ class Found(NamedTuple):
         kind: which parts the message has.
         size: the message's size, from which bounds are derived.
         length: the number of rows.
-        none: the rows with length 0, which still show their dimension and data types.
+        none: the message's rows cut to length 0, to keep their dimension and data types.
     """
 
     receipt: str

@@ -22,7 +22,7 @@ def forget(
     label: int | None = None,
     message: Message | None = None,
 ) -> Collected:
-    """Remove a client, or one class of a client, from what was collected, as if it had never been sent.
+    """Remove a client, or one class of a client, as if the client had never sent it.
 
     The client's rows are removed. The collected matrix is a sum over clients, from which the matrix of
     ``message`` is subtracted. The result equals a sum without the client up to `Collected.rounding`, which

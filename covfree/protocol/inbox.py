@@ -17,7 +17,8 @@ from covfree.core.checks import check_above_zero
 from covfree.core.types import Message
 from covfree.protocol.files import SUFFIX, Sent, read_message, shown
 
-# Bytes of a file: the most that are read, and what is always read; and how many files give a usual size.
+# In bytes: the largest bound on a file's size, and the smallest. And the least number of files from whose
+# median size the bound is derived.
 _MOST_BYTES, _ALWAYS, _FEWEST = 2**30, 2**26, 4
 # The largest number of bytes of messages that stay in memory after reading.
 _KEPT = 2**28

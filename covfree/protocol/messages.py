@@ -81,7 +81,7 @@ def client_message(
     features, labels = pad_rows(given, padding).values()
     check(features, labels, num_classes=num_classes)
     features, labels = as_examples(features, labels=labels)
-    # Mixtures count labels on the host to size their arrays, which fails under `jit`.
+    # Do not compile the making of mixtures: they count labels on the host to size their arrays.
     make = Method.made if method.summary.counts else _made
     part = method.client_part()
     if method.message is not None:

@@ -68,7 +68,7 @@ def load_collected(path: str | PathLike[str]) -> Collected:
         about = json.loads(metadata["collected"])
         named = {name: dict(about[name]) for name in _BY_CLIENT}
         clients, bounds = tuple(about["clients"]), dict(about["bounds"])
-        # Files of earlier versions do not record the rounding of their matrix.
+        # Files of earlier versions do not record the rounding of their matrix, so the bound is infinite.
         rounding = float(about.get("rounding", 0.0 if message.matrix is None else np.inf))
     except (ValueError, KeyError, TypeError) as error:
         raise ValueError(f"path: {shown(path)}: expected what save_collected wrote ({error})") from error

@@ -126,8 +126,8 @@ def collect(
         owner = np.full(len(message.rows.label), len(before.clients) + len(receipts), np.int32)
         receipts[client] = found.receipt
         if message.matrix is not None:
-            # Float64, so that rounding does not grow with the clients. One by one: all at once would be K·d²
-            # numbers.
+            # Add in float64, so that many clients' rounding stays small; and one by one, as all matrices at
+            # once would be K·d² numbers.
             matrix = message.matrix + (np.zeros(np.shape(message.matrix)) if matrix is None else matrix)
             rounding += rounding_of(matrix)
         parts.append(replace(message, rows=replace(message.rows, client=owner), matrix=None))

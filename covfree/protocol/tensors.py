@@ -75,6 +75,6 @@ def tensor_of(body: bytearray, about: Mapping[str, Any]) -> np.ndarray:
     read = np.uint8 if dtype == np.bool_ else dtype
     values = np.frombuffer(body, read, math.prod(shape), about["data_offsets"][0])
     if dtype == np.bool_:
-        # Bools in a stranger's file may have bytes other than 0 and 1.
+        # Bools in a stranger's file may have bytes other than 0 and 1, so read them as integers.
         values = values != 0
     return (values if values.flags.aligned else values.copy()).reshape(shape)

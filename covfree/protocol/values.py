@@ -57,7 +57,7 @@ def check_rows(rows: Rows, *, num_classes: int, dim: int | None = None) -> None:
     for name, values in (("mean", mean), ("covariance", rows.covariance)):
         if values is None:
             continue
-        # Not −1: NumPy cannot infer an axis if there are no rows.
+        # Compute the second axis: NumPy cannot infer it from −1 if there are no rows.
         flat = np.asarray(values).reshape(len(label), math.prod(np.shape(values)[1:]))
         position = first_non_finite(flat, used)
         if position is not None:
@@ -136,7 +136,7 @@ def _check_covariances(
                 "expected variances of at least 0"
             )
         return
-    # Each component of a mixture is a weighted sum over all examples, so all of them contribute rounding.
+    # Each component of a mixture is a weighted sum over all examples, so the tolerance counts them all.
     total = float(count[used].sum(dtype=np.float64))
     tolerance = rounding(total, covariance.dtype)
     for row in np.flatnonzero(used):

@@ -62,7 +62,8 @@ def afl(gamma: Scalar = 1.0, *, ridge: Scalar = 0.0, bias: bool = False) -> Meth
     Args:
         gamma: γ, added to a client's Gram matrix to make its system regular.
         ridge: λ of the final solution; the paper has 0.
-        bias: whether the head has an intercept, see `ridge_head`; clients send the same. The paper has none.
+        bias: whether the head has an intercept, see `ridge_head`; clients' messages are the same either way.
+            The paper has none.
 
     Raises:
         ValueError: if a number is negative or not finite.

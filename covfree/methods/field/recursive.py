@@ -159,7 +159,7 @@ def downdate(
     identity = jnp.eye(state.root.shape[0], dtype=state.root.dtype)
     lower = cholesky(identity - product(half, half.T))
     smallest = jnp.square(jnp.diagonal(lower)).min()
-    # A NaN pivot compares False.
+    # If a pivot is NaN, the comparison is False, and the examples are not removed.
     noise = jnp.finfo(lower.dtype).eps * lower.shape[0]
     sound = (smallest > noise) & (state.count >= count).all()
     left = state.count - count

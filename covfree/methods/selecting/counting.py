@@ -155,7 +155,7 @@ def results_of(scores: jax.Array, label: jax.Array, by: By) -> jax.Array:
     """Compute the error or the loss of each example from its scores."""
     most = scores.max(1)
     if by == "errors":
-        # NaN, or −∞ for all classes, predicts nothing.
+        # Scores with NaN, or of −∞ for all classes, predict nothing, which counts as an error.
         return (scores.argmax(1) != label) | ~jnp.isfinite(most)
     own = jnp.take_along_axis(scores, label[:, None], axis=1)[:, 0]
     loss = jax.nn.logsumexp(scores, axis=1) - own

@@ -126,7 +126,7 @@ def barycentre(gaussians: Gaussian) -> Gaussian:
 @jit
 def _barycentre(gaussians: Gaussian) -> Gaussian:
     count = jnp.asarray(gaussians.count)
-    # The moments of a client without examples may be NaN, which a weight of 0 would not remove.
+    # Set the moments of clients without examples to 0: they may be NaN, which a weight of 0 would not remove.
     mean, covariance = (
         jnp.where((count > 0).reshape(-1, *(1,) * (x.ndim - 1)), x, 0)
         for x in (jnp.asarray(gaussians.mean), jnp.asarray(gaussians.covariance))
