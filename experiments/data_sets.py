@@ -35,6 +35,8 @@ def digits(seed: int) -> Data:
 def stored(path: Path) -> Data:
     """Features of a file with ``is_test``."""
     with np.load(path) as file:
+        if missing := {"features", "labels", "is_test"}.difference(file):
+            raise ValueError(f"{path}: expected features, labels and is_test, got no {' and '.join(missing)}")
         features, labels, test = file["features"].astype(np.float32), file["labels"], file["is_test"] > 0
     return Data(features[~test], labels[~test], features[test], labels[test])
 

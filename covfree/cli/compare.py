@@ -81,7 +81,7 @@ def compare_command(
     ] = False,
     noise: Annotated[
         str | None,
-        typer.Option(help="On counts: uniform:ε, gaussian:ε, laplace:ε."),
+        typer.Option(help="Counts, not DP: uniform:ε, gaussian:ε, laplace:ε."),
     ] = None,
     metrics: Annotated[str | None, typer.Option(help=f"What to measure: {', '.join(NAMES)}.")] = None,
     out: Out = None,
@@ -109,6 +109,7 @@ def compare_command(
     if noise is not None:
         with named_option("noise"):
             chosen = with_noise(chosen, noise)
+        say(f"counts have noise, {noise}, which is not differential privacy: docs/privacy.md")
     if pooled:
         chosen = {**chosen, POOLED.name: Variant(TITLE, POOLED)}
     if resume and out is None:

@@ -252,5 +252,5 @@ def check_method(method: Any, *_: Any, **__: Any) -> None:
     elif callable(method):
         hint = f"{getattr(method, '__name__', method)!s}, which makes one: call it"
     else:
-        hint = f"{type(method).__name__}"
+        hint = f"{type(method).__name__}" + (", which has its own fit" if hasattr(method, "fit") else "")
     raise TypeError(f"method: expected a method such as covfree.fedcof(), got {hint}")

@@ -62,6 +62,9 @@ class Private:
     grids: tuple[dict[Kind, Grid], ...]
     centre: Float[np.ndarray, " dim"] | None = None
 
+    def __repr__(self) -> str:
+        return f"Private({self.method.name}: {self.promise})"
+
     def upload(
         self,
         step: int,
@@ -165,6 +168,12 @@ class Private:
             raise ValueError("clients: expected at least one with examples, got none")
         if len(present) < (least := self.promise.honest or 1):
             raise ValueError(f"clients: expected at least {least}, as the promise says, got {len(present)}")
+        units = int((classes >= 0).sum()) if self.promise.unit == "example" else len(present)
+        if not self.promise.delta * units < 1:
+            raise ValueError(
+                f"delta: expected well below one over the {units:,} {self.promise.unit}s, got "
+                f"{self.promise.delta}"
+            )
         mapped = centred(self.method, self.centre, features)
         totals: list[Upload] = []
         kind: Kind | None = "sums"
@@ -266,9 +275,8 @@ def private(
     check_above_zero("clip", clip)
     rho = rho_for(epsilon, delta)
     if (noise == "distributed") != (honest is not None):
-        raise ValueError(
-            f"honest: expected a number with distributed noise alone, got {honest!r} with {noise}"
-        )
+        wanted = "the number of clients that surely add noise" if honest is None else "None"
+        raise ValueError(f"honest: expected {wanted} with noise={noise!r}, got {honest!r}")
     if unit == "client" and weight is None:
         raise ValueError(
             "weight: expected the most that a client weighs, in examples, with unit='client' (such as a "

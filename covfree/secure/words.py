@@ -102,7 +102,10 @@ class FixedPoint:
         numbers = np.concatenate([np.zeros(0), *leaves])
         if not np.all(np.abs(numbers) <= self.bound):
             worst = numbers[np.argmax(np.where(np.isfinite(numbers), np.abs(numbers), np.inf))]
-            raise ValueError(f"upload: expected numbers of at most {self.bound:g}, got {worst:g}")
+            raise ValueError(
+                f"upload: expected numbers of at most {self.bound:g}, the bound on which all clients agreed, "
+                f"got {worst:g}"
+            )
         # Only `rint` rounds, by at most ½: multiplying by a power of 2 is exact.
         return np.rint(np.ldexp(numbers, self.bits)).astype(np.int64).view(np.uint64)
 

@@ -308,9 +308,10 @@ def test_help_is_two_screens(cli, monkeypatch):
 
 def test_noise_on_the_counts(compare):
     arguments = ("--methods", "fedcof", "--seeds", 1, "--format", "json")
-    plain, noisy = (
-        results(compare(*arguments, *more))["fedcof"] for more in ((), ("--noise", "laplace:0.05"))
-    )
+    runs = [compare(*arguments, *more) for more in ((), ("--noise", "laplace:0.05"))]
+    plain, noisy = (results(each)["fedcof"] for each in runs)
+    said = "counts have noise, laplace:0.05, which is not differential privacy"
+    assert [said in each.err for each in runs] == [False, True]
     # Means whose noisy count is 0 are not sent.
     assert noisy["bytes_up"] < plain["bytes_up"]
 

@@ -218,8 +218,8 @@ def test_the_promise_is_kept_to_the_digit():
         ({"clip": -1.0}, "clip: expected"),
         ({"unit": "row"}, "unit: expected"),
         ({"noise": "none"}, "noise: expected"),
-        ({"noise": "distributed"}, "honest: expected a number with distributed noise"),
-        ({"honest": 3}, "honest: expected a number with distributed noise"),
+        ({"noise": "distributed"}, "honest: expected the number of clients that surely add noise with"),
+        ({"honest": 3}, "honest: expected None with noise='central', got 3"),
         ({"unit": "client"}, "weight: expected the most that a client weighs, in examples"),
         ({"weight": 3.0}, "weight: expected None with unit='example', as it bounds a client's, got 3.0"),
     ],
@@ -242,6 +242,12 @@ def test_too_few_noises_and_wrong_steps_are_refused():
         make().total(0, [one])
     with pytest.raises(ValueError, match="clients: expected at least 3"):
         made.fit(FEATURES, LABELS, np.zeros_like(OWNERS))
+    for setting, units in (({}, "4,800 examples"), (SETTINGS[4], "12 clients")):
+        with pytest.raises(ValueError, match=f"delta: expected well below one over the {units}, got 0.5"):
+            make(delta=0.5, **setting).fit(FEATURES, LABELS, OWNERS)
+    assert repr(made) == f"Private({made.method.name}: {made.promise})"
+    with pytest.raises(TypeError, match="got Private, which has its own fit"):
+        covfree.fit(made, FEATURES, LABELS, OWNERS)  # type: ignore
     with pytest.raises(ValueError, match="kind: expected a kind of step 0"):
         made.upload(0, "matrix", FEATURES, LABELS, num_classes=CLASSES)
     with pytest.raises(ValueError, match="totals: expected 2"):

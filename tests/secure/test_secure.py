@@ -329,7 +329,10 @@ def test_the_largest_uploads_do_not_wrap():
     np.testing.assert_allclose(again["x"], numbers, atol=2.0**-point.bits)
     assert again["n"].dtype == np.arange(3).dtype
     for wrong in (np.nan, np.inf, -10.1):
-        with pytest.raises(ValueError, match="upload: expected numbers of at most 10, got"):
+        with pytest.raises(
+            ValueError,
+            match="upload: expected numbers of at most 10, the bound on which all clients agreed, got",
+        ):
             point.encode([1.0, wrong])
     wide = FixedPoint(2.0**53, 3)
     for array in (np.full(2, 2**30, np.int32), np.full(2, 200, np.uint8), np.full(2, 6e4, np.float16)):
@@ -390,6 +393,8 @@ def test_algorithms_give_what_they_give_without_masks():
             secure.run_securely(*some, *wrong, 1e6, key=jax.random.key(0))
     with pytest.raises(ValueError, match=r"clients: expected at least 3, .*, got 2"):
         secure.run_securely(*some, LABELS, CLIENTS % 2, 1e6, key=jax.random.key(0))
+    with pytest.raises(TypeError, match="bound: expected a number, got None"):
+        secure.run_securely(*some, LABELS, CLIENTS, None, key=jax.random.key(0))  # type: ignore
     rows = as_algorithm(covfree.fedcof(0.1), num_classes=3)
     with pytest.raises(ValueError, match="expected uploads that are sums"):
         secure.run_securely(rows, FEATURES, LABELS, CLIENTS, 1e6, key=jax.random.key(0))
