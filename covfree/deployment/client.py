@@ -138,7 +138,7 @@ class Client(Machine):
             content, examples = own.arrays(), own.examples
         else:
             content, kept = self._step(turn, about, arrays)
-            examples = 0  # in a secure sum, their number is hidden too
+            examples = 0  # in a secure sum, the number of examples is hidden too
         reply = {
             "kind": "answer",
             "sender": self.site,

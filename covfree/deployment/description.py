@@ -204,7 +204,7 @@ class Description:
 
     @property
     def example(self) -> np.ndarray:
-        """A site's example of zeros: a feature vector, or for a network an image in grey levels."""
+        """An example of zeros: a feature vector [1, d], or for a network an RGB image [1, side, side, 3]."""
         if self.train == "head":
             return np.zeros((1, self.dim), np.float32)
         side = self.extractor["preprocessing"]["crop"]
@@ -254,7 +254,7 @@ class Description:
 
     @cached_property
     def private_updates(self) -> PrivateUpdates | None:
-        """The noise if the federation trains in rounds; else None."""
+        """The encoding that adds noise, for a private federation that trains in rounds; else None."""
         if self.private is None or method_named(self.algorithm) is not None:
             return None
         return self.private.updates(self.fewest, self.rounds or 1, len(self.sites))

@@ -95,13 +95,13 @@ class _Messages(Mapping[str, Message]):
 def judge(
     sites: list[str], read: Callable[[str], Message], algorithm: Algorithm, description: Description
 ) -> tuple[dict[str, str], str | None]:
-    """Find messages of class rows to be set aside, each by itself and compared to all; see `covfree.collect`.
+    """Find the class-row messages to set aside, by checking each and comparing all; see `covfree.collect`.
 
     The second result is how many sites were judged by their class means; None if the description asks for no
     judgement.
     """
     method = algorithm.params.method
-    # The matrix of a solution, as AFL sends it, is not bounded by the features' norms.
+    # Do not bound norms if clients send solutions, as AFL's do: features' norms do not bound their matrices.
     kind = Rules(2, method=method).kind if method.one_shot else None
     norm: Any = "derived" if description.max_norm is None else description.max_norm
     rules = Rules(

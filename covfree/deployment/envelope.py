@@ -108,7 +108,7 @@ def check_own(sites: Mapping[str, str], site: str, key: Any) -> None:
     if site not in sites:
         raise ValueError(f"site: expected one of {', '.join(sites)}, got {site!r}")
     if public_key(key) != sites[site]:
-        # Both files contain 64 digits, and are easily confused.
+        # The files of a private and of a public key both contain 64 digits, so say if they were confused.
         what = "its public key" if bytes.fromhex(sites[site]) == key.private_bytes_raw() else "another"
         raise ValueError(f"key: expected the private key of {site!r} in the description, got {what}")
 

@@ -23,7 +23,7 @@ SUFFIX = ".message"
 
 
 class Machine:
-    """A machine of a federation, which keeps everything in a folder; as a context it releases the folder.
+    """A machine of a federation, which keeps its state in a folder; the end of a ``with`` block releases it.
 
     Attributes:
         description: the federation.

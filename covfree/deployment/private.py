@@ -194,7 +194,7 @@ class PrivateSteps:
         return state._replace(kind=place, noises=counted, first=values), True
 
     def result(self, state: _State) -> Head | None:
-        """Return the head; None before the last round."""
+        """Return the head; None until the last round is done."""
         if not np.all(state.noises):
             return None
         totals = [Integers("sums", np.asarray(state.first), int(state.noises[0]))]

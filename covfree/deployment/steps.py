@@ -115,7 +115,7 @@ class Steps:
     def _answers(
         self, number: int, turn: int, sent: Any, memory: Any, features: Any, labels: np.ndarray, longest: int
     ) -> cohort.Answers:
-        """Run a cohort of one client."""
+        """Compute a client's part of a round, as the simulation does, in a cohort of this client alone."""
         # Add a row for a client without examples, as a table must not be empty.
         features, labels = (x if len(x) else np.zeros((1, *x.shape[1:]), x.dtype) for x in (features, labels))
         # Pad `order` to the length of `labels`: then clients with as many rows share a compiled function.
@@ -170,7 +170,7 @@ class Steps:
         return self._skeletons[len(items)]
 
     def received(self, number: int, examples: int, arrays: Mapping[str, np.ndarray], form: Parts) -> Upload:
-        """Read an upload."""
+        """Read an upload; raise unless its arrays are finite and have the shapes and types of ``form``."""
         lengths = [len(np.atleast_1d(arrays.get(f"table.{i}.0", 0))) for i in range(len(form.tables))]
         wanted = {f"sum.{i}": (x.shape, x.dtype) for i, x in enumerate(form.sums)}
         for i, table in enumerate(form.tables):

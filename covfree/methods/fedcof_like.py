@@ -47,7 +47,7 @@ class Spread(NamedTuple):
 
 
 def _degrees(within: Within, first: Any) -> jax.Array:
-    """A in Σ̂ = Ŵ/A, which makes Σ̂ unbiased if classes share Σ: N − C if every class has two rows."""
+    """Return the A that makes Σ̂ = Ŵ/A unbiased if classes share Σ: N − C if all have at least two rows."""
     return jnp.maximum(moments_of(first).within_degrees, 1) * within.freedom(first).expected
 
 

@@ -43,7 +43,7 @@ def option(function: Any, name: str) -> Any:
 
 
 def of_first(numbers: Any, *, inner: Callable[[Any], Any] | None) -> Any:
-    """Select the numbers of the method that came first, then apply ``inner`` to them."""
+    """Select the numbers of the method that is refined or corrected, then apply ``inner`` to them."""
     return numbers.first if inner is None else inner(numbers.first)
 
 

@@ -99,7 +99,7 @@ def _law(numbers: Any, state: tuple[Any, ...], rows: Rows, num_classes: int, *, 
 def _products(
     numbers: Any, state: tuple[Any, ...], rows: Rows, num_classes: int, *, examples: bool, rank: int
 ) -> jax.Array:
-    """Compute S_c Ω of every class."""
+    """Compute S_c Ω for every class: its scatter times the shared directions."""
     first, _, law = state
     means = _means(rows, num_classes, examples)
     factor = row_factor(means, moments_of(first), client_variance(law))

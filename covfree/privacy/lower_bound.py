@@ -107,7 +107,7 @@ def audit_epsilon(
     for kept in (labels, np.full(runs, -1)):
         upload = plain.upload(0, "sums", features, kept, num_classes=runs, random_bytes=random_bytes)
         total = plain.total(0, [upload], random_bytes=random_bytes)
-        # The statistic of the likelihood ratio, in exact integers.
+        # The statistic of the likelihood ratio: the sums, weighted by how far the example moves each.
         moves = np.array([grid.bound, grid.count, grid.square], float)
         scores.append(total.values @ moves)
     delta = made.promise.delta

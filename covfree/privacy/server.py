@@ -33,8 +33,8 @@ from covfree.privacy.uploads import Grid, Upload, full_matrix
 # reveals, are far above the average. But ridge heads, and FedCGS, suffer from noise sooner.
 _WORTH_OF_LDA = 3.0
 _WORTH_OF_OTHERS = 0.25
-# And if the noise in a class mean is at most this share of its squared distance from the others; above it,
-# the means need the rest of the budget more.
+# The matrix is asked for only if, in addition, the noise in a class mean is at most this share of its squared
+# distance from the others. Above it, the means need the rest of the budget more.
 _NOISE_OF_MEANS = 0.1
 
 
@@ -137,8 +137,8 @@ def _is_within_lda(method: Method[Any]) -> bool:
     return method.name not in _SUBTRACTED and option(method.system, "gram") is None
 
 
-# Methods with a Gram matrix, and Σ 1/N over the groups whose means they subtract from it. σ² times that is
-# the mean of the noise that is subtracted with them.
+# Methods with a Gram matrix. The functions give Σ 1/N over the groups whose means a method subtracts from it.
+# Times σ², that is the mean of the noise that is subtracted with the means.
 _SUBTRACTED: dict[str, Callable[[NoisySums], float]] = {
     "fed3r": lambda known: 0.0,
     "fed3r-within": lambda known: float(known.reciprocals[known.present].sum()),

@@ -133,7 +133,7 @@ class Grid:
         return (self.sensitivity(neighbours) / _deviation(self.kind, self.log_deviation, noises)) ** 2 / 2
 
     def sensitivity(self, neighbours: Neighbours) -> float:
-        """The largest distance between neighbours' sums: of integers, or in the Frobenius norm."""
+        """The largest distance between neighbours' sums of integers; for matrices, in the Frobenius norm."""
         add, bound = neighbours == "add_remove", float(self.bound)
         if self.weight is not None:
             return bound if add else 2 * bound
@@ -156,7 +156,7 @@ class Grid:
 
     @property
     def square_step(self) -> float:
-        """The squared norm that one unit of its coordinate stands for."""
+        """The squared norm that one unit of the squared norms' coordinate stands for."""
         return 1 / self.square if self.weight is None else self.step / SQUARE_SHARE
 
     def upload(

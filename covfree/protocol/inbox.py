@@ -150,7 +150,7 @@ class Inbox(Mapping[str, Message]):
 
 
 def _largest(files: Iterable[Path]) -> int:
-    """Derive the largest file to read; reading, hashing and checking 1 GiB takes seconds."""
+    """Derive a bound on files' sizes from their median: reading, hashing and checking 1 GiB takes seconds."""
     sizes = []
     for file in files:
         with suppress(OSError):

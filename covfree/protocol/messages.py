@@ -136,7 +136,7 @@ def check_extractor(extractor: Any) -> None:
 
 
 def rounding_of(matrix: AnyArray) -> float:
-    """Bound the error of a float64 sum in Frobenius norm: 2·2⁻⁵³ of each entry."""
+    """Bound the rounding of a float64 sum, in Frobenius norm: 2⁻⁵², twice the unit roundoff, of its norm."""
     return 2.0**-52 * float(np.linalg.norm(np.asarray(matrix)))
 
 

@@ -13,8 +13,8 @@ from covfree.protocol.messages import check_class_names
 from covfree.protocol.site_labels import Labels, label_test
 from covfree.protocol.sites_model import Means, deviation, fit_model
 
-# In robust standard deviations. A normal variable exceeds 5 with probability 1/3.5 million: in a federation
-# of 35,000 honest sites, one does with probability 1 %.
+# A site fails beyond this many robust standard deviations. A normal variable exceeds 5 with probability 1/3.5
+# million: in a federation of 35,000 honest sites, one does with probability 1 %.
 _DEVIATIONS = 5.0
 # Fewer sites have no clear majority: of four, two may agree against the other two.
 FEWEST = 5

@@ -15,7 +15,7 @@ _STEPS = 15
 _SHARE = 0.6
 # A class needs at least this many sites to have a centre for comparison.
 HOLDERS = 3
-# Candidates of τ, the ordinary shift, in units of the variance of one example.
+# Candidates of τ, the variance of the ordinary shift between sites, in units of that of one example.
 _SHIFTS = np.concatenate([[0.0], np.geomspace(1e-4, 10, 26)])
 
 

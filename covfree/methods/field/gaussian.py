@@ -145,7 +145,7 @@ def _least_variance(moments: Moments, pooled: jax.Array) -> jax.Array:
 
     It is 1 for a feature that is 0 in all examples, and at least the smallest normal number for any other.
     """
-    # The bound is a constant for derivatives.
+    # Derivatives treat the bound as a constant.
     size = jax.lax.stop_gradient(jnp.square(moments.mean).max(0) + pooled)
     info = jnp.finfo(pooled.dtype)
     smallest = jnp.maximum(jnp.square(_ROUNDING * info.eps) * size, info.tiny)
@@ -156,7 +156,7 @@ def _quadratic_head(numbers: _Numbers, system: None, moments: Moments, scatters:
     pooled = pooled_covariance(numbers.shrinkage, moments, scatters).dense()
     dim = pooled.shape[0]
     drawn = _drawn_together(scatters, pooled, moments, numbers.degrees * dim)
-    # A feature that never varies would make the covariance singular.
+    # Bound variances from below: a feature that never varies would make the covariance singular.
     diagonal = jnp.arange(dim)
     least = _least_variance(moments, jnp.diagonal(pooled))
     return gaussian_head(drawn.at[:, diagonal, diagonal].max(least[None, :]), moments)

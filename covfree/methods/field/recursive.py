@@ -165,7 +165,7 @@ def downdate(
     left = state.count - count
     forgotten = RecursiveRidge(
         root=product(lower.T, state.root),
-        # If a class has no examples left, the rest of its sum is rounding.
+        # If a class has no examples left, the rest of its sum is rounding, so set it to 0.
         total=jnp.where(left[:, None] > 0, state.total - total, 0),
         count=left,
         margin=jnp.minimum(state.margin, smallest),

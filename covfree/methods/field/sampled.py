@@ -87,7 +87,7 @@ def ccvr(num_samples: int = _SAMPLES, *, l2: Scalar = _L2, seed: Scalar = 0) -> 
 
 
 def keep_phase(numbers: Any, totals: tuple[Moments], rows: Rows, num_classes: int) -> Table:
-    """Keep the rows."""
+    """Keep all rows as the total of the round."""
     return Table(rows, jnp.asarray(rows.count) > 0)
 
 

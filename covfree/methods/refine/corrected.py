@@ -122,7 +122,7 @@ def corrected(method: Method[Any], rounds: int = 4, *, penalty: Scalar = 0.003) 
     (8, 3)
     """
     check_method(method)
-    # The loss of the first step comes with the second gradient.
+    # The loss of the first step comes with the second gradient, so at least two rounds are needed.
     check_integer("rounds", rounds, 2)
     check_above_zero("penalty", penalty)
     more, covariance = metric_of(method)

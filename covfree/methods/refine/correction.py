@@ -107,7 +107,7 @@ def _own_head(first: Any, state: tuple[Any, ...], plan: Plan) -> tuple[Any, Head
 
 
 def begin(first: Any, state: tuple[Any, ...], *, plan: Plan) -> tuple[Correction]:
-    """Start from the head that the method's state gives."""
+    """Make the first state of the correction, from the head that the method's state gives."""
     system, start = _own_head(first, state, plan)
     moments = moments_in(state)
     assert moments is not None  # or `metric_of` would have raised

@@ -13,7 +13,7 @@ from covfree.core.linalg import Factorisation, solve
 
 # A step must lower the loss by this share of the decrease that the slope predicts (Armijo).
 _ENOUGH = 1e-4
-# A failed step is shortened to a length between these shares of its own.
+# A failed step is shortened to between these shares of its length.
 _LEAST, _MOST = 0.1, 0.5
 # Differences of the loss below this many eps are rounding: the loss is a float32 sum over all examples.
 _ROUNDING = 8
@@ -70,7 +70,7 @@ def descend(
     """
     move, first, known = descent.trial - descent.point, ~descent.begun, descent.value
     along = jnp.sum(descent.slope * move)
-    # Examples cannot give numbers whose squares overflow.
+    # A loss whose square overflows cannot come from examples, so it fails too.
     sound = jnp.isfinite(jnp.square(value)) & jnp.isfinite(slope).all()
     eps = jnp.finfo(value.dtype).eps
     rounding = _ROUNDING * eps * jnp.abs(known)
@@ -134,7 +134,7 @@ def _quasi_newton(slope: jax.Array, steps: jax.Array, changes: jax.Array, metric
         share = weight * inner(step, slope)
         return slope - share * change, share
 
-    # Loops compile their body once, however many pairs there are.
+    # Use `scan`: its body is compiled once, however many pairs there are.
     slope, shares = jax.lax.scan(back, slope, (steps, changes, weights), reverse=True)
     # One solve for both columns, as each takes long to compile.
     newest = changes[-1] if len(changes) else jnp.zeros_like(slope)

@@ -22,8 +22,8 @@ from covfree.methods.refine.refined import RefinePlan
 from covfree.methods.refine.search import Search
 from covfree.methods.rounds import Round, bound, option, phases
 
-# In units of the rounding of ‖μ_g‖². At means of 10³ to 10⁶ standard deviations, up to 1.5 units were
-# missing.
+# How much is added to the diagonal for rounding, in units of the rounding of ‖μ_g‖². For means of 10³ to 10⁶
+# standard deviations, up to 1.5 units were needed.
 _ROUNDING = 4
 
 
@@ -80,7 +80,8 @@ def _of_totals(numbers: Any, *state: Any, gram: bool) -> Scatter:
     degrees = jnp.maximum(moments.num_examples - 1, 1)
     found = scatter.scaled(1 / degrees)
     if gram:
-        # Far from zero the difference of large sums is rounding, and may be negative in some direction.
+        # Add the size of rounding: for means far from zero the difference of large sums is mostly rounding,
+        # and may be negative in some direction.
         rounding = jnp.finfo(moments.total.dtype).eps * jnp.square(moments.grand_mean).sum()
         found = _about_mean(moments, scatter).shifted(_ROUNDING * rounding)
     return found.shifted(loading(pseudo_observations(), mean_variance(found), found.dim, degrees))

@@ -52,7 +52,7 @@ class Known(NamedTuple):
 
 @dataclass(frozen=True)
 class Maker:
-    """The static parts of how heads are made.
+    """The static settings with which heads are made.
 
     Attributes:
         systems: each method's ``system``.
@@ -80,7 +80,7 @@ class Maker:
 
 
 def begin(params: tuple[Any, ...], running: Running, maker: Maker) -> tuple[Known]:
-    """Make all heads."""
+    """Make the heads of all methods from the states of their tracks."""
     heads, sound = [], [jnp.ones((), bool)] * len(params)
     for group in maker.groups(params):
         first, state = group[0], running.tracks[maker.ends[group[0]]]

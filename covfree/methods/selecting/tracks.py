@@ -27,7 +27,7 @@ class Running(NamedTuple):
 
 @dataclass(frozen=True)
 class Step:
-    """What a round does to a track.
+    """What a round does to a track of `Running`.
 
     Attributes:
         parent: the index of the track's state before the round.
