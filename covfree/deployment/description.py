@@ -63,7 +63,8 @@ class Description:
         judge_sites: whether to leave out sites whose class means fail `covfree.diagnose_sites`.
         seed: the seed of all random draws.
         sums: how single uploads are hidden from the server, which then sees only their sum. All uploads must
-            be sums, and each round takes the steps of `covfree.secure`. None if the server sees the uploads.
+            be sums, of three sites or more, and each round takes the steps of `covfree.secure`. None if the
+            server sees the uploads.
         private: the privacy promise, if sites add noise to their sums, or in training to their updates; it
             needs ``sums``. None without noise.
         run: a text that distinguishes federations with equal settings, such as the date or random characters.
