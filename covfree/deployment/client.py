@@ -85,8 +85,8 @@ class Client(Machine):
             now: the clock, in seconds since 1970.
 
         Raises:
-            ValueError: if the site, its key, its features or what made them differ from the description; the
-                message names every difference.
+            ValueError: if the site, its key, its data or what made its features do not fit the description,
+                or the folder is in use or belongs to another federation.
         """
         description.check_key(site, key)
         self.uses = dict(description.agreed if uses is None else uses)

@@ -218,7 +218,8 @@ class Description:
             network: if one is trained, from `covfree.deployment.load_network`.
 
         Raises:
-            ValueError: if the algorithm is unknown or does not take its numbers, or the network is missing.
+            ValueError: if the algorithm is unknown or does not take its numbers, or the network is missing,
+                or one is given although heads are trained.
         """
         if (self.train == "head") != (network is None):
             wanted = "none, as heads are trained" if self.train == "head" else "that of load_network"
@@ -275,13 +276,13 @@ class Description:
         return jax.random.key(self.seed)
 
     def save(self, path: str | PathLike[str]) -> None:
-        """Write the file."""
+        """Write the description to a file."""
         with replacing(Path(path)) as file:
             file.write(f"{json.dumps(self._fields(), indent=2, ensure_ascii=False)}\n".encode())
 
     @classmethod
     def load(cls, path: str | PathLike[str]) -> Description:
-        """Read the file.
+        """Read a description from a file.
 
         Raises:
             ValueError: if the file contains something else; the error names the path.

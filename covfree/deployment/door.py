@@ -97,8 +97,8 @@ def judge(
 ) -> tuple[dict[str, str], str | None]:
     """Find the class-row messages to set aside, by checking each and comparing all; see `covfree.collect`.
 
-    The second result is how many sites were judged by their class means; None if the description asks for no
-    judgement.
+    The second result says how many sites were judged by their class means, and how many failed; None if the
+    description asks for no judgement.
     """
     method = algorithm.params.method
     # Do not bound norms if clients send solutions, as AFL's do: features' norms do not bound their matrices.

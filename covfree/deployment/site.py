@@ -41,7 +41,7 @@ def extractor_in(path: str | PathLike[str]) -> dict[str, Any]:
     """Read from a file of ``covfree extract`` what made its features, their size d, and the class names.
 
     Raises:
-        ValueError: if the file contains no features.
+        ValueError: if the file does not contain features and labels.
         FileNotFoundError: if there is no such file.
     """
     return _uses(Path(path), read_npz(Path(path)))

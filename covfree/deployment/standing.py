@@ -23,7 +23,7 @@ class Standing(Machine):
         turn: the open round, or the next one, from 0; with secure sums, the step of a round, see
             `Description.place`.
         history: a record for each closed round: which sites counted, which were set aside at its end and
-            why, how many sites were judged by their class means, bytes.
+            why, how many sites were judged by their class means, and how many bytes were sent.
         stopped: why the federation ended before its last round; None if it did not.
         taken: the sites whose answers to the open round were taken, with their numbers of examples.
     """

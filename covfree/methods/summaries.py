@@ -43,8 +43,8 @@ class Summary:
     Attributes:
         name: one word for what is sent; messages carry it.
         make: ``(features, labels, clients, sizes, key) -> Rows`` of all clients, padded as the sizes say.
-        sizes: ``(labels, clients) -> tuple`` of the integers that ``make`` needs, computed on the host: the
-            numbers of rows, of clients, and of examples of the largest client. Upper bounds will do.
+        sizes: ``(labels, clients) -> tuple`` of the integers that ``make`` needs, computed on the host, such
+            as the numbers of rows and of clients. Upper bounds will do.
         cost: ``(labels, clients, dim) -> Cost``, on the host.
         own_sizes: ``(labels, num_classes) -> tuple``, the sizes for a single client; None bounds each size by
             the number of examples.
@@ -231,8 +231,8 @@ def send_directions(num_directions: int, centred: bool = True) -> Summary:
 
     Args:
         num_directions: the largest number of directions of a client.
-        centred: whether they are directions of the client's residuals, or else of its examples. With those of
-            examples it also sends the size of what they leave out, see `directed_rows`.
+        centred: whether they are directions of the client's residuals, or else of its examples. In the second
+            case it also sends the size of what the directions leave out, see `directed_rows`.
     """
     check_positive("num_directions", num_directions)
     options = {"num_directions": num_directions, "centred": centred}

@@ -9,7 +9,7 @@ from jaxtyping import Float, Int
 def clipped(vectors: Float[np.ndarray, "rows dim"], clip: float) -> Float[np.ndarray, "rows dim"]:
     """Divide vectors by ``clip``, and scale those of a norm above 1 down to it.
 
-    A vector that holds a number that is not finite becomes 0. The largest number of each vector is taken out
+    A vector that holds a number that is not finite becomes 0. Each vector is divided by its largest number
     before squares are summed, so that they neither overflow nor vanish.
     """
     size = np.abs(vectors).max(axis=1, keepdims=True, initial=0)

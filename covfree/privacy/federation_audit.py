@@ -37,7 +37,7 @@ class Finding(NamedTuple):
         name: what is seen.
         auc: area under the ROC curve of the membership attack; 0.5 is chance.
         found: share of the members found at 1 % false positives.
-        single: share of the sums with only one example, which reveal its features.
+        single: share of the sums with only one example, which reveal its features; NaN with noise.
         named: share of the sums for which the most likely of 10 candidates is a member; chance is 0.1. NaN if
             no class has so many candidates.
         presence: AUC of inferring from a count whether a sender has a class; NaN if all have all classes.
@@ -135,7 +135,7 @@ def audit(
         epsilon: ε of the noisy uploads.
         delta: δ of the noisy uploads.
         clip: bound on the features' norm.
-        group: the number of clients in a group; with fewer clients no groups are attacked.
+        group: the number of clients in a group; without more clients than that, no groups are attacked.
         seed: the seed of the split and of the groups.
         random_bytes: source of the noise.
 

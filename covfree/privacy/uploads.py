@@ -63,7 +63,7 @@ class Upload:
 class Grid:
     """How the numbers of one kind of upload become integers, and the sensitivity of their sum.
 
-    All steps and deviations are in units of the clip: of features divided by B.
+    `step` and `deviation` are in units of the clip: for features divided by B.
 
     Attributes:
         kind: sums or matrix.
@@ -239,7 +239,7 @@ def _deviation(kind: Kind, log_deviation: int, noises: int) -> float:
 def _limit(kind: Kind, weight: float) -> float:
     """Return the bound on a client's upload, in features or products, in units of the clip.
 
-    A client's classes add up only in the second moment, so its weight is doubled there.
+    In the second moment, but not in the sums, a client's classes add up, so twice the weight is allowed.
     """
     return weight * (math.hypot(1, COUNT_SHARE, SQUARE_SHARE) if kind == "sums" else 2)
 

@@ -78,7 +78,7 @@ def deviation(
     Args:
         values: one value for each site; NaN if a site has none.
         least: the smallest allowed standard deviation.
-        error: the known standard error of each value; used if it is larger.
+        error: the known standard error of each value, used instead where it is larger.
         tail: whether to use the upper quartile if it lies farther from the median; clients' sizes have long
             tails.
     """

@@ -51,9 +51,9 @@ class Encoding(Protocol):
 class FixedPoint:
     """Encodes numbers as words: x is rounded to a multiple of 2^−bits; negative numbers wrap, −1 is 2⁶⁴ − 1.
 
-    Sums of at most ``num_clients`` uploads do not wrap: each word is below bound·2^bits + ½ ≤ 2⁶² / K in
-    absolute value, so their sum is below 2⁶³. The error of a number in the sum is at most K·2^−(bits + 1),
-    plus float64's relative rounding, 2^−53.
+    Sums of at most ``num_clients`` uploads do not wrap: each word is at most bound·2^bits + ½ in absolute
+    value, and bound·2^bits ≤ 2⁶²/K, so their sum is below 2⁶³. The error of a number in the sum is at most
+    K·2^−(bits + 1), plus float64's relative rounding, 2^−53.
 
     Attributes:
         bound: the largest absolute value of a number in an upload.

@@ -156,9 +156,9 @@ def _mean(values: jax.Array, weight: jax.Array) -> jax.Array:
 def _combined(
     start: Head, scale: jax.Array, moments: Moments, point: jax.Array
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Add β·h₀, if it is linear, to a point. Return weights and biases for centred features, and the classes.
+    """Add β·h₀, if h₀ is linear, to a point.
 
-    The third result marks the classes that are present.
+    The results are weights and biases for centred features, and which classes are present.
     """
     weight, bias = point[:-1], point[-1]
     if not isinstance(start, LinearHead):
