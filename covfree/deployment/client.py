@@ -173,7 +173,7 @@ class Client(Machine):
         return own, old._replace(before=before, after=after, turn=turn)
 
     def _step(self, turn: int, about: Mapping[str, Any], arrays: Mapping[str, Any]) -> tuple[Any, _Kept]:
-        """Answer a step of a secure sum, once; what the site keeps shows which steps it has answered."""
+        """Answer a step of a secure sum; raise unless the site answered the step before, if there is one."""
         number, step = self.description.place(turn)
         size, kept = about.get("words"), self._kept
         if type(size) is not int or size < 1:

@@ -156,7 +156,7 @@ def _serve(
             until = "all sites answer" if server.expires is None else clock(server.expires)
             say(f"{named(turn)} is open until {until}")
             while True:
-                # If an answer to the previous round comes late, tell its site so.
+                # Also take answers to the previous round, so that a late one is recorded as set aside.
                 for number in (turn - 1, turn):
                     for path in _new(folder.answers(number), seen):
                         _take(server, folder, path, say)

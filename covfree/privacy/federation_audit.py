@@ -98,7 +98,7 @@ class Audit:
 
 
 class _World(NamedTuple):
-    """The examples: the federation's, others, and those from which the attacker knows the classes."""
+    """The federation's examples, examples outside it, and what the attacker knows of the classes."""
 
     features: np.ndarray
     labels: np.ndarray

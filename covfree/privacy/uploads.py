@@ -223,8 +223,8 @@ class Grid:
 # The number of examples in one product of integers.
 _BLOCK = 8192
 
-# The largest number of grid steps that a norm may have: then an example's squares, 10⁷ products, or
-# 10⁶ clients fit into int64.
+# The largest number of grid steps that a norm may have: then the squares of an example, a sum of 10⁷ products
+# and a sum of 10⁶ clients' uploads fit into int64.
 _MOST: dict[Kind, int] = {"sums": 2**31, "matrix": 2**19}
 _MOST_OF_CLIENT = 2**40
 # The least number of grid steps that a norm must have.

@@ -147,7 +147,7 @@ def rank(metric: Factorisation) -> jax.Array:
 
 
 def _mean(values: jax.Array, weight: jax.Array) -> jax.Array:
-    """Average each row by weights; 0 if they are all 0."""
+    """Average each row with weights; 0 where all weights of a row are 0."""
     weight = weight.astype(values.dtype)
     whole = weight.sum(1)
     return (values * weight).sum(1) / jnp.where(whole > 0, whole, 1)

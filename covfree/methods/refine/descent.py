@@ -76,7 +76,8 @@ def descend(
     rounding = _ROUNDING * eps * jnp.abs(known)
 
     change = slope - descent.slope
-    # The loss is convex, so this is at least 0; what is not clearly above 0 is rounding.
+    # The loss is convex, so `turned` is at least 0. If it is not clearly above 0 it may be rounding, and the
+    # pair is not used.
     turned = jnp.sum(move * change)
     # Take weights and bias separately: then the products of norms do not depend on the features' unit.
     size = sum(
