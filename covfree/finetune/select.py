@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
@@ -14,6 +14,7 @@ from jaxtyping import Array
 from covfree.core.checks import check_choice
 from covfree.core.types import PRNGKey
 from covfree.finetune import averaging
+from covfree.finetune.model import Model
 from covfree.methods.rounds import bound
 from covfree.methods.selecting.counting import By, Count, results_of
 from covfree.rounds.algorithm import Algorithm, ClientData, check_algorithm
@@ -21,6 +22,27 @@ from covfree.statistics.kept import check_keep, kept_aside
 
 # A client evaluates this many examples at once.
 _BATCH = 128
+
+
+class Numbers(NamedTuple):
+    """The ``params`` of `select`.
+
+    Attributes:
+        model: the model, which all candidates share.
+        each: the candidates' other numbers, stacked; their ``model`` is None.
+    """
+
+    model: Model
+    each: averaging.Numbers
+
+    def map(self, function: Callable[..., Any], *stacked: Any) -> Any:
+        """Apply a function to each candidate's numbers and parts, one candidate after the other."""
+
+        def one(parts: tuple[Any, ...]) -> Any:
+            return function(parts[0]._replace(model=self.model), *parts[1:])
+
+        # Under `vmap`, a network would have weights of a batch, whose convolutions are many times slower.
+        return jax.lax.map(one, (self.each, *stacked))
 
 
 class State(NamedTuple):
@@ -42,19 +64,19 @@ class Upload(NamedTuple):
     counted: Count
 
 
-def _init(params: Any, num_clients: int, key: PRNGKey, *, own: Algorithm) -> tuple[State, tuple[()]]:
+def _init(params: Numbers, num_clients: int, key: PRNGKey, *, own: Algorithm) -> tuple[State, tuple[()]]:
     # All candidates have the same key, and so the same order of examples.
-    states, _ = jax.vmap(lambda p: own.init(p, num_clients, key))(params)
-    number = jax.tree.leaves(params)[0].shape[0]
+    states = params.map(lambda p: own.init(p, num_clients, key)[0])
+    number = jax.tree.leaves(states)[0].shape[0]
     return State(states, Count(jnp.zeros(number), jnp.zeros(()))), ()
 
 
-def _broadcast(params: Any, state: State, *, own: Algorithm) -> Any:
-    return jax.vmap(own.broadcast)(params, state.states)
+def _broadcast(params: Numbers, state: State, *, own: Algorithm) -> Any:
+    return params.map(own.broadcast, state.states)
 
 
 def _client(
-    params: Any,
+    params: Numbers,
     sent: Any,
     data: ClientData,
     memory: tuple[()],
@@ -64,59 +86,87 @@ def _client(
     by: By,
     keep: float,
 ) -> tuple[Upload, tuple[()], dict[str, Any]]:
-    """Add up the sent models' results on the examples kept aside, and train each model on the others."""
-    kept, count = _count(params, sent, data, by, keep)
-    index = jnp.where(kept, -1, data.index)
-    rest = replace(data, index=index[jnp.argsort(index < 0, stable=True)])
-    train = jax.vmap(lambda p, sent: own.client(p, sent, rest, (), key))
-    uploads, _, metrics = train(params, sent)
-    return Upload(uploads, count), (), jax.tree.map(partial(jnp.nanmean, axis=0), metrics)
+    """Count with the sent models, and train each on the rest of the client's examples."""
+    kept = _kept(data, keep)
+    index = jnp.asarray(data.index)
+    rest = replace(data, index=_first(index, ~kept))
+
+    def train(p: averaging.Numbers, sent: Any) -> tuple[Any, dict[str, Any]]:
+        upload, _, metrics = own.client(p, sent, rest, (), key)
+        # A candidate that diverges at this client leaves the client out.
+        finite = _is_finite(upload)
+        return jax.tree.map(lambda x: jnp.where(finite, x, jnp.zeros_like(x)), upload), metrics
+
+    counted = _count(params, sent, replace(data, index=_first(index, kept)), by)
+    uploads, metrics = params.map(train, sent)
+    # A median, as the loss of a candidate that diverges says nothing of the others.
+    return Upload(uploads, counted), (), jax.tree.map(partial(jnp.nanmedian, axis=0), metrics)
 
 
-def _count(params: Any, sent: Any, data: ClientData, by: By, keep: float) -> tuple[Array, Count]:
-    """Return which of the client's examples are kept aside, and the sent models' results on these."""
-    size = data.index.shape[0]
-    batch = min(_BATCH, size)
+def _first(index: Array, chosen: Array) -> Array:
+    """Move the chosen examples to the front; the others become padding."""
+    index = jnp.where(chosen, index, -1)
+    return index[jnp.argsort(index < 0, stable=True)]
 
-    def part(places: Array) -> tuple[Array, Count]:
-        features, labels = data.take(places)
-        flat = [jnp.reshape(x, (batch, -1)).astype(jnp.float32) for x in jax.tree.leaves(features)]
-        kept = kept_aside(jnp.concatenate(flat, 1), keep) & (labels >= 0)
+
+def _kept(data: ClientData, keep: float) -> Array:
+    """Return which of the client's examples are kept aside, as in `covfree.select`."""
+
+    def part(place: Array) -> Array:
+        features, label = data.take(place[None])
+        flat = [jnp.reshape(x, (1, -1)) for x in jax.tree.leaves(features)]
+        flat = [x if jnp.issubdtype(x.dtype, jnp.floating) else x.astype(jnp.float32) for x in flat]
+        return (kept_aside(jnp.concatenate(flat, 1), keep) & (label >= 0))[0]
+
+    places = jnp.arange(data.index.shape[0])
+    return jax.lax.map(part, places, batch_size=_BATCH) if len(places) else jnp.zeros(0, bool)
+
+
+def _count(params: Numbers, sent: Any, kept: ClientData, by: By) -> Count:
+    """Count the sent models' errors, or losses, on the examples that are kept aside."""
+    number = kept.num_examples
+
+    def add(place: Array, scores: Array) -> Array:
+        features, labels = kept.take(place * _BATCH + jnp.arange(_BATCH))
+        own = labels >= 0
 
         def one(p: averaging.Numbers, sent: Any) -> Array:
             scores = replace(p.model, trained=sent[0], statistics=sent[1])(features)
-            found = results_of(scores.astype(jnp.float32), jnp.where(kept, labels, 0), by)
-            return jnp.where(kept, found, 0).sum()
+            found = results_of(scores.astype(jnp.float32), jnp.where(own, labels, 0), by)
+            return jnp.where(own, found, 0).sum(dtype=jnp.float32)
 
-        return kept, Count(jax.vmap(one)(params, sent), kept.sum(dtype=jnp.float32))
+        return scores + params.map(one, sent)
 
-    kept, counts = jax.lax.map(part, jnp.arange(-(-size // batch) * batch).reshape(-1, batch))
-    return kept.reshape(-1)[:size], jax.tree.map(lambda x: x.sum(0), counts)
+    none = jnp.zeros(jax.tree.leaves(sent)[0].shape[0])
+    # As many steps as hold examples: padding costs no evaluation.
+    scores = jax.lax.fori_loop(0, -(-number // _BATCH), add, none) if len(kept.index) else none
+    return Count(scores, number.astype(jnp.float32))
 
 
-def _server(params: Any, state: State, total: Upload, *, own: Algorithm) -> State:
-    # A candidate that diverges keeps its last finite state, so that it does not end the others' run.
-    states = jax.vmap(_step_if_finite(own))(params, state.states, total.uploads)
+def _server(params: Numbers, state: State, total: Upload, *, own: Algorithm) -> State:
+    def step(p: averaging.Numbers, state: Any, upload: Any) -> Any:
+        # A candidate that diverges keeps its last finite state, so that it does not end the others' run.
+        new = own.server(p, state, upload)
+        finite = _is_finite(new)
+        kept = jax.tree.map(lambda new, old: jnp.where(finite, new, old), new, state)
+        return kept._replace(round=new.round)
+
+    states = params.map(step, state.states, total.uploads)
     known = total.counted.number > 0
     counted = jax.tree.map(lambda new, old: jnp.where(known, new, old), total.counted, state.counted)
     return State(states, counted)
 
 
-def _step_if_finite(own: Algorithm) -> Any:
-    def step(p: averaging.Numbers, state: Any, upload: Any) -> Any:
-        new = own.server(p, state, upload)
-        finite = jnp.stack([jnp.isfinite(leaf).all() for leaf in jax.tree.leaves(new)]).all()
-        return jax.tree.map(lambda new, old: jnp.where(finite, new, old), new, state)
-
-    return step
+def _is_finite(tree: Any) -> Array:
+    return jnp.stack([jnp.isfinite(leaf).all() for leaf in jax.tree.leaves(tree)]).all()
 
 
-def _result(params: Any, state: State, memory: Any, *, own: Algorithm) -> Any:
-    chosen, best = (jax.tree.map(lambda x: x[_best(state)], tree) for tree in (params, state.states))
-    return own.result(chosen, best, memory)
+def _result(params: Numbers, state: State, memory: Any, *, own: Algorithm) -> Any:
+    each, best = (jax.tree.map(lambda x: x[_best(state)], tree) for tree in (params.each, state.states))
+    return own.result(each._replace(model=params.model), best, memory)
 
 
-def _report(params: Any, state: State, *, by: By) -> dict[str, Any]:
+def _report(params: Numbers, state: State, *, by: By) -> dict[str, Any]:
     counted = state.counted
     number = jnp.where(counted.number > 0, counted.number, jnp.nan)
     return {"taken": _best(state), by: counted.scores / number, "counted": counted.number}
@@ -136,12 +186,15 @@ def select(candidates: Sequence[Algorithm], *, by: By = "errors", keep: float = 
     first of equals. So nobody needs a validation set, and no round is added; bytes and computation grow with
     the number of candidates. A candidate that diverges stays as it was before.
 
-    The models that are counted are those with which the round began, without its training. Which examples
-    are kept aside is decided as in `covfree.select`, by a hash of their features.
+    The models that are counted are those with which the round began, without its training. So run two rounds
+    at least, and if clients are sampled, many of them: only the last round's examples count. Which examples
+    are kept aside is decided as in `covfree.select`, by a hash of their features. The count is honest only if
+    the model's start was made without them too: fit it with the labels of `covfree.kept_aside` set to −1.
 
     Args:
-        candidates: two or more of `fedavg`, `fedprox`, `fedadam`, `fedyogi` or `fedadagrad`, which differ in
-            numbers only: ``[fedavg(model, rate) for rate in (0.001, 0.01, 0.1)]``.
+        candidates: two or more of `fedavg`, `fedprox`, `fedadam`, `fedyogi` or `fedadagrad` of one model,
+            which differ in numbers only: ``[fedavg(model, rate) for rate in (0.001, 0.01, 0.1)]``, or
+            ``fedavg(model, jax.tree_util.Partial(optax.adam, rate))``.
         by: what clients add up: ``"errors"``, or ``"losses"`` (−log softmax of the example's class, at most
             100).
         keep: the share of examples that are kept aside, between 0 and 1.
@@ -149,7 +202,7 @@ def select(candidates: Sequence[Algorithm], *, by: By = "errors", keep: float = 
     Returns:
         An algorithm for `covfree.rounds.run`. Its history has ``taken``, the index of the best candidate so
         far; ``errors`` or ``losses`` of all, means over the ``counted`` examples; and the clients' metrics,
-        means over the candidates.
+        medians over the candidates.
 
     Raises:
         TypeError: if a candidate is no algorithm.
@@ -174,14 +227,18 @@ def select(candidates: Sequence[Algorithm], *, by: By = "errors", keep: float = 
                 "candidates: expected fedavg, fedprox, fedadam, fedyogi or fedadagrad of a model with "
                 f"num_classes, got {each.name!r}"
             )
-    form = _form(first)
     for each in others:
-        if _form(each) != form:
+        if each.params.model is not first.params.model:
+            raise ValueError("candidates: expected one model for all, got several")
+        if _form(each) != _form(first):
             raise ValueError(
                 f"candidates: expected one algorithm with different numbers, got {first.name!r} and "
-                f"{each.name!r} that differ in more, such as the kind of optimiser, epochs or batch_size"
+                f"{each.name!r} that differ in more, such as epochs or batch_size; give numbers of an "
+                "optimiser as jax.tree_util.Partial(optax.adam, rate), and share all else"
             )
-    params = jax.tree.map(lambda *leaves: jnp.stack(leaves), *(each.params for each in candidates))
+    numbers = [each.params._replace(model=None) for each in candidates]
+    each = jax.tree.map(lambda *leaves: jnp.stack([jnp.asarray(leaf) for leaf in leaves]), *numbers)
+    params = Numbers(first.params.model, each)
     own = replace(first, params=None)
     return Algorithm(
         params,
@@ -198,6 +255,7 @@ def select(candidates: Sequence[Algorithm], *, by: By = "errors", keep: float = 
 
 
 def _form(algorithm: Algorithm) -> Any:
-    """Return all of an algorithm but its numbers."""
-    leaves, structure = jax.tree.flatten(algorithm)
-    return structure, [(jnp.shape(leaf), jnp.result_type(leaf)) for leaf in leaves]
+    """Return all of an algorithm but its model, its numbers and its name."""
+    own = replace(algorithm, params=algorithm.params._replace(model=None), name="")
+    leaves, structure = jax.tree.flatten(own)
+    return structure, list(map(jnp.shape, leaves))

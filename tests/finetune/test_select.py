@@ -4,10 +4,10 @@ import jax
 import numpy as np
 import optax
 import pytest
+from precision import x64
 
 import covfree
 from covfree import finetune, rounds
-from covfree.statistics.kept import kept_aside
 from covfree.testing import check_algorithm
 
 RATES = 0.01, 3.0, 3e38
@@ -24,7 +24,7 @@ def run(algorithm, labels, number):
 @pytest.mark.parametrize("by", ["errors", "losses"])
 def test_the_best_candidate_trained_on_the_rest(by):
     """The last rate diverges: it stays where it was, and takes nothing from the others."""
-    kept = np.asarray(kept_aside(FEATURES, 0.3))
+    kept = np.asarray(covfree.kept_aside(FEATURES, 0.3))
     assert 60 < kept.sum() < 120
     done = run(finetune.select([finetune.fedavg(MODEL, rate) for rate in RATES], by=by, keep=0.3), LABELS, 3)
     rest = np.where(kept, -1, LABELS)
@@ -52,8 +52,32 @@ def test_it_is_an_algorithm_as_any_other():
     check_algorithm(finetune.select(candidates))
 
 
+def test_padding_wide_numbers_and_other_names():
+    """The same examples are kept as by `covfree.select`; numbers may be of two types; the model is shared."""
+    algorithm = finetune.select([finetune.fedavg(MODEL, rate, name=f"rate {rate}") for rate in (1, 0.1)])
+    assert algorithm.params.model is MODEL
+    features = np.concatenate([FEATURES, np.zeros((500, 5), np.float32)])
+    labels = np.concatenate([LABELS, np.full(500, -1)])
+    assert (
+        upload_of(algorithm, features, labels).number == upload_of(algorithm, FEATURES, LABELS).number
+    ).all()
+    nobody = upload_of(algorithm, FEATURES[:0], LABELS[:0])
+    assert (nobody.number, *nobody.scores) == (0, 0, 0)
+    with x64():
+        wide = FEATURES.astype(np.float64) * np.pi
+        assert upload_of(algorithm, wide, LABELS).number == covfree.kept_aside(wide, 0.1).sum()
+
+
+def upload_of(algorithm, features, labels):
+    """The counts of one client in the first round."""
+    state, _ = algorithm.init(algorithm.params, 1, jax.random.key(0))
+    data = rounds.ClientData.own(features, labels.astype(np.int32))
+    sent = algorithm.broadcast(algorithm.params, state)
+    return algorithm.client(algorithm.params, sent, data, (), jax.random.key(0))[0].counted
+
+
 def test_what_is_no_choice_is_refused():
-    fedavg = finetune.fedavg
+    fedavg, other = finetune.fedavg, finetune.linear_model(finetune.random_head(5, 3, key=jax.random.key(2)))
     for candidates, error, message in [
         (fedavg(MODEL), TypeError, "candidates: expected several algorithms, got 'fedavg' alone"),
         ([fedavg(MODEL)], ValueError, "candidates: expected two algorithms or more, got 1"),
@@ -61,6 +85,7 @@ def test_what_is_no_choice_is_refused():
         ([finetune.scaffold(MODEL, 0.1)] * 2, ValueError, "expected fedavg, .* got 'scaffold'"),
         ([fedavg(MODEL, 0.1), fedavg(MODEL, optax.adam(0.1))], ValueError, "one algorithm with different"),
         ([fedavg(MODEL), fedavg(MODEL, epochs=2)], ValueError, "one algorithm with different numbers"),
+        ([fedavg(MODEL), fedavg(other)], ValueError, "candidates: expected one model for all, got several"),
     ]:
         with pytest.raises(error, match=message):
             finetune.select(candidates)
