@@ -160,7 +160,8 @@ def variants_of(
         from covfree.finetune import registry as trained
 
         if any(f"unknown method {each!r}" in text for each in trained()):
-            text += "; covfree finetune trains by it in rounds"
+            # It is no misspelt method.
+            text = text.partition("; did you mean ")[0] + "; covfree finetune trains by it in rounds"
         raise ValueError(f"--{shown}:{text}") from error
 
 
