@@ -27,15 +27,15 @@ def main(command: Any = None) -> None:
     from covfree.cli.interrupts import handle_signals
 
     handle_signals()
-    # Python's own format shows the line of code that warned.
+    # Show the message alone, without the line of code that warned.
     warnings.formatwarning = lambda message, *_: f"covfree: {message}\n"
-    # Tracing makes many small long-lived objects, which the garbage collector would scan again and again.
+    # Collect garbage less often, as the collector would scan tracing's many long-lived objects each time.
     gc.set_threshold(50_000, 20, 50)
     _compile_quickly()
     from covfree.cli.app import run
     from covfree.core.threads import limit_lapack_threads
 
-    # Other programs may be running on the machine.
+    # Leave processors to other programs that may be running on the machine.
     limit_lapack_threads()
     sys.exit(run(sys.argv[1:], *([] if command is None else [command])))
 

@@ -186,7 +186,7 @@ def _values(name: str, text: str | None, kind: Callable[[str], T], expected: str
 
 
 def _spread(outlines: list[FeatureSet], *values: list[Any]) -> dict[str, Any]:
-    """Return the results' partition settings; None if all data has clients of its own."""
+    """Return the results' partition settings, each None if all data has clients of its own."""
     own = all(data.clients is not None for data in outlines)
     names = ("clients", "partition", "alpha")
     return {name: None if own else _single(each) for name, each in zip(names, values, strict=True)}

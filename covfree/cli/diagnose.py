@@ -1,4 +1,4 @@
-"""``covfree diagnose``: the quality of the covariance from clients' messages, and which not to believe."""
+"""``covfree diagnose``: the covariance's quality from clients' messages, and which messages to distrust."""
 
 from __future__ import annotations
 

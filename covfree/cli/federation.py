@@ -255,7 +255,7 @@ def join_command(
         raise ValueError(f"--only-sums: expected a federation with secure sums, got one without in {shared}")
     name = key.stem if site is None else site
     private = load_key(key)
-    # Check before anything is computed.
+    # Check the key before features are computed.
     description.check_key(name, private)
     own, algorithm = load_site(description, state, features=features, images=images, weights=weights)
     examples = private, own.features, own.labels

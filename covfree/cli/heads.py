@@ -256,7 +256,10 @@ def _check_fit(path: Path, saved: SavedHead, data: FeatureSet) -> None:
 
 
 def _by_class(scores: np.ndarray, labels: np.ndarray, data: FeatureSet) -> list[dict[str, Any]]:
-    """Return a record for each class; a share is None if there are no examples."""
+    """Return each class's number of examples, recall and precision.
+
+    Recall is None for a class without examples, precision for a class that is never predicted.
+    """
     counts = np.bincount(labels, minlength=data.num_classes)
     shares = {"recall": metrics.class_recall, "precision": metrics.class_precision}
     columns = {name: np.asarray(function(scores, labels)) for name, function in shares.items()}

@@ -199,7 +199,7 @@ def refuse_partition(every: Sequence[FeatureSet], given: Mapping[str, Any]) -> N
 
 
 def partition_settings(data: FeatureSet, federation: Federation) -> dict[str, Any]:
-    """Return the results' partition settings by option; None if the data has clients of its own."""
+    """Return the results' partition settings by option, each None if the data has clients of its own."""
     if data.clients is not None:
         return dict.fromkeys(("clients", "partition", "alpha"))
     return {"clients": federation.clients, "partition": federation.partition, "alpha": federation.alpha}

@@ -200,7 +200,7 @@ def _task(source: Source, federation: Federation, test_share: float, seed: int) 
     data = source(seed)
     try:
         with warnings.catch_warnings():
-            # Said below.
+            # Silence this warning, as the number of these examples is printed below.
             warnings.filterwarnings("ignore", "on no client")
             task = dealt(data, federation, test_share, seed, pixels, network)
     except ValueError as error:

@@ -83,7 +83,7 @@ def starts_of(text: str) -> dict[str, Variant | None]:
 def check_descent(
     momentum: float, weight_decay: float, temperature: str, starts: Mapping[str, Any]
 ) -> Temperature:
-    """Return the temperature; raise unless these options are of clients that descend from these heads."""
+    """Parse the temperature; raise if an option of the clients' descent is out of range or fits no start."""
     check_share("--momentum", momentum)
     check_strength("--weight-decay", weight_decay)
     with named_option("temperature"):

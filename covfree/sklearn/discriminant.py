@@ -48,7 +48,7 @@ class FederatedDiscriminant(ClassifierMixin, BaseEstimator):
         total_: what is kept of all examples, a total of `covfree.aggregate`. With ``fedcof``: the class means
             of groups, or without groups the examples themselves. None for methods whose messages do not add
             up.
-        n_features_in_: d.
+        n_features_in_: d, the number of features.
         feature_names_in_: [d] the names of the columns, if ``X`` has names.
 
     >>> import numpy as np
@@ -57,7 +57,7 @@ class FederatedDiscriminant(ClassifierMixin, BaseEstimator):
     ['low', 'high']
     """
 
-    # scikit-learn checks arguments in `fit`, and passes anything here.
+    # Check nothing here: scikit-learn's estimators check their arguments in `fit`.
     def __init__(self, method: Any = "fedcof", *, random_state: Any = None) -> None:
         self.method = method
         self.random_state = random_state
@@ -109,7 +109,7 @@ class FederatedDiscriminant(ClassifierMixin, BaseEstimator):
             The estimator.
 
         Raises:
-            ValueError: if `fit` raises; if a class is not among ``classes``, the method's messages do not add
+            ValueError: as in `fit`; if a class is not among ``classes``, the method's messages do not add
                 up (see `covfree.aggregate.zero`), or the method differs from that of earlier parts.
         """
         method = self._method()
@@ -200,7 +200,10 @@ class FederatedDiscriminant(ClassifierMixin, BaseEstimator):
 
     @property
     def intercept_(self) -> np.ndarray:
-        """[C] biases of a linear head, or [1] for two classes; below −10³⁸ for a class without examples."""
+        """[C] biases of a linear head, or [1] for two classes.
+
+        For a class without examples, the bias has a size above 10³⁸ and the sign that rules the class out.
+        """
         return self._linear()[1]
 
     def _linear(self) -> tuple[np.ndarray, np.ndarray]:

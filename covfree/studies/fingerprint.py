@@ -37,7 +37,7 @@ def fingerprint(method: Method) -> str:
     False
     """
     leaves, structure = jax.tree.flatten(method)
-    # The text of a function contains its memory address.
+    # Remove memory addresses, which the text of a function contains.
     digest = hashlib.sha256(re.sub(r" at 0x[0-9a-f]+", "", str(structure)).encode())
     for leaf in leaves:
         is_key = isinstance(leaf, jax.Array) and jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)

@@ -54,7 +54,7 @@ def _entry(name: str, make: Any, title: str | None = None) -> Entry[Method]:
         if argument.default is argument.empty and argument.kind not in _OPEN:
             text = f"expected a default for every argument, got none for {argument.name}"
             raise ValueError(f"methods: {name}: {text}")
-    # What it returns is checked when it is called.
+    # The function's result is checked when the function is called.
     unchecked: Any = make
     return Entry(title or name, unchecked, _FAMILY)
 

@@ -130,7 +130,7 @@ def personalised(
         # FedAvg-FT consists of two runs with different names.
         saved = checkpoint and covfree.rounds.Checkpoint(checkpoint / algorithm.name, every=_EVERY)
         with warnings.catch_warnings():
-            # `Personalised.diverged` reports it.
+            # Silence this warning, as `Personalised.diverged` reports the divergence.
             warnings.filterwarnings("ignore", ".*is not finite", RuntimeWarning)
             done = covfree.rounds.run(algorithm, *train, key=key, rounds=number, checkpoint=saved)
         history.extend(done.history)
@@ -227,7 +227,7 @@ class Personalisation:
 
         def again(result: Any) -> finetune.Model:
             if fixed is not None:
-                # Its scores are divided by the temperature, and the model would divide them again.
+                # Undo the division of the scores by the temperature, as the next model divides them again.
                 result = covfree.with_temperature(result, 1 / fixed)
             if network is None:
                 return begun.at_temperature(finetune.adapter_model(result))

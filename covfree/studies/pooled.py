@@ -67,7 +67,7 @@ def pooled_head(
     # With fewer examples there are no folds, or a fold that leaves only one class.
     if len(penalties) > 1 and most >= _FOLDS and second > 1:
         with warnings.catch_warnings():
-            # A class with fewer examples than folds is not an error.
+            # Silence the warning about a class with fewer examples than folds.
             warnings.simplefilter("ignore")
             folds = list(split(_FOLDS, shuffle=True, random_state=seed).split(x, y))
         hits = np.zeros(len(penalties))

@@ -89,7 +89,7 @@ def _several(study: Study, lost: Sequence[str]) -> str:
 
 
 def _left_out(results: Sequence[Result]) -> list[str]:
-    """Say for each federation which examples are on no client."""
+    """Say for each federation how many examples and classes are on no client."""
     lines = []
     places = list(dict.fromkeys(result.place for result in results))
     for place, name in zip(places, place_names(places), strict=True):

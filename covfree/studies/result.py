@@ -110,7 +110,7 @@ class Result:
     def spread(self, value: Callable[[Run], float]) -> tuple[float, float | None]:
         """Mean of a figure over the runs, and its standard deviation; None for a single run."""
         values = [value(run) for run in self.runs]
-        # `statistics.stdev` fails on NaN.
+        # Use NumPy, as `statistics.stdev` fails on NaN.
         return fmean(values), float(np.std(values, ddof=1)) if len(values) > 1 else None
 
     def mean(self, value: Callable[[Run], float]) -> float:

@@ -107,7 +107,7 @@ class Study:
                 raise TypeError(f"methods: {name}: expected a method, got a {type(method).__name__}")
         several("federations", self.federations, "federations")
         several("seeds", self.seeds, "seeds")
-        # Iterators can be read only once, and json rejects NumPy integers.
+        # Make lists, as iterators can be read only once, and Python integers, as json rejects NumPy's.
         self.federations = list(self.federations)
         self.seeds = [operator.index(seed) for seed in dict.fromkeys(self.seeds)]
 

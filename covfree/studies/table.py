@@ -165,12 +165,12 @@ def show(
         from rich.text import Text
 
         console = Console()
-        # rich would wrap the table's own title at the table's width.
+        # Print the title apart, as rich would wrap a table's own title at the table's width.
         console.print(Text(title, "italic"), soft_wrap=True)
         for number, block in enumerate(_blocks(console, table)):
             if number:
                 console.print()
-            # rich truncates figures of a table wider than the console, even in pipes and files.
+            # Widen the console to the table, as rich would truncate its figures, even in pipes and files.
             console.size = ConsoleDimensions(max(_width(console, block), console.width), console.height)
             console.print(block)
         if below:

@@ -81,7 +81,7 @@ def train(
             own = checkpoint if checkpoint is None or not training.restart else checkpoint / str(number)
             drawn = Schedule(*(part[since : since + length] for part in schedule))
             with warnings.catch_warnings():
-                # `Run.diverged` reports it.
+                # Silence this warning, as `Run.diverged` reports the divergence.
                 warnings.filterwarnings("ignore", ".*the state is not finite", RuntimeWarning)
                 ended = covfree.rounds.run(
                     _algorithm(training, model),

@@ -135,7 +135,7 @@ class Training:
 
     def folder(self, out: Path, seed: int) -> Path:
         """Return the subfolder of a study's folder that keeps this training's run."""
-        # The name of a function in a file may contain folders.
+        # Replace slashes, as the name of a function in a file may contain folders.
         start = self.init.replace("/", "_").replace("\\", "_")
         return out / f"{start}-{self.algorithm}-seed{seed}"
 
@@ -145,7 +145,7 @@ def descent(rate: float, momentum: float, weight_decay: float) -> Any:
     return jax.tree_util.Partial(_descent, rate, momentum, weight_decay) if momentum or weight_decay else rate
 
 
-# Functions are compared by identity, so cache them: others would be compiled again.
+# Cache the result: jax compares functions by identity, and would compile again for an equal one.
 @cache
 def optimiser_of(text: str, rate: float) -> Any:
     """Make the optax transformation returned by ``mine.py:function``, a function of the learning rate."""

@@ -73,7 +73,7 @@ def chosen_of(variants: Mapping[str, Variant]) -> dict[str, Variant]:
 def _single(
     names: Sequence[str], numbers: Mapping[str, Sequence[Any]], *, all_taken: bool = True
 ) -> dict[str, Variant]:
-    """Make methods whose names stand for one each; with ``all_taken``, a method must take each number."""
+    """Make the methods of names without ``-or-``; with ``all_taken``, some method must take each number."""
     found = dict[str, Variant]()
     made: dict[str, tuple[str, dict[str, Any]]] = {}
     asked = [
@@ -101,7 +101,7 @@ def _single(
             key = ":".join([name, *shown])
             if key in found:
                 raise ValueError(f"methods: expected different names, got {key} twice")
-            # 1 and 1.0 are the same number.
+            # Compare values, not texts, as 1 and 1.0 are the same number.
             for other, its in made.items():
                 if its == (name, given):
                     raise ValueError(f"methods: expected different methods, got {other} and {key}, the same")
@@ -114,7 +114,7 @@ def _single(
                 plain = not own or is_own(name)
                 raise ValueError(str(error) if plain else f"methods: {key}: {error}") from error
             shown_as = f"{title} ({', '.join(words)})" if words else entry.title
-            # Functions of two files may have one title.
+            # Show the name if the title is taken, as functions of two files may have the same title.
             taken = any(shown_as == each.title for each in found.values())
             found[key] = Variant(key if taken else shown_as, method)
     if not found:

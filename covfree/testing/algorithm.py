@@ -65,7 +65,7 @@ class _Subject:
         return self.algorithm.result(self.algorithm.params, state, memory)
 
     def scores(self, result: Any) -> np.ndarray | None:
-        """Compute the scores of all examples by the result, or client ``_FEW``'s; None if no classifier."""
+        """Compute all examples' scores by the result or client ``_FEW``'s model; None for no classifier."""
         model = result.of(_FEW) if hasattr(result, "of") else result
         return np.asarray(model(jnp.asarray(self.features))) if callable(model) else None
 

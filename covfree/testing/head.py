@@ -243,7 +243,7 @@ def check_head(
     def formula(given: Given) -> Any:
         assert reference is not None
         scores = np.asarray(reference(given.covariance, given.counts, given.means)(given.probes))
-        # Ignore the reference's scores of classes without an example.
+        # Set the reference's scores of classes without an example to −∞, as heads do.
         return np.where(given.held, scores, -np.inf)
 
     case = Case(

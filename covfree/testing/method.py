@@ -265,7 +265,7 @@ def check_method(
             parameter has the features' unit; ``order``, ``clients`` and ``messages`` if clients draw at
             random what they send; ``gradients`` if there is no reverse-mode derivative, or if derivatives
             treat something as constant. With `automatic` shrinkage, whose choice is constant for derivatives,
-            ``gradients`` is excluded automatically. as given.
+            ``gradients`` is excluded automatically.
 
     Raises:
         AssertionError: if a law is broken, with its name, its statement, and the numbers.
@@ -277,7 +277,7 @@ def check_method(
     # Use numbers that float32 represents exactly.
     probes = 2 * np.random.default_rng(1).normal(size=(16, dim)).astype(np.float32).astype(np.float64)
     exclude = dict(exclude or {})
-    # Random draws differ in float64, and have no derivatives.
+    # Use float64 only for derivatives and references, as random draws differ between float32 and float64.
     exact = "gradients" not in exclude or reference is not None
     rules = jax.tree.leaves(method, is_leaf=lambda node: isinstance(node, covfree.Shrinkage))
     if any(isinstance(rule, covfree.Shrinkage) and rule.rule is covfree.automatic().rule for rule in rules):

@@ -211,7 +211,7 @@ def check_transform(
 
     def see(sent: Rows, given: Given) -> Any:
         used = (given.rows.count > 0) & (given.rows.label >= 0)
-        # Ignore the contents of padding.
+        # Set padding to 0, so that its contents are not compared.
         return replace(
             sent, mean=jnp.where(used[:, None], sent.mean, 0), count=jnp.where(used, sent.count, 0)
         )

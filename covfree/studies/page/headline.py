@@ -47,9 +47,9 @@ class Scored(NamedTuple):
 
 
 def interval(differences: Sequence[float]) -> tuple[float, float] | None:
-    """Return the 95 % confidence interval of the mean by Student's t; None if no two differences differ.
+    """Return the 95 % confidence interval of the mean by Student's t; None for one difference or equal ones.
 
-    Seeds that all give the same, as with a fixed split and clients of the data's own, tell of no chance.
+    Equal differences, as with a fixed split and the data's own clients, say nothing about chance.
 
     >>> low, high = interval([0.01, 0.02, 0.03])
     >>> print(f"{low:.4f} {high:.4f}")
@@ -78,7 +78,7 @@ def headline(scored: Sequence[Scored], num_tests: int, bytes_name: str) -> list[
 def gains(scored: Sequence[Scored], said: Sequence[str]) -> list[str]:
     """Add to the headline what training gained or lost.
 
-    If the best start is above all results of training, this comes first.
+    If the best start is above all results of training, the sentence about it comes first.
     """
     order = ranked(scored)
     if not order:
@@ -103,7 +103,7 @@ def gains(scored: Sequence[Scored], said: Sequence[str]) -> list[str]:
 
 
 def _left_out(scored: Sequence[Scored]) -> list[str]:
-    """Name the methods left out because they have no mean accuracy; empty if all are."""
+    """Name the methods left out because they have no mean accuracy; empty if no method has one."""
     lost = [one for one in scored if not isfinite(one.mean)]
     if len(lost) == len(scored):
         return []
@@ -147,7 +147,7 @@ def behind(scored: Sequence[Scored]) -> list[Cell]:
 
 
 def over_places(places: Sequence[Sequence[Scored]]) -> list[str]:
-    """Say on how many federations each method is best, and on how many of them it is so with another."""
+    """Say on how many federations each method is best, and on how many of those it shares first place."""
     tops = [_at_the_top(order) for each in places if (order := ranked(each))]
     if not tops:
         return ["No method has a test accuracy with all seeds."]
@@ -163,7 +163,7 @@ def over_places(places: Sequence[Sequence[Scored]]) -> list[str]:
 
 
 def _at_the_top(order: Sequence[Scored]) -> list[str]:
-    """Return the best method, the second if seeds do not tell the two apart, and those of the same digits."""
+    """Return the best method and those of the same digits, or else a second that seeds do not tell apart."""
     best = percent(order[0].mean, None)
     level = [one.title for one in order if percent(one.mean, None) == best]
     if len(order) > len(level) == 1 and (found := interval(order[1].over(order[0]))) and found[1] >= 0:

@@ -12,7 +12,7 @@ from typing import Any
 from covfree.core.atomic import replacing
 from covfree.core.optional import optional
 
-# Maximum characters in a line of a command.
+# Options are broken into lines of about this many characters.
 _WIDTH = 92
 
 

@@ -70,7 +70,7 @@ def page_of(
 
 
 def scored_of(results: Sequence[Result], down: bool) -> list[Scored]:
-    """Return the methods' figures; a method has the accuracy NaN with a seed with which it failed."""
+    """Return the methods' figures; the accuracy is NaN for a seed with which a method failed."""
     lost = {run.seed: nan for result in results for run in result.runs}
     scored = []
     for result in results:

@@ -51,7 +51,7 @@ def draw(title: str, every: Sequence[Result], num_classes: int, *, narrow: bool 
         ends += [*(mean - deviation), *(mean + deviation)]
         lasts.append(np.array([place[-1] for place in places]))
         for each, place in zip(axes, places, strict=True):
-            # Up to the start of training, which is round 0.
+            # The closed-form stage ends with round 0, the start of training.
             stage = rounds <= 0
             _draw_curve(each, curve, place[~stage | (rounds == 0)], mean, deviation, style)
             if start_and_algorithm(curve.method)[0] != RANDOM:
@@ -126,7 +126,7 @@ def _draw_curve(
         axes.fill_between(
             places, mean - deviation, mean + deviation, alpha=figures.BAND, linewidth=0, color=style["color"]
         )
-    # A start may lie on the edge of the axes, at 0 or 100 %.
+    # Do not clip the mark of a start on the edge of the axes, at 0 or 100 %.
     axes.plot(places[:1], mean[:1], marker="o", clip_on=False, zorder=3, **mark)
     if any(run.diverged is not None for run in curve.runs):
         axes.plot(places[-1:], mean[-1:], marker="x", markersize=8, markeredgewidth=1.5, **mark)
@@ -157,7 +157,7 @@ def _lines(curve: Result) -> tuple[np.ndarray, list[np.ndarray], np.ndarray]:
     places, accuracy = [], []
     for run in curve.runs:
         first = run.history[0]
-        # A closed-form stage's first round is round 1; a random start is there without one.
+        # The first round of a closed-form stage counts as 1; a random start takes no round, and counts as 0.
         passed = rounds - first["round"] + (first["clients"] > 0)
         total = {name: np.cumsum([each[name] for each in run.history]) for name in ("bytes_up", "flops")}
         places.append([passed, *(each[rounds - first["round"]] for each in total.values())])

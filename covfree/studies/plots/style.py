@@ -154,7 +154,7 @@ def set_title(figure: Figure, text: str) -> None:
         return
     width = 72 * figure.get_figwidth() - 8
     title = figure.suptitle(wrapped(text, width, TITLE), x=4 / (72 * figure.get_figwidth()), ha="left")
-    # Names of data sets may contain dollar signs.
+    # Turn off math text, as names of data sets may contain dollar signs.
     title.set_parse_math(False)
 
 

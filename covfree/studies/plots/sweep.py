@@ -123,7 +123,7 @@ def _point(result: Result, number: str) -> _Point:
         return _Point((dataset, replace(federation, **{number: 0})), result.title, place, result)
     if not _is_number(own):
         return _Point(result.place, result.title, None, result)
-    # The title names the method's numbers in parentheses, such as (shrinkage=0.1, head=ridge).
+    # Remove the swept number from the title's parentheses, such as (shrinkage=0.1, head=ridge).
     title = re.sub(rf"(, )?\b{number}=[^,)]*(?(1)|(, )?)", "", result.title).replace(" ()", "")
     return _Point(result.place, title, float(own), result)
 
