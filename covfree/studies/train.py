@@ -206,7 +206,7 @@ def _flops(training: Training, task: Task, head: Any, schedule: np.ndarray) -> n
         dim = task.data.train_features.shape[1]
         extractor += covfree.call_flops(feature_map, jax.ShapeDtypeStruct((1, dim), jnp.float32))
     if training.train == "prompts" and training.top is not None:
-        # Prompts are chosen by the feature that the image has without prompts.
+        # Beside training's three passes, a forward pass without prompts gives the feature that chooses them.
         extractor *= 4 / 3
     one = covfree.training_flops(
         1,
