@@ -35,7 +35,7 @@ def main(command: Any = None) -> None:
     from covfree.cli.app import run
     from covfree.core.threads import limit_lapack_threads
 
-    # Leave processors to other programs that may be running on the machine.
+    # Limit LAPACK's threads, which wait in busy loops, as other programs may need the cores.
     limit_lapack_threads()
     sys.exit(run(sys.argv[1:], *([] if command is None else [command])))
 
