@@ -162,7 +162,7 @@ _dense.defvjp(_forward, _backward)
 def _pads(
     x: jax.Array, size: Sequence[int], strides: Sequence[int], padding: Padding
 ) -> Sequence[tuple[int, int]]:
-    """Return the number of positions added before and after, for each side."""
+    """Return how many positions padding adds before and after, along the height and along the width."""
     if isinstance(padding, str):
         # Convert to int, as older versions of jax return NumPy integers.
         return [

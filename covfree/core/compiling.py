@@ -37,7 +37,10 @@ _PLAIN = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passe
 
 @cache
 def _options(plain: bool) -> dict[str, bool | int]:
-    """Return `quick_options`, fixed at the first computation; none if jax computes on an accelerator."""
+    """Return the compiler's options: none on an accelerator, else `quick_options`, and `_PLAIN` if ``plain``.
+
+    They are computed once; later changes of ``XLA_FLAGS`` have no effect.
+    """
     if jax.default_backend() != "cpu":
         return {}
     return quick_options() | (_PLAIN if plain else {})

@@ -78,7 +78,8 @@ def summable(count: Any, total: float) -> np.ndarray:
 def exact_counts(counts: Sequence[Any]) -> np.ndarray:
     """Concatenate the counts of several tables without rounding: as float64 if their sum exceeds int32.
 
-    jax converts float64 to float32, but would wrap int64. `summable_again` undoes this conversion.
+    float64, as jax would wrap int64 but only rounds float64 to float32. `summable_again` turns the counts
+    back into int32.
     """
     found = np.concatenate(counts)
     wide = found.dtype.kind in "iu" and count_sum(found) > _INT32

@@ -45,8 +45,8 @@ def directed_moments(rows: Rows, num_classes: int) -> DirectedMoments:
 def directed_factor(rows: Rows, moments: Moments) -> Float[Array, "rows dim"]:
     """Make rows Y with YᵀY = Ŵ: √n_r (x_r − μ_c) for each mean, and the residual directions unchanged.
 
-    The first part is the scatter between the rows. The directions are the largest part of the scatter within
-    the rows, or all of it if clients send enough directions.
+    The means' part of YᵀY is the scatter between the rows. The directions' part is the scatter of the
+    examples about their rows' means: its largest part, or all of it if clients send enough directions.
 
     Returns:
         The factor; 0 in padding rows.

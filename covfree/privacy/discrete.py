@@ -12,7 +12,8 @@ from jaxtyping import Bool, Int
 # A source of random bytes, such as `os.urandom`.
 RandomBytes: TypeAlias = Callable[[int], bytes]
 
-# With a standard deviation of 2^24, all products below fit in int64: (46·2^24)² < 2^60.
+# With a standard deviation of 2^24, all products below fit in int64: a proposal above 46 deviations has a
+# probability of e⁻⁴⁶, and (46·2^24)² < 2^60.
 MAX_LOG_DEVIATION = 24
 
 
@@ -121,7 +122,7 @@ def _exponential_below_one(
 
 
 def _discrete_laplace(log_scale: int, size: int, random_bytes: RandomBytes) -> tuple[np.ndarray, np.ndarray]:
-    """Draw proposals from the discrete Laplace distribution of scale 2^log_scale, and which to keep."""
+    """Draw proposals, and whether to keep each: those kept are discrete Laplace of scale 2^log_scale."""
     scale = 1 << log_scale
     low = _words(size, random_bytes) & (scale - 1)
     kept = _exponential(low, log_scale, random_bytes)

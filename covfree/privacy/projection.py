@@ -52,9 +52,10 @@ class PublicProjection:
 
 
 def public_projection(num_features: int, *, seed: int = 0) -> PublicProjection:
-    """Make a random projection to ``num_features`` that all parties share by its seed.
+    """Make a random projection to ``num_features``; all parties that use one seed have the same.
 
-    The second moment has d² numbers, each with noise. So under noise a smaller d gains more than it loses.
+    The second moment of p features has p(p + 1)/2 numbers, each with noise. If the noise is strong, a smaller
+    p may raise the accuracy, although it loses information (docs/privacy.md).
 
     Args:
         num_features: p, at most the features' own number.

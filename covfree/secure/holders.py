@@ -106,7 +106,7 @@ def _client(
 ) -> tuple[Any, Any, dict[str, Any]]:
     if sent is None:
         _, labels = data.all()
-        # Padding gets the class C, which is out of range, so that the scatter drops it.
+        # Padding gets the class C, which is out of range, so that JAX's `.at[].set` drops it.
         labels = jnp.where(labels >= 0, labels, num_classes)
         return jnp.zeros(num_classes, jnp.int32).at[labels].set(1, mode="drop"), memory, {}
     common, own = sent

@@ -135,6 +135,8 @@ class Study:
     def check(self, resume: bool) -> None:
         """Raise if the folder holds runs with other settings or data, or runs that are not to be resumed.
 
+        Otherwise write the settings of methods in closed form into the folder.
+
         Args:
             resume: whether runs in the folder are to be resumed.
         """

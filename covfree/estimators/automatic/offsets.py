@@ -16,8 +16,8 @@ from covfree.estimators.automatic.senders import SAMPLE
 from covfree.estimators.moments import row_clients, row_counts, row_labels, valid_rows
 from covfree.estimators.scatter import Freedom
 
-# A direction is separated only if its strength is above this share of the mean strength; below it, rounding
-# would dominate.
+# A direction of offsets is split off from Σ̂ only if its strength λ_j (see `Offsets`) is above this share of
+# their mean; below it, rounding would dominate.
 _LEAST_STRENGTH = 1e-3
 # Offsets are separated only if at least this share of the degrees of freedom lies within clients.
 _LEAST_WITHIN = 0.25

@@ -136,7 +136,7 @@ def _images(
     trace: jax.Array,
     gram: ScatterChoice | None,
 ) -> jax.Array:
-    """Multiply the exact system by the directions, from the product and the trace of the scatter W."""
+    """Return the exact system times the directions, given W times the directions and the trace of W."""
     degrees = jnp.maximum(moments.within_degrees, 1)
     dim = search.right.shape[0]
     gamma = loading(numbers.shrinkage, trace / degrees / dim, dim, degrees)
