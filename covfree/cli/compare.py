@@ -109,7 +109,6 @@ def compare_command(
     if noise is not None:
         with named_option("noise"):
             chosen = with_noise(chosen, noise)
-        say(f"counts have noise, {noise}, which is not differential privacy: docs/privacy.md")
     if pooled:
         chosen = {**chosen, POOLED.name: Variant(TITLE, POOLED)}
     if resume and out is None:
@@ -147,6 +146,8 @@ def compare_command(
         sources, places, chosen, chosen_seeds, figures, report is not None, folder=out, settings=settings
     )
     study.check(resume)
+    if noise is not None:
+        say(f"counts have noise, {noise}, which is not differential privacy: docs/privacy.md")
     with Progress() as progress:
         runs = list(study.runs(progress))
     if not runs:
