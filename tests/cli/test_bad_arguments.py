@@ -295,6 +295,10 @@ def test_classes_that_nobody_trains_on_are_told(cli, tmp_path):
     assert "4 of 12 test examples are of classes with no training examples, such as 3" in told.err
     told = cli("compare", "--dataset", named, "--test-file", test, *options)
     assert "no training examples, such as yew; no method" in told.err
+    assert "from zero" not in told.err
+    np.savez(train, features=features + 150, labels=labels)
+    told = cli("compare", "--dataset", train, *options)
+    assert "train: features lie 5.5e+02 times their spread from zero, where FedNCM" in told.err
     refused = cli("compare", "--dataset", single, *options)
     assert refused.code == 2
     assert "single: expected examples of two classes or more to train on, got 1" in refused.err

@@ -292,6 +292,7 @@ def test_a_changed_image_is_computed_anew(compare, photos, tmp_path):
 
 def test_where_the_cache_is(monkeypatch, tmp_path):
     key, digest = {"images": "ab"}, hashlib.sha256(b'{"images": "ab"}').hexdigest()[:16]
+    monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COVFREE_CACHE", "own")
     monkeypatch.setenv("XDG_CACHE_HOME", "common")
     monkeypatch.setenv("HOME", str(tmp_path))
@@ -304,6 +305,10 @@ def test_where_the_cache_is(monkeypatch, tmp_path):
     monkeypatch.delenv("XDG_CACHE_HOME")
     assert source_module.cache_file("a", key).parent == tmp_path / ".cache" / "covfree"
     assert source_module.cache_file("a", {"images": "cd"}).name != source_module.cache_file("a", key).name
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("COVFREE_CACHE", "file")
+    with pytest.raises(OSError, match="file: cannot make this folder .*COVFREE_CACHE names another"):
+        source_module.cache_file("a", key)
 
 
 @pytest.mark.parametrize(
