@@ -1,1 +1,1 @@
-"""The lowest layer: types, linear algebra, sums, checks, random keys, files. It uses no method."""
+"""The lowest layer, which imports no other: types, linear algebra, sums, checks, random keys, files."""

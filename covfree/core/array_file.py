@@ -1,6 +1,6 @@
-"""Named arrays in ``.npz`` and ``.safetensors`` files, and the single array of a ``.npy`` file.
+"""Read ``.npy``, ``.npz`` and ``.safetensors`` files of arrays; write ``.safetensors``.
 
-In a ``.safetensors`` file, numeric arrays are tensors, and texts are metadata in JSON.
+In a ``.safetensors`` file, numeric arrays are stored as tensors, and arrays of texts as JSON in the metadata.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ import numpy as np
 
 from covfree.core.optional import optional
 
-# How many bytes are read at a time.
+# Bytes that are read at a time.
 _BLOCK = 2**22
 
 
 def write_safetensors(arrays: Mapping[str, np.ndarray]) -> bytes:
-    """Return the content of a ``.safetensors`` file with these arrays. Needs the ``safetensors`` extra."""
+    """Encode arrays, by name, as the bytes of a ``.safetensors`` file. Needs the ``safetensors`` extra."""
     texts = {name: json.dumps(array.tolist()) for name, array in arrays.items() if array.dtype.kind == "U"}
     tensors = {name: array.copy(order="C") for name, array in arrays.items() if name not in texts}
     return optional("safetensors.numpy", "safetensors").save(tensors, metadata=texts)
 
 
 def read_safetensors(path: Path) -> dict[str, np.ndarray]:
-    """Read the arrays of a ``.safetensors`` file."""
+    """Read the arrays of a ``.safetensors`` file, by name; arrays of texts come from its metadata."""
     safetensors = optional("safetensors", "safetensors")
     if not path.is_file():
         raise FileNotFoundError(f"{path}: no such file")
@@ -41,19 +41,19 @@ def read_safetensors(path: Path) -> dict[str, np.ndarray]:
     except safetensors.SafetensorError as error:
         raise ValueError(f"{path}: expected a safetensors file of arrays ({error})") from error
     for name, text in texts.items():
-        # Skip other programs' metadata that is no JSON, such as PyTorch's {"format": "pt"}.
+        # Skip metadata that other programs wrote, such as PyTorch's {"format": "pt"}: "pt" is not JSON.
         with suppress(ValueError):
             arrays[name] = np.asarray(json.loads(text))
     return arrays
 
 
 def names_in(array: np.ndarray) -> tuple[str, ...]:
-    """Convert names in a file, which may be bytes or numbers, to text."""
+    """Convert an array of names, as bytes, texts or numbers, to a tuple of strings."""
     return tuple((np.char.decode(array, "utf-8") if array.dtype.kind == "S" else array.astype(str)).tolist())
 
 
 def read_npy(path: Path) -> np.ndarray:
-    """Open the array of a ``.npy`` file as a memory map."""
+    """Return the array of a ``.npy`` file, memory-mapped and read-only."""
     _check_start(path, b"\x93NUMPY", "a .npy file of plain numbers or texts")
     try:
         return np.load(path, mmap_mode="r", allow_pickle=False)
@@ -62,7 +62,7 @@ def read_npy(path: Path) -> np.ndarray:
 
 
 def _check_start(path: Path, magic: bytes, expected: str) -> None:
-    """Raise unless a file begins with ``magic``; NumPy's own error would speak of pickled objects."""
+    """Raise a ValueError if a file does not begin with ``magic``; NumPy's error would mention pickles."""
     if not path.is_file():
         raise FileNotFoundError(f"{path}: no such file")
     with path.open("rb") as stream:
@@ -71,9 +71,9 @@ def _check_start(path: Path, magic: bytes, expected: str) -> None:
 
 
 def read_npz(path: Path) -> dict[str, np.ndarray]:
-    """Read the arrays of an ``.npz`` file, and compare their checksums.
+    """Read the arrays of an ``.npz`` file, by name, and verify their checksums.
 
-    If ``features`` are not compressed, they are memory-mapped, read-only, so they may be larger than memory.
+    An uncompressed array ``features`` is memory-mapped, read-only, so it may be larger than memory.
     """
     _check_start(path, b"PK", "an .npz file of plain arrays")
     try:
@@ -88,7 +88,7 @@ def read_npz(path: Path) -> dict[str, np.ndarray]:
 
 
 def _map(stream: BinaryIO, archive: ZipFile, name: str) -> dict[str, np.ndarray]:
-    """Memory-map one array of an ``.npz`` file: ``{name: array}``, or ``{}`` if it cannot be mapped."""
+    """Memory-map the array ``name`` of an ``.npz`` file; return ``{name: array}``, or ``{}`` on failure."""
     info = archive.NameToInfo.get(f"{name}.npy")
     if info is None or info.compress_type != ZIP_STORED:
         return {}
@@ -97,13 +97,13 @@ def _map(stream: BinaryIO, archive: ZipFile, name: str) -> dict[str, np.ndarray]
             return {}
         shape, fortran_order, dtype = np.lib.format.read_array_header_1_0(member)
         header = member.tell()
-        # Read to the end, where the archive compares the checksum.
+        # Read all of it: at the end, the archive verifies the checksum.
         while member.read(_BLOCK):
             pass
     size = math.prod(shape) * dtype.itemsize
     if dtype.hasobject or size == 0 or header + size != info.file_size:
         return {}
-    # A header has 30 bytes, then the name and extra fields; the 30 bytes contain the lengths of both.
+    # A local ZIP header has 30 bytes, then the name and extra fields; bytes 26 to 29 hold their lengths.
     stream.seek(info.header_offset + 26)
     start = info.header_offset + 30 + sum(struct.unpack("<HH", stream.read(4)))
     order = "F" if fortran_order else "C"

@@ -1,4 +1,4 @@
-"""Writing files atomically: a file exists as a whole or not at all."""
+"""Write files atomically: a reader sees the complete file or none."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from typing import BinaryIO
 
 try:
     import fcntl
-except ImportError:  # Windows, which keeps a file that is being written from removal by itself
+except ImportError:  # Windows, where a file that is open for writing cannot be removed
     fcntl = None
 
 _PREFIX, _SUFFIX = ".covfree-", ".tmp"
-# A temporary file counts as abandoned if it did not change for this many seconds.
+# A temporary file counts as abandoned only if it has not changed for this many seconds.
 _AGE = 3600.0
 
 
 @contextmanager
 def replacing(path: Path) -> Iterator[BinaryIO]:
-    """Open a binary file that replaces ``path`` once all of it is on disk.
+    """Open a binary file for writing, which replaces ``path`` when the ``with`` block ends.
 
-    Until then the content is in a temporary file in the same folder (see `is_temporary`). So two writers of
-    one path do not mix: the last one to finish wins. The file's mode follows the umask, as for any new file.
+    Until then the content is in a temporary file in the same folder (see `is_temporary`). If two processes
+    write the same path, the last to finish wins. The file's mode follows the umask, as for any new file.
     """
     temporary = path.with_name(f"{_PREFIX}{uuid.uuid4().hex}{_SUFFIX}")
     try:
@@ -45,17 +45,17 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
 
 
 def is_temporary(name: str) -> bool:
-    """Whether this is the name of a temporary file from `replacing`."""
+    """Return whether ``name`` is the file name of a temporary file that `replacing` makes."""
     return name.startswith(_PREFIX) and name.endswith(_SUFFIX)
 
 
 def remove_abandoned(folder: Path) -> None:
-    """Remove the temporary files that killed writers left in a folder.
+    """Remove the temporary files of `replacing` from a folder if the processes that wrote them were killed.
 
-    A file is abandoned if it has not changed for an hour and nobody holds its lock. A writer holds the lock
-    until its process ends, so no living writer on this machine loses its file. The hour protects writers on
-    other machines, whose locks may be invisible in a shared folder. (Process ids would protect neither these
-    nor writers in containers.) Files that this process may not remove stay.
+    A file counts as abandoned if it has not changed for an hour and no process has locked it. A running
+    writer on this machine has locked its file. The lock of a writer on another machine may be invisible in a
+    shared folder; the hour protects its file. (A check of process ids would protect neither such writers nor
+    those in containers.) Files that this process has no permission to remove are skipped.
     """
     with suppress(OSError), os.scandir(folder) as entries:
         for path in [Path(entry.path) for entry in entries if is_temporary(entry.name)]:
@@ -73,9 +73,10 @@ def _is_abandoned(path: Path) -> bool:
 
 
 def lock(file: BinaryIO, *, wait: bool = False) -> bool:
-    """Lock a file until it is closed. If another process holds the lock, return False, or ``wait`` for it.
+    """Lock an open file until it is closed, and return True; if another process has locked it, return False.
 
-    Where there are no locks (on Windows and some file systems), return True: nothing keeps processes apart.
+    With ``wait``, wait for the other process instead. Windows and some file systems have no such locks: there
+    the file is not locked, and the result is True.
     """
     if fcntl is None:
         return True

@@ -1,4 +1,4 @@
-"""Checks of values where data enters the library; errors name the client and the row."""
+"""Check arguments; errors name the argument, and for wrong features and labels the client and the row."""
 
 from __future__ import annotations
 
@@ -14,34 +14,34 @@ from covfree.core.padding import as_arrays
 from covfree.core.types import Rows, accumulation_dtype, is_traced
 
 _INT32_MAX = np.iinfo(np.int32).max
-# Kinds of data types. They are jax.numpy's, as NumPy's floating does not include bfloat16.
+# Kinds of data types, as abstract types of jax.numpy: np.floating does not include bfloat16.
 _KINDS = {
     "floats": (jnp.floating,),
     "integers": (jnp.integer,),
     "numbers": (jnp.floating, jnp.integer),
     "booleans": (jnp.bool_,),
 }
-# Labels look like identifiers if the largest label plus 1 exceeds the first number, and also exceeds the
-# number of distinct labels by more than the second factor.
+# Labels are taken for identifiers if the largest label plus 1 exceeds _MANY_CLASSES, and also _GAPS times the
+# number of distinct labels.
 _MANY_CLASSES, _GAPS = 2**15, 16
-# The largest number in this many rows usually shows that features do not underflow, without the others.
+# Look for underflow in this many rows first: a single number in them that is large enough settles it.
 _FEW = 64
 
 
 def check(features: Any, labels: Any, clients: Any = None, *, num_classes: int | None = None) -> None:
-    """Raise an error unless these arrays are a valid federation: examples, their classes and their clients.
+    """Check the features, labels and clients of a federation's examples; raise an error if one is invalid.
 
-    Structure and values are checked: NaN and infinite features, features so small that they underflow to 0,
-    labels that are too large, arrays of unequal length. Values are checked in the data type in which jax
-    computes: without x64, 1e300 is infinite. Traced arrays have no values, so only their structure is
-    checked. Arrays on a device stay there unless something is wrong.
+    Invalid are arrays of unequal length, NaN or infinite features, features so small that all underflow to 0,
+    and labels that are too large. Values are checked in the data type in which jax computes: without x64,
+    1e300 is infinite. Of traced arrays, only shapes and data types are checked. Arrays on a device are copied
+    to the host only if something is wrong.
 
     Args:
         features: [examples, dim], floating point.
-        labels: [examples], integers below ``num_classes`` and 2³¹; below 0 is padding (then the features may
-            hold anything).
+        labels: [examples], integers below ``num_classes`` and 2³¹. A label below 0 marks padding, whose
+            features may be anything.
         clients: [examples], integers of any size; below 0 is padding. None if there are no clients.
-        num_classes: C; None allows any number.
+        num_classes: C, the number of classes; None allows any.
 
     Raises:
         TypeError: if a data type is wrong.
@@ -59,7 +59,7 @@ def check(features: Any, labels: Any, clients: Any = None, *, num_classes: int |
     if is_traced(features, labels, clients):
         return
     most = _INT32_MAX if num_classes is None else min(num_classes - 1, _INT32_MAX)
-    # Check where the features are, on the device or the host; look for the bad row only if the check fails.
+    # Check features where they are stored, on the device or the host; look for the bad row only on failure.
     look = _on_device if isinstance(features, jax.Array) else _on_host
     if look(features, labels, clients, most):
         return
@@ -91,7 +91,7 @@ def check(features: Any, labels: Any, clients: Any = None, *, num_classes: int |
 
 
 def num_classes_of(labels: Any) -> int:
-    """Return the largest label plus 1 (0 without labels); raise if labels look like identifiers."""
+    """Return the largest label plus 1, or 0 without labels; a ValueError if labels look like identifiers."""
     number = int(labels.max()) + 1 if np.size(labels) else 0
     if number > _MANY_CLASSES:
         known = np.unique(np.asarray(labels))
@@ -105,7 +105,7 @@ def num_classes_of(labels: Any) -> int:
 
 
 def check_example_structure(features: Any, labels: Any = None, clients: Any = None) -> None:
-    """Raise unless the arrays have the shapes and data types of examples; values may be traced."""
+    """Raise an error if the examples' arrays have wrong shapes or data types; they may be traced."""
     shape, dtype = np.shape(features), _dtype(features)
     if not _holds(dtype, "floats"):
         raise TypeError(f"features: expected floats, got {dtype}")
@@ -132,17 +132,17 @@ def check_example_structure(features: Any, labels: Any = None, clients: Any = No
 
 
 def _on_host(features: Any, labels: Any, clients: Any, most: int) -> bool:
-    """Whether the values are valid, computed on the host."""
+    """Return True if NumPy finds all values valid; False if one is invalid, or `check` must read all rows."""
     labels = np.asarray(labels)
     used = labels >= 0 if clients is None else (labels >= 0) & (np.asarray(clients) >= 0)
     if (labels > most).any() or first_non_finite(features, used) is not None:
         return False
-    # A few rows usually show that features do not underflow; if they do not, `check` looks at all rows.
+    # If these few rows do not rule out underflow, `check` reads all rows.
     return bool(np.abs(np.asarray(features[:_FEW])).max(initial=0) >= _least(features))
 
 
 def _on_device(features: jax.Array, labels: Any, clients: Any, most: int) -> bool:
-    """Whether the values are valid, computed on the device. Only this one bit leaves it."""
+    """Return whether the values are valid, computed on the device; only the answer is copied to the host."""
     integers = [array for array in (labels, clients) if array is not None]
     # Under a caller's ``jit``, computations on concrete arrays would otherwise be traced.
     with jax.ensure_compile_time_eval():
@@ -154,7 +154,7 @@ def _on_device(features: jax.Array, labels: Any, clients: Any, most: int) -> boo
 
 @jax.jit
 def _sound(features: jax.Array, kept: list[jax.Array]) -> jax.Array:
-    """Whether all numbers in use are finite, and at least one is not subnormal."""
+    """Return whether features are finite in rows that are ``kept``, and not all subnormal."""
     largest = jnp.abs(features).max(1)
     wrong = ~jnp.isfinite(largest)
     for own in kept:
@@ -163,12 +163,12 @@ def _sound(features: jax.Array, kept: list[jax.Array]) -> jax.Array:
 
 
 def _least(features: Any) -> float:
-    """Return the smallest number that does not count as 0 in the data type of the computation."""
+    """Return the smallest positive normal number of the data type in which the features are summed."""
     return float(jnp.finfo(accumulation_dtype(_dtype(features))).tiny)
 
 
 def check_row_structure(rows: Rows, *, dim: int | None = None) -> None:
-    """Raise unless the rows have the shapes and data types of rows; values may be traced."""
+    """Raise an error if arrays of ``rows`` have wrong shapes or data types; they may be traced."""
     if not isinstance(rows, Rows):
         raise TypeError(
             f"rows: expected covfree.Rows, got {type(rows).__name__}; Rows.from_means(means, counts) makes "
@@ -184,7 +184,7 @@ def check_row_structure(rows: Rows, *, dim: int | None = None) -> None:
     ):
         if array is None and name in ("client", "covariance", "sketch"):
             continue
-        if not hasattr(array, "dtype"):  # the numbers of a list would become leaves of the rows
+        if not hasattr(array, "dtype"):  # jax would make a leaf of each number of a list
             kind = None if array is None else type(array).__name__
             raise TypeError(f"{name}: expected an array of {expected}, got {kind}")
         if not _holds(_dtype(array), expected):
@@ -205,7 +205,7 @@ def check_row_structure(rows: Rows, *, dim: int | None = None) -> None:
 
 
 def check_integer(name: str, value: Any, minimum: int) -> int:
-    """Return a static size as an `int`, or raise unless it is an integer of at least ``minimum``."""
+    """Convert an integer to `int`; raise an error if it is below ``minimum``, a jax array or no integer."""
     wrong = bool | np.bool_ | jax.Array
     if isinstance(value, wrong) or not hasattr(value, "__index__") or np.ndim(value):
         kind = "a Python integer" if isinstance(value, jax.Array) else "an integer"
@@ -216,10 +216,9 @@ def check_integer(name: str, value: Any, minimum: int) -> int:
 
 
 def check_means(means: Any, counts: Any, *_: Any, **__: Any) -> None:
-    """Raise unless the first two arguments are the means and counts of one class.
+    """Check the means [rows, dim] and counts [rows] of one class; raise an error if they are invalid.
 
-    Under ``jit`` counts have no values: there, a count below 0 or NaN is padding, and an infinite one gives
-    NaN.
+    Traced counts have no values to check: a count below 0 or NaN is then padding, an infinite one gives NaN.
     """
     if not _holds(_dtype(means), "floats"):
         raise TypeError(f"means: expected floats, got {_dtype(means)}")
@@ -240,12 +239,12 @@ def check_means(means: Any, counts: Any, *_: Any, **__: Any) -> None:
 
 
 def check_positive(name: str, value: Any) -> int:
-    """Return a static size as an `int`, or raise unless it is an integer of at least 1."""
+    """Convert an integer to `int`; raise an error if it is below 1, a jax array or no integer."""
     return check_integer(name, value, 1)
 
 
 def check_integers(name: str, values: Any, minimum: int) -> np.ndarray:
-    """Return values as a 1-D NumPy array, or raise unless they are integers of at least ``minimum``."""
+    """Convert integers to a 1-D NumPy array; raise an error if one is below ``minimum``, or there is none."""
     array = np.asarray(values)
     if array.ndim != 1 or array.size == 0:
         raise ValueError(f"{name}: expected one for each example, got shape {list(array.shape)}")
@@ -258,22 +257,19 @@ def check_integers(name: str, values: Any, minimum: int) -> np.ndarray:
 
 
 def check_type(name: str, value: Any, expected: type) -> None:
-    """Raise unless a value is of the expected type."""
+    """Raise a TypeError, which names the argument, if ``value`` is not of the expected type."""
     if not isinstance(value, expected):
         raise TypeError(f"{name}: expected a {expected.__name__}, got {type(value).__name__}")
 
 
 def check_choice(name: str, value: Any, choices: tuple[Any, ...]) -> None:
-    """Raise unless a static option is among ``choices``."""
+    """Raise a ValueError, which names the argument, if ``value`` is not in ``choices``."""
     if value not in choices:
         raise ValueError(f"{name}: expected one of {choices}, got {value!r}")
 
 
 def check_strength(name: str, value: Any) -> Any:
-    """Return the strength of a regulariser; raise unless it is a finite number, at least 0.
-
-    A traced number is not checked, as it may be swept.
-    """
+    """Return a number; raise an error if it is below 0 or not finite. A traced number is not checked."""
     _check_number(name, value)
     if not is_traced(value) and not (math.isfinite(value) and value >= 0):
         raise ValueError(f"{name}: expected a finite number of at least 0, got {value!r}")
@@ -296,7 +292,7 @@ def _check_single(name: str, value: Any, expected: str) -> None:
 
 
 def check_above_zero(name: str, value: Any) -> Any:
-    """Return a number; raise unless it is finite and above 0. A traced number is not checked."""
+    """Return a number; raise an error if it is not finite and above 0. A traced number is not checked."""
     _check_number(name, value)
     if not is_traced(value) and not (math.isfinite(value) and value > 0):
         raise ValueError(f"{name}: expected a finite number above 0, got {value!r}")
@@ -304,7 +300,7 @@ def check_above_zero(name: str, value: Any) -> Any:
 
 
 def check_share(name: str, value: Any) -> Any:
-    """Return a number; raise unless it is in [0, 1]. A traced number is not checked."""
+    """Return a number; raise an error if it is not in [0, 1]. A traced number is not checked."""
     check_strength(name, value)
     if not is_traced(value) and value > 1:
         raise ValueError(f"{name}: expected a number in [0, 1], got {value!r}")
@@ -312,9 +308,9 @@ def check_share(name: str, value: Any) -> Any:
 
 
 def check_seed(name: str, value: Any) -> Any:
-    """Return a seed; raise unless it is an integer of 32 bits. A traced seed is not checked.
+    """Return a seed; raise an error if it is not an integer in [−2³¹, 2³¹). A traced value is not checked.
 
-    `jax.random.key` also accepts floats, and truncates them: 0.5 would be the seed 0.
+    Floats are refused because `jax.random.key` truncates them: 0.5 would be the seed 0.
     """
     number = not isinstance(value, bool) and (hasattr(value, "dtype") or hasattr(value, "__index__"))
     _check_single(name, value, "an integer")
@@ -330,7 +326,7 @@ def _dtype(array: Any) -> np.dtype:
 
 
 def _holds(dtype: np.dtype, expected: str) -> bool:
-    """Whether a data type is of the expected kind, a key of `_KINDS`."""
+    """Return whether a data type is of the kind ``expected``, a key of `_KINDS`."""
     return any(jnp.issubdtype(dtype, kind) for kind in _KINDS[expected])
 
 
@@ -339,7 +335,7 @@ def _place(row: int, clients: np.ndarray | None) -> str:
 
 
 def finite_numbers(value: Any, dtype: np.dtype) -> str:
-    """Say what was expected instead of ``value``, which is not finite in the data type of the computation."""
+    """Return the word after "expected" in an error about a value that is not finite in jax's data type."""
     return (
         f"numbers that are finite in {jax.dtypes.canonicalize_dtype(dtype)}"
         if np.isfinite(value)
@@ -348,7 +344,7 @@ def finite_numbers(value: Any, dtype: np.dtype) -> str:
 
 
 def first_non_finite(values: Any, used: np.ndarray) -> tuple[int, int] | None:
-    """Return row and column of the first used number that is not finite in jax; None if all are finite."""
+    """Return (row, column) of the first number in ``used`` rows that is not finite in jax's type, or None."""
     values = values if isinstance(values, Gathered) else np.asarray(values)
     if values.shape[1] == 0:
         return None

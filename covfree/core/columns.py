@@ -1,4 +1,4 @@
-"""Features, labels and clients from the columns of a file: NumPy, PyTorch, Arrow, Parquet or CSV."""
+"""Read features, labels and clients from NumPy, PyTorch, safetensors, Arrow, Parquet or CSV files."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from covfree.core.array_file import read_npy, read_npz, read_safetensors
 from covfree.core.optional import optional
 from covfree.core.torch_file import read_torch
 
-# The parts of a file, with the other name that each may have.
+# The arrays to read from a file, each with a second name under which it may be stored.
 COLUMNS: dict[str, str | None] = {"features": None, "labels": "label", "clients": "client", "is_test": None}
 _ARROW = "tables"
-# pandas' names for its index in Parquet; and names of number columns that count as features only if named.
+# Names that pandas gives its index in Parquet; names of columns that are features only if the caller says so.
 _INDEX, _DOUBTFUL = re.compile(r"__index_level_\d+__"), re.compile(r"|Unnamed: \d+|labels?|clients?|is_test")
 # Names of columns that may hold ids of the examples.
 _ID = re.compile(r"(?i).*(id|ids|idx|index|row|nr|no|number)")
@@ -32,7 +32,7 @@ class Table(Mapping[str, np.ndarray]):
         self, path: Path, names: Sequence[str], read: Callable[[str], np.ndarray], schema: Any = None
     ) -> None:
         self.path, self._names, self._read = path, list(names), read
-        # The schema of an Arrow table, in which each column may hold a single feature; None for other files.
+        # The schema of an Arrow table, in which a single feature may be a column; None for other files.
         self.schema = schema
 
     def __getitem__(self, name: str) -> np.ndarray:
@@ -51,22 +51,22 @@ class Table(Mapping[str, np.ndarray]):
 
     @property
     def wide(self) -> bool:
-        """Whether this is an Arrow table, in which each column may hold a single feature."""
+        """Whether this is an Arrow table, in which a single feature may be a column."""
         return self.schema is not None
 
     def is_number(self, name: str) -> bool:
-        """Whether a column of a wide table holds numbers or booleans."""
+        """Return whether a column of an Arrow table contains numbers or booleans."""
         types, own = optional("pyarrow", _ARROW).types, self.schema.field(name).type
         return types.is_integer(own) or types.is_floating(own) or types.is_boolean(own)
 
     @property
     def index(self) -> set[str]:
-        """The columns of a wide table that are the index of a pandas data frame."""
+        """Names of the columns of an Arrow table that store the index of a pandas data frame."""
         named = self._about(b"pandas").get("index_columns", [])
         return {name for name in self if name in named or _INDEX.fullmatch(name)}
 
     def class_names(self, labels: str) -> Any:
-        """Return the class names for a column of labels; None if the file does not have them."""
+        """Return the class names that the file stores for its column ``labels``; None if there are none."""
         if not self.wide:
             return self.get("class_names")
         # The package `datasets` writes class names in its type `ClassLabel`.
@@ -76,7 +76,7 @@ class Table(Mapping[str, np.ndarray]):
             return None
 
     def _about(self, package: bytes) -> dict[str, Any]:
-        """Return the metadata that a package wrote about the columns."""
+        """Return the metadata that a package wrote into the Arrow schema; an empty dict if there is none."""
         try:
             about = json.loads((self.schema.metadata or {})[package])
         except (KeyError, ValueError):
@@ -90,7 +90,7 @@ class Table(Mapping[str, np.ndarray]):
 
 
 def open_table(path: Path) -> Table:
-    """Open a file of one of the `READABLE` kinds, or a folder written by ``save_to_disk`` of ``datasets``.
+    """Open a file with a suffix in `READABLE`, or a folder that ``save_to_disk`` of ``datasets`` wrote.
 
     Raises:
         ValueError: if the file is of another kind or damaged.
@@ -112,12 +112,12 @@ def read_columns(path: Path, columns: Mapping[str, str]) -> dict[str, np.ndarray
         path: see `open_table`. If a table has no column ``features``, each column of numbers or booleans is
             one feature; their names are returned as ``feature_names``. The index of a pandas data frame is
             left out.
-        columns: the names in the file for the parts in `COLUMNS`. For features there may be several names,
-            such as ``"age+weight"``, or a pattern, such as ``"f*"``. For a ``.npy`` file, the paths of files
-            with the other parts.
+        columns: for each key of `COLUMNS`, the name of its column in the file. For features there may be
+            several names, such as ``"age+weight"``, or a pattern, such as ``"f*"``. For a ``.npy`` file of
+            features, the paths of ``.npy`` files with the other arrays.
 
     Returns:
-        The arrays by part; also ``key``, with which `covfree extract` records what made the features.
+        The arrays by the keys of `COLUMNS`; also ``key``, if `covfree extract` recorded the extractor there.
 
     Raises:
         ValueError: if `open_table` raises one, or if there is no such column (the message lists those that
@@ -161,7 +161,7 @@ def read_columns(path: Path, columns: Mapping[str, str]) -> dict[str, np.ndarray
 
 
 def _names(table: Table, pattern: str | None, used: set[str]) -> list[str]:
-    """Return the columns that hold one feature each: those of a pattern, or all columns of numbers."""
+    """Return the names of single-feature columns: those in ``pattern``, or all but ``used`` and the index."""
     expected = "columns of numbers" if table.wide else "an array features"
     wrong = f"{table.path}: features: expected {expected}, or the name of one of {table.listed}, got"
     left = [name for name in table if name not in used]
@@ -190,7 +190,7 @@ def _names(table: Table, pattern: str | None, used: set[str]) -> list[str]:
 
 
 def _is_doubtful(table: Table, name: str) -> bool:
-    """Whether a column is probably no feature: not numeric, named like labels or an index, or ids."""
+    """Return whether a column is probably no feature: not numeric, named like labels or an index, or ids."""
     if not table.is_number(name) or _DOUBTFUL.fullmatch(name):
         return True
     if not _ID.fullmatch(name):
@@ -200,7 +200,7 @@ def _is_doubtful(table: Table, name: str) -> bool:
 
 
 def _held(path: Path, arrays: Mapping[str, np.ndarray]) -> Table:
-    """Make a table of the arrays of a file that has been read."""
+    """Make a `Table` of arrays in memory, which were read from ``path``."""
     return Table(path, list(arrays), arrays.__getitem__)
 
 
@@ -235,7 +235,7 @@ def _arrow(path: Path) -> Table:
 
 
 def splits_in(path: Path) -> tuple[Path, Path] | None:
-    """Return the train and test folders of a saved ``DatasetDict``; None for any other folder.
+    """Return the train and test folders of a ``DatasetDict`` saved in ``path``; None for any other folder.
 
     Raises:
         ValueError: if the data set has other splits.
@@ -276,7 +276,7 @@ def _stream(path: Path) -> Any:
 
 
 def _table(path: Path, schema: Any, column: Callable[[str], Any]) -> Table:
-    """Make a table of Arrow columns, which are read when they are accessed."""
+    """Make a `Table` of Arrow columns; ``column`` returns one by its name, when it is accessed."""
     name, count = (Counter(schema.names).most_common(1) or [("", 0)])[0]
     if count > 1:
         raise ValueError(f"{path}: expected a name of its own for each column, got {name!r} {count} times")

@@ -15,15 +15,15 @@ from covfree.core.types import is_traced
 
 _R = TypeVar("_R")
 
-# On CPUs, XLA's older emitters of fused loops halve compile time, and the code is as fast. The second flag
-# gives LLVM one module instead of many small ones.
+# The first flag selects XLA's older code generator for fused loops, which halves compile time on CPUs; the
+# code is as fast. The second gives LLVM one module instead of many small ones.
 _QUICK = {"xla_cpu_use_fusion_emitters": False, "xla_cpu_parallel_codegen_split_count": 1}
 
 
 def quick_options() -> dict[str, bool | int]:
     """Return XLA flags that shorten compilation on CPUs, except those that ``XLA_FLAGS`` sets already.
 
-    XLA stops at an unknown flag, so releases of jax that may not know the flags get none.
+    XLA refuses unknown flags, so for releases of jaxlib that may not know these, return none.
     """
     major, minor = map(int, version("jaxlib").split(".")[:2])
     given = os.environ.get("XLA_FLAGS", "")
@@ -47,7 +47,7 @@ def _options(plain: bool) -> dict[str, bool | int]:
 
 
 def jit(function: Callable[..., _R], *, plain: bool = False, **how: Any) -> Callable[..., _R]:
-    """``jax.jit`` with the flags of `quick_options`; inside another compiled function, its flags apply.
+    """Compile like ``jax.jit``, with `quick_options`; inside compiled code, the outer function's flags apply.
 
     Args:
         function: the function to be compiled.
@@ -63,7 +63,7 @@ def jit(function: Callable[..., _R], *, plain: bool = False, **how: Any) -> Call
 
     @wraps(function)
     def call(*args: Any, **kwargs: Any) -> _R:
-        # Under ``jit`` a new array is traced, which shows that this call is, even if no argument is traced.
+        # A call without traced arguments may be inside ``jit`` too. A new array tells: there it is traced.
         leaves = jax.tree.leaves((args, kwargs))
         if not _options(plain) or is_traced(*leaves, jax.device_put(np.float32(0))):
             return inside(*args, **kwargs)

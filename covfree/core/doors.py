@@ -1,4 +1,4 @@
-"""Checks of arrays that enter jax, which silently truncates large integers, and of heads that leave it.
+"""Check arrays before they enter jax, which silently truncates large integers, and heads that it returns.
 
 Labels and clients are int32 inside the library. Inputs may have any integer type: a narrow type might
 overflow in comparisons, and a wide one may hold numbers beyond int32.
@@ -34,17 +34,17 @@ def compiled(
     check: Callable[..., None] | None = None,
     padded: Mapping[str, Any] | None = None,
 ) -> Callable[[Callable[_P, _R]], Callable[_P, _R]]:
-    """``jax.jit`` for a public function, whose arguments are checked first: traced values cannot raise.
+    """Return a decorator that compiles a function like ``jax.jit``, and checks arguments before each call.
 
     ``jit`` truncates NumPy's 64-bit integers to 32 bits (unless x64 is enabled), so that 2³² becomes 0. Here
-    counts above int32 are converted to floats. A label or client above int32 is a ``ValueError`` that names
-    the argument; one below int32 is padding, as any number below 0.
+    counts above int32 are converted to floats. A label or client above int32 raises a ``ValueError`` that
+    names the argument; one below int32 is padding, like all numbers below 0.
 
     Args:
         static_argnames: see ``jax.jit``.
         check: called with the function's arguments before compilation; it raises if they are not as expected.
-        padded: arguments that share a number of rows, and a value for each with which padding does not change
-            the result. The function is then compiled for few numbers of rows (`pad_rows`).
+        padded: names of arguments with the same number of rows, each with a value for padding rows that does
+            not change the result. They are padded (`pad_rows`), so that fewer shapes are compiled.
     """
 
     def decorate(function: Callable[_P, _R]) -> Callable[_P, _R]:
@@ -78,7 +78,7 @@ def compiled(
 
 
 def _is_cut(leaf: Any) -> bool:
-    """Whether host integers exceed int32, to which jax would truncate them."""
+    """Return whether a NumPy array has integers that jax would truncate to int32."""
     if not isinstance(leaf, np.ndarray) or leaf.dtype.kind not in "iu" or leaf.size == 0:
         return False
     if jax.dtypes.canonicalize_dtype(leaf.dtype) == np.int64:
@@ -97,10 +97,10 @@ def _uncut(path: tuple[Any, ...], leaf: Any) -> Any:
 
 
 def as_int32(name: str, integers: Any) -> Integer[Array, "..."]:
-    """Convert integers of any type, in an array or a list, to int32, the type of labels and clients inside.
+    """Convert labels or clients, an array or list of any integer type, to int32; a ValueError if above int32.
 
-    Under ``jit``, where values cannot raise, numbers beyond int32 become the nearest int32: a label past the
-    end stays past the end, and padding stays below 0.
+    Traced integers beyond int32 become the nearest int32 instead: a label that is too large stays too large,
+    and padding stays below 0.
     """
     array = whole(integers) if isinstance(integers, jax.Array) else np.asarray(integers)
     limits = np.iinfo(array.dtype)
@@ -116,12 +116,12 @@ def as_counts(counts: Any) -> Any:
 
 
 def as_array(values: Any) -> jax.Array:
-    """Convert an array or a list to a jax array; ``jnp.asarray`` would compile anew for each NumPy shape."""
+    """Convert an array or a list to a jax array, without compiling for each shape as ``jnp.asarray`` does."""
     return whole(values) if isinstance(values, jax.Array) else jax.device_put(np.asarray(values))
 
 
 def check_int32(name: str, integers: Any) -> None:
-    """Raise if an integer is above int32. Numbers below int32 are padding."""
+    """Raise a ValueError if an integer is above int32. Integers below int32 are allowed, as padding."""
     if _beyond_int32(integers):
         place = np.unravel_index(int(np.argmax(integers)), np.shape(integers))
         raise ValueError(
@@ -140,7 +140,7 @@ def _beyond_int32(leaf: Any) -> bool:
 
 
 def fits_int32(clients: np.ndarray) -> bool:
-    """Whether int32 can hold the clients' numbers, whatever their data type."""
+    """Return whether all clients' numbers are in the range of int32."""
     return bool(clients.size == 0 or (clients.max() <= _INT32.max and clients.min() >= _INT32.min))
 
 
@@ -151,7 +151,7 @@ def consecutive(clients: np.ndarray, first: int = 0) -> np.ndarray:
 
 
 def finite(head: AnyHead) -> AnyHead:
-    """Return the head; raise unless its numbers are finite. A traced head is not checked."""
+    """Return the head; raise a ValueError if a number in it is not finite. A traced head is not checked."""
     if is_traced(*jax.tree.leaves(head)) or _all_finite(jax.tree.leaves(head)):
         return head
     for path, leaf in jax.tree_util.tree_leaves_with_path(head):
@@ -171,7 +171,7 @@ def finite(head: AnyHead) -> AnyHead:
 
 
 def _all_finite(leaves: list[Any]) -> Any:
-    """Whether all numbers are finite. On CPUs NumPy checks, without compilation; else the device checks."""
+    """Return whether all numbers are finite, computed in NumPy for arrays on a CPU, else on their device."""
     arrays = [leaf for leaf in leaves if isinstance(leaf, jax.Array)]
     near = all(x.is_fully_addressable and next(iter(x.devices())).platform == "cpu" for x in arrays)
     return all(np.isfinite(leaf).all() for leaf in leaves) if near else _finite_on_device(leaves)

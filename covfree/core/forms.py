@@ -1,4 +1,4 @@
-"""Shapes and data types of a function's result, without computing it."""
+"""Find the shapes and data types of a function's result without computing it."""
 
 from __future__ import annotations
 
@@ -22,20 +22,20 @@ class Form(NamedTuple):
     leaves: tuple[jax.ShapeDtypeStruct, ...]
 
     def zeros(self) -> Any:
-        """Make the pytree of new arrays of zeros, which can be donated."""
+        """Return the pytree with new arrays of zeros as leaves, which can be donated."""
         return self.filled(jnp.zeros(leaf.shape, leaf.dtype) for leaf in self.leaves)
 
     def filled(self, leaves: Iterable[jax.Array]) -> Any:
-        """Make the pytree from an iterator's next arrays; it consumes only as many as it needs."""
+        """Return the pytree with an iterator's next arrays as leaves; take only as many as it has leaves."""
         return jax.tree.unflatten(self.structure, list(islice(leaves, len(self.leaves))))
 
 
 def forms_of(make: Callable[..., Iterable[Any]], *arguments: Any) -> list[Form]:
-    """Find the forms of the pytrees that a function returns, without computing them."""
+    """Return the `Form` of each pytree in the sequence ``make(*arguments)``, without computing it."""
     structures: list[Any] = []
 
     def leaves(*arguments: Any) -> list[list[Any]]:
-        # Return leaves only: records that hold shapes would contradict their fields' types.
+        # Return leaves only: a record with shapes for arrays would violate the types of its fields.
         flat, found = zip(*map(jax.tree.flatten, make(*arguments)), strict=True)
         structures[:] = found
         return list(flat)
@@ -45,5 +45,5 @@ def forms_of(make: Callable[..., Iterable[Any]], *arguments: Any) -> list[Form]:
 
 
 def zeros_of(function: Callable[..., Any], *arguments: Any) -> Any:
-    """Make zeros in the shapes of a function's result, without computing it."""
+    """Return zeros in the shapes and data types of ``function(*arguments)``, without computing it."""
     return forms_of(lambda *own: [function(*own)], *arguments)[0].zeros()

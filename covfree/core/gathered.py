@@ -31,7 +31,7 @@ class Gathered:
     """
 
     def __init__(self, array: np.ndarray, rows: np.ndarray) -> None:
-        """Choose the rows; nothing is read."""
+        """Store the array and the indices of the rows; no row is read."""
         self._array, self._rows = array, rows
         self.shape = (len(rows), *array.shape[1:])
         self.dtype, self.ndim = array.dtype, array.ndim
@@ -62,12 +62,12 @@ def part_of(array: np.ndarray, kept: np.ndarray) -> Any:
 
 
 def is_large(features: Any) -> TypeGuard[Features]:
-    """Whether features are on the host and so large that they are processed part by part."""
+    """Return whether features are on the host and so large that they are processed part by part."""
     return isinstance(features, Gathered) or (isinstance(features, np.ndarray) and features.nbytes >= LARGE)
 
 
 def blocks(features: Any) -> Iterator[slice]:
-    """Iterate over slices of the rows, of about 64 MiB each."""
+    """Yield slices that together cover all rows of ``features``, of about 64 MiB each."""
     length = len(features)
     size = max(1, _PART // max(1, features.nbytes // max(length, 1)))
     return (slice(start, min(start + size, length)) for start in range(0, length, size))

@@ -1,4 +1,4 @@
-"""Files of JSON lines, to which records are appended."""
+"""Files with one JSON record per line, to which records are appended."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ class JsonLines(Generic[Record]):
 
     A line is written at once and flushed to disk, so earlier records survive any end of the process. If the
     last line was cut short, it is ignored, and removed when a record is added. Several processes may add to
-    one file: each holds a lock while it writes. A process sees the others' records only up to when it opened
-    the file.
+    one file: each locks it while it writes. A process sees another's records only if they were in the file
+    when it opened the file.
 
     Args:
         path: the file; it and its folder are made when the first record is added.
@@ -43,7 +43,7 @@ class JsonLines(Generic[Record]):
                 raise ValueError(f"{path}: line {number}: expected {expected} ({error!r})") from error
 
     def add(self, record: Record, content: Any) -> None:
-        """Append a record as a line of JSON, which holds ``content``."""
+        """Append ``content``, the record in JSON's types, as a line of the file; add it to ``records``."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
         line = json.dumps(content).encode() + b"\n"
         with self.path.open("a+b") as file:
@@ -56,7 +56,7 @@ class JsonLines(Generic[Record]):
 
 
 def _sound_size(file: BinaryIO) -> int:
-    """Return the file's size up to its last newline. The caller holds the lock, so nobody writes a line."""
+    """Return the number of bytes up to and with the last newline. The caller must have locked the file."""
     end = file.seek(0, os.SEEK_END)
     while end > 0:
         start = max(end - _BLOCK, 0)

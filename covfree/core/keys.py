@@ -17,10 +17,10 @@ from covfree.core.types import PRNGKey
 
 
 def derive(key: PRNGKey, stream: str) -> jax.Array:
-    """Derive the key of a named stream, by ``fold_in`` with a number computed from the name.
+    """Derive a key for a use named ``stream``, by ``fold_in`` with a number computed from the name.
 
-    This key is independent of streams with other names, and of keys that a caller makes by ``split`` or by
-    ``fold_in`` with small numbers.
+    It is independent of the keys derived with other names, and of keys that a caller makes by ``split`` or
+    by ``fold_in`` with small numbers.
 
     >>> import jax
     >>> key = jax.random.key(0)
@@ -31,7 +31,7 @@ def derive(key: PRNGKey, stream: str) -> jax.Array:
 
 
 def check_key(key: Any) -> None:
-    """Raise unless this is a PRNG key, typed or raw, or None."""
+    """Raise a TypeError if ``key`` is neither a PRNG key, typed or raw, nor None."""
     dtype = getattr(key, "dtype", None)
     if key is not None and (
         dtype is None or not (jnp.issubdtype(dtype, jax.dtypes.prng_key) or dtype == jnp.uint32)
@@ -40,5 +40,5 @@ def check_key(key: Any) -> None:
 
 
 def participation_seed(key: PRNGKey) -> int:
-    """Compute the seed for `covfree.rounds.schedule` with which `covfree.rounds.run` draws its clients."""
+    """Compute the seed with which `covfree.rounds.run` with this key draws the clients of each round."""
     return int(jax.random.bits(derive(key, "participation"), dtype=jnp.uint32))

@@ -1,14 +1,14 @@
-"""LAPACK's routines for one matrix; ``vmap`` applies them to many, on CPUs one after another.
+"""LAPACK's routines for one matrix; under ``vmap`` they run on CPUs for one matrix after another.
 
 All other modules call LAPACK through this one, to avoid a deadlock. On CPUs jaxlib distributes the matrices
 of a *batched* call over XLA's threads, and waits for them on one of these threads (``ParallelBatchMap`` in
 its ``lapack_kernels.cc``). If as many batched calls run at once as there are threads, no thread is left to do
-the work, and all wait forever. ``vmap`` of a condition is enough, as it runs both branches: with Cholesky in
-one branch and ``eigh`` in the other, two cores stood still. (On many cores, batched calls also let OpenBLAS
-start more threads than it has room for, which corrupts memory: https://github.com/jax-ml/jax/issues/39292.) A
-call on one matrix runs on the thread that makes it, and waits for nobody.
+the work, and all wait forever. ``vmap`` of ``lax.cond`` is enough, as it runs both branches: with Cholesky in
+one branch and ``eigh`` in the other, a program on two cores hung. (On many cores, batched calls also let
+OpenBLAS start more threads than it has room for, which corrupts memory: see
+https://github.com/jax-ml/jax/issues/39292.) A call on one matrix runs on the calling thread, without waiting.
 
-Derivatives are implicit: they use the same routines.
+Derivatives are computed from the results by formulas that use the same routines.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ from jaxtyping import Array, Bool, Float
 
 from covfree.core.products import product
 
-# The oldest supported jax releases lower the branches of all platforms; there, loop on every platform.
+# The oldest supported jax releases compile the branches for all platforms; with them, loop on every platform.
 _EVERY_BRANCH = jax.__version_info__ < (0, 6, 1)
 
 
 def lanes(one: Callable[..., Any], many: Callable[..., Any] | None = None) -> Callable[..., Any]:
-    """Make a function that ``vmap`` applies on CPUs to one lane after another, and elsewhere to all at once.
+    """Wrap ``one`` so that on CPUs ``vmap`` runs it for one lane (batch element) after another.
 
     Args:
         one: the function for one lane.
-        many: the function for all lanes, by default ``vmap`` of ``one``. It takes ``(in_axes, *arrays)`` and
-            returns the results of ``one`` with a leading axis of lanes. ``in_axes`` has 0 for an array with
-            lanes, else None.
+        many: the function for all lanes at once, used elsewhere; by default ``vmap`` of ``one``. It takes
+            ``(in_axes, *arrays)`` and returns the results of ``one`` with a leading axis of lanes.
+            ``in_axes`` has 0 for an array with lanes, else None.
     """
     each = custom_vmap(one)
 
@@ -48,7 +48,7 @@ def lanes(one: Callable[..., Any], many: Callable[..., Any] | None = None) -> Ca
 
 
 def _many_lanes(one: Callable[..., Any], many: Any, axes: tuple[int | None, ...]) -> Callable[..., Any]:
-    """Make the function of all lanes; ``axes`` has 0 for each array whose first axis is that of the lanes."""
+    """Make the function of all lanes; ``axes`` has 0 for an array with lanes as its first axis, else None."""
 
     def loop(*arrays: Any) -> Any:
         def lane(own: list[Any]) -> Any:
@@ -94,9 +94,9 @@ def _many_lanes(one: Callable[..., Any], many: Any, axes: tuple[int | None, ...]
 def cond_of_lanes(
     rare: Bool[Array, ""], unusual: Callable[..., Any], usual: Callable[..., Any], *arrays: Any
 ) -> Any:
-    """``lax.cond`` whose unusual branch runs, under ``vmap``, only if a lane needs it.
+    """Compute ``lax.cond(rare, unusual, usual, *arrays)``; under ``vmap``, run ``unusual`` only if needed.
 
-    ``vmap`` of ``lax.cond`` itself runs both branches for each lane.
+    ``vmap`` of ``lax.cond`` itself runs both branches for each lane (batch element), whatever ``rare`` is.
 
     Args:
         rare: whether to take the unusual branch.
@@ -181,7 +181,7 @@ def _cholesky_jvp(primals: tuple[jax.Array], tangents: tuple[jax.Array]) -> tupl
 
 
 def _root_change(root: jax.Array, change: jax.Array) -> jax.Array:
-    """Compute L̇ = L Φ(L⁻¹ Ȧ L⁻ᵀ), from L̇Lᵀ + LL̇ᵀ = Ȧ; Φ keeps the lower triangle and half the diagonal."""
+    """Return L̇ = L Φ(L⁻¹ Ȧ L⁻ᵀ), L = ``root``, Ȧ = ``change``; Φ: lower triangle with half the diagonal."""
     change = (change + change.T) / 2
     inner = triangular_solve(root, triangular_solve(root, change).T)
     return product(root, jnp.tril(inner) - jnp.diag(jnp.diagonal(inner)) / 2)
@@ -205,7 +205,7 @@ def _stacked_root_jvp(primals: tuple[jax.Array], tangents: tuple[jax.Array]) -> 
 
 
 def orthonormal(stack: Float[Array, "rows size"]) -> Float[Array, "rows size"]:
-    """Compute orthonormal columns whose span contains that of S, by QR.
+    """Compute orthonormal columns whose span contains the columns of ``stack``, by QR.
 
     Derivatives treat the columns as constants.
     """

@@ -62,8 +62,8 @@ class Factorisation(NamedTuple):
 
     Attributes:
         scatter: the matrix that was factorised.
-        basis: the Cholesky factor of the scaled core, or the core's eigenvectors.
-        diagonal: the scaling, or the inverse eigenvalues (0 where cut).
+        basis: Cholesky factor of the scaled core (`Scatter.core` plus the shift), or the core's eigenvectors.
+        diagonal: the scaling, or the inverse eigenvalues (0 for those that count as rounding).
         deficient: whether Cholesky failed, so that ``basis`` holds eigenvectors.
         smallest_pivot: see `Diagnostics`.
     """
@@ -77,10 +77,10 @@ class Factorisation(NamedTuple):
 
 @jax.jit
 def factorise(matrix: Float[AnyArray, "dim dim"] | Scatter) -> Factorisation:
-    """Factorise a positive semi-definite matrix for `solve`.
+    """Factorise a positive semi-definite matrix A for `solve`.
 
-    Cholesky works on D A D, where D has powers of two (so scaling is exact) that bring the diagonal between ½
-    and 2. So features of very different scale do not lose accuracy.
+    Cholesky factorises D A D, whose diagonal is between ½ and 2; D is a diagonal of powers of two, so scaling
+    is exact. So features of very different scale do not lose accuracy.
 
     Args:
         matrix: symmetric positive semi-definite; a `Scatter` may hold it as a factor.
@@ -90,8 +90,8 @@ def factorise(matrix: Float[AnyArray, "dim dim"] | Scatter) -> Factorisation:
     """
     scatter = as_scatter(matrix)
     core, shift = jax.lax.stop_gradient((scatter.core(), scatter.shift))
-    # The Woodbury identity divides by the shift. With a shift of 0, the solution of minimum norm is wanted;
-    # as the dual squares the condition number, that needs eigenvalues.
+    # The Woodbury identity divides by the shift, so it needs a shift above 0. With a shift of 0, eigenvalues
+    # of the dual give the solution of minimum norm.
     allowed = shift > 0 if scatter.factored else jnp.array(True)
     return Factorisation(scatter, *_factors(core, shift, allowed))
 
@@ -100,7 +100,7 @@ def factorise(matrix: Float[AnyArray, "dim dim"] | Scatter) -> Factorisation:
 def _factors(
     core: Float[Array, "size size"], shift: Float[Array, ""], allowed: Bool[Array, ""]
 ) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
-    """Compute all fields of a `Factorisation` of ``core + shift·I`` but the first; by Cholesky if allowed."""
+    """Compute all but the first field of a `Factorisation` of ``core + shift·I``; try Cholesky if allowed."""
     core = core + shift * jnp.eye(core.shape[0], dtype=core.dtype)
     diagonal = jnp.diagonal(core)
     exponent = -jnp.round(0.5 * jnp.log2(jnp.where(diagonal > 0, diagonal, 1))).astype(jnp.int32)
@@ -183,18 +183,18 @@ def diagnostics(factorisation: Factorisation) -> Diagnostics:
 
 
 def rank_cut(values: Float[Array, " size"]) -> Float[Array, ""]:
-    """Return the bound eps·size·λ_max, up to which eigenvalues are rounding."""
+    """Return eps·size·max |λ|, the bound up to which an eigenvalue may be rounding error."""
     return jnp.finfo(values.dtype).eps * values.shape[0] * jnp.abs(values).max(initial=0)
 
 
 def _by_cholesky(root: jax.Array, scale: jax.Array, right: jax.Array) -> jax.Array:
-    """Apply the inverse of the factorised core."""
+    """Compute the core's inverse times ``right``: D L⁻ᵀ L⁻¹ D B, with L = ``root`` and D = diag(scale)."""
     half = triangular_solve(root, scale[:, None] * right)
     return scale[:, None] * triangular_solve(root, half, transposed=True)
 
 
 def _by_eigenvectors(vectors: jax.Array, inverse: jax.Array, right: jax.Array) -> jax.Array:
-    """Apply the pseudo-inverse of the factorised core."""
+    """Compute the core's pseudo-inverse times ``right``: V diag(inverse) Vᵀ B."""
     return product(vectors, inverse[:, None] * product(vectors.T, right))
 
 
@@ -205,7 +205,7 @@ def _apply_primal(
     deficient: Bool[Array, ""],
     right: Float[Array, "size columns"],
 ) -> Float[Array, "size columns"]:
-    """Apply the factorised matrix's (pseudo-)inverse."""
+    """Compute A⁻¹ B, or the pseudo-inverse times B if ``deficient``, for a matrix A stored in full."""
     return cond_of_lanes(deficient, _by_eigenvectors, _by_cholesky, basis, diagonal, right)
 
 
@@ -218,7 +218,7 @@ def _apply_dual(
     factor: Float[Array, "size dim"],
     shift: Float[Array, ""],
 ) -> Float[Array, "dim columns"]:
-    """Solve (YᵀY + s I) X = B by the system YYᵀ + s I of size rows.
+    """Solve (YᵀY + s I) X = B with the factorised YYᵀ + s I.
 
     Woodbury: X = (B − Yᵀ (YYᵀ + s I)⁻¹ Y B) / s. The difference cancels if s is small, which one step of
     iterative refinement repairs. If s = 0, or if YYᵀ + s I is numerically singular, s is ignored, and the

@@ -1,4 +1,4 @@
-"""Norms that neither underflow nor overflow, and vectors scaled down to one."""
+"""Scale a vector down to a norm, without underflow or overflow."""
 
 from __future__ import annotations
 
@@ -11,24 +11,24 @@ from covfree.core.types import Scalar
 
 
 def shortened(tree: Any, clip: Scalar) -> Any:
-    """Scale a pytree of floats, as one vector, down to norm ``clip`` if its norm is above; traced.
+    """Scale a pytree of floats, taken as one vector, down to norm ``clip`` if its norm is larger.
 
-    All becomes 0 if a number is not finite. The largest number is taken out before squares are summed, so
-    that they neither overflow nor vanish. The result is at least in float32; `toward_zero` rounds it to
-    another data type.
+    If a number is not finite, or all are subnormal, the result is 0. Numbers are divided by the largest
+    before they are squared, so that squares neither overflow nor vanish. The result is float32, or float64 if
+    a leaf is; `toward_zero` rounds it to another data type.
     """
     leaves, structure = jax.tree.flatten(tree)
     wide = any(leaf.dtype == jnp.float64 for leaf in leaves)
     dtype = jnp.dtype(jnp.float64 if wide else jnp.float32)
     leaves = [leaf.astype(dtype) for leaf in leaves]
     size = jnp.stack([jnp.zeros((), dtype), *(jnp.abs(leaf).max(initial=0) for leaf in leaves)]).max()
-    # Arithmetic takes subnormal numbers for 0, also as reciprocals of huge ones.
+    # XLA flushes subnormal numbers to 0, among them the reciprocals of huge numbers.
     tiny = jnp.finfo(dtype).tiny
     sound = jnp.isfinite(size) & (size >= tiny)
     scale = jnp.where(sound, jnp.minimum(size, 1 / tiny), 1)
     parts = [jnp.where(sound, leaf, 0) / scale for leaf in leaves]
     norm = jnp.maximum(jnp.sqrt(sum(jnp.square(part).sum() for part in parts)), 1)
-    # Sums of squares are off by some last bits.
+    # Leave room for the rounding of the sum of squares.
     most = jnp.asarray(clip, dtype) * (1 - 1e-6) / norm
     made = [
         jnp.where(sound & (scale <= most), leaf, part * most)
@@ -38,7 +38,7 @@ def shortened(tree: Any, clip: Scalar) -> Any:
 
 
 def toward_zero(values: jax.Array, dtype: Any) -> jax.Array:
-    """Convert to another float type without making a number larger."""
+    """Convert floats to ``dtype``, rounded so that no absolute value grows."""
     made = values.astype(dtype)
     larger = jnp.abs(made.astype(values.dtype)) > jnp.abs(values)
     return jnp.where(larger, jnp.nextafter(made, jnp.zeros_like(made)), made)

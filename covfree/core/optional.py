@@ -7,12 +7,12 @@ from typing import Any
 
 
 def how_to_get(extra: str) -> str:
-    """Return the command that installs an extra from a clone, as covfree is on no registry."""
+    """Return the command, as text, that installs an extra from a clone (covfree is not on PyPI)."""
     return f"pip install '.[{extra}]' in covfree's clone"
 
 
 def optional(module: str, extra: str) -> Any:
-    """Import a module of an optional dependency; the error says which extra installs it."""
+    """Import and return a module; if it is missing, the ImportError names the ``extra`` that installs it."""
     try:
         return importlib.import_module(module)
     except ImportError as error:

@@ -1,4 +1,4 @@
-"""Padding arrays to few sizes, so that a function compiled for a size is used often."""
+"""Pad arrays to few different sizes, so that functions compiled for a size are reused."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ import numpy as np
 from covfree.core.gathered import Gathered
 from covfree.core.types import is_traced
 
-# Sizes are powers of two up to the second number, then eight per octave up to the third. Larger arrays are
-# not padded: compared with their work, compilation costs little and a copy much.
+# Sizes are powers of two from _FEWEST to _LONG, then eight per octave up to _MOST. Larger arrays are not
+# padded: compared with the work on them, compilation costs little and a copy much.
 _FEWEST, _LONG, _MOST = 32, 4096, 2**16
 
 
 def few_sizes(rows: int) -> int:
-    """Round a number of rows up to a size that many numbers share.
+    """Round a number of rows up to the next of few sizes; above 65,536, return it unchanged.
 
     >>> [few_sizes(rows) for rows in (0, 5, 33, 100, 4097, 70_001)]
     [32, 32, 64, 128, 4608, 70001]
@@ -31,7 +31,7 @@ def few_sizes(rows: int) -> int:
 
 
 def blocks_of_groups(group: np.ndarray, most: int) -> tuple[np.ndarray, np.ndarray]:
-    """Cut items into blocks of one group each, of at most ``most`` items; work on a group then skips others.
+    """Cut items into blocks of at most ``most`` items, all of one group; item i is in ``group[i]``.
 
     Returns:
         Indices [blocks, size] of items, −1 for padding; and the group of each block.
@@ -52,7 +52,7 @@ def blocks_of_groups(group: np.ndarray, most: int) -> tuple[np.ndarray, np.ndarr
     return places, np.repeat(np.arange(len(counts)), blocks)
 
 
-# Longer tables are padded by less than an eighth.
+# Tables longer than this are padded by less than an eighth.
 _LONG_TABLE = 3584
 
 
@@ -62,9 +62,9 @@ def padded_size(rows: int) -> int:
     This is for tables of a whole federation, whose padding costs work. `few_sizes`, for the examples of one
     client, has half as many sizes and pads more.
 
-    Another seed changes the number of client-class pairs by up to a tenth. So there are two sizes per octave
-    (224, 320, 448, …) up to 3584, and eight above. No size above 80 is a round number, as counts just below
-    and just above a round number should share a size.
+    There are two sizes per octave (224, 320, 448, …) up to 3584, and eight above: another seed changes the
+    number of client-class pairs by up to a tenth. No size is a multiple of 25, so that counts just below and
+    just above a round number share a size.
     """
     if rows > _LONG_TABLE:
         step = 1 << (rows - 1).bit_length() >> 4
@@ -112,7 +112,7 @@ def pad_rows(arguments: dict[str, Any], fills: Mapping[str, Any]) -> dict[str, A
         fills: the padding value of each array to be padded, by name; these arrays share a number of rows.
 
     Returns:
-        The arguments. Traced arrays and arrays on several devices stay as they are.
+        The arguments; all unchanged if one of these arrays is traced or on several devices.
     """
     # Arguments that are None or missing are skipped.
     arrays = {name: arguments[name] for name in fills if arguments.get(name) is not None}
@@ -131,7 +131,7 @@ def _padded(array: Any, size: int, fill: Any) -> Any:
     if length == size:
         return array
     if fill < 0 and array.dtype.kind == "u":
-        # Clip, so that numbers beyond int32 stay above all others.
+        # Clip, so that unsigned numbers beyond int32 become its largest number, not negative.
         array = array.clip(0, np.iinfo(np.int32).max).astype(np.int32)
     if isinstance(array, jax.Array):
         if next(iter(array.devices())).platform != "cpu":

@@ -1,4 +1,4 @@
-"""Matrix products in full precision; symmetric products at a lower price."""
+"""Matrix products in full precision; symmetric products ``XᵀX`` with fewer operations."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-# Halving the columns twice leaves 5/8 of the work; smaller blocks cost more than they save.
+# `symmetric_product` halves the columns twice, which leaves 5/8 of the work. It does not go on to blocks of
+# fewer than _SMALLEST columns, and multiplies factors of fewer than _FEWEST rows directly.
 _HALVINGS = 2
 _SMALLEST = 128
 _FEWEST = 64
@@ -20,16 +21,16 @@ def product(left: Float[Array, "a b"], right: Float[Array, "b c"]) -> Float[Arra
 def magnitude(values: Float[Array, "..."]) -> Float[Array, ""]:
     """Return the largest absolute value; 1 if all numbers are 0. It has no derivative.
 
-    After dividing by it, squares of huge numbers do not overflow, and those of tiny ones do not underflow.
+    Divide numbers by it before squaring them, so that squares neither overflow nor underflow.
     """
     largest = jax.lax.stop_gradient(jnp.abs(values).max(initial=0))
     return jnp.where(largest > 0, largest, 1)
 
 
 def symmetric_product(factor: Float[Array, "rows dim"], halvings: int = _HALVINGS) -> Float[Array, "dim dim"]:
-    """Compute ``factorᵀ factor``; its lower triangle is copied from the upper, block by block.
+    """Compute ``factorᵀ factor``; blocks below the diagonal are copies of those above it.
 
-    For column halves A and B, AᵀB is computed once, and AᵀA and BᵀB are computed recursively.
+    If A and B are the halves of the columns, AᵀB is computed once, and AᵀA and BᵀB recursively.
 
     >>> import jax.numpy as jnp
     >>> symmetric_product(jnp.array([[1.0, 2.0]]))

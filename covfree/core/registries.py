@@ -1,4 +1,4 @@
-"""The type of the registries of methods and algorithms: read-only mappings from names."""
+"""The types of the registries of methods and algorithms: a read-only mapping from names to entries."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ Named = TypeVar("Named")
 
 @dataclass(frozen=True)
 class Entry(Generic[Made]):
-    """A named method.
+    """An entry of the registry: how a method (or algorithm) is shown and made.
 
     Attributes:
-        title: its name in tables; defaults that options may change are in parentheses.
+        title: the method's name in tables; defaults that options may change are in parentheses.
         make: the function that makes the method; every argument has a default.
-        family: what its clients send, in words; methods of a family share a colour in pictures.
+        family: what its clients send, in words; methods of a family share a colour in plots.
         linear: whether its head is linear, perhaps in mapped features, so that it can be trained in rounds.
     """
 
@@ -44,7 +44,7 @@ class Entry(Generic[Made]):
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """Return the question whether the most similar known name was meant, to end an error; or nothing.
+    """Return text for the end of an error that suggests the most similar known name; "" if none is similar.
 
     >>> nearest("fednecm", ["fedncm", "fedcof"])
     '; did you mean fedncm?'
@@ -54,7 +54,7 @@ def nearest(name: str, known: Iterable[str]) -> str:
 
 
 class Registry(Mapping[str, Named]):
-    """A read-only mapping from names. For an unknown name, the `KeyError` lists the known names.
+    """A read-only mapping from names to entries. For an unknown name, the `KeyError` lists the known names.
 
     >>> Registry({"a": 1, "b": 2})["c"]
     Traceback (most recent call last):

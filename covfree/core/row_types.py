@@ -1,4 +1,4 @@
-"""Data types in which rows can be added up without wrapping or overflow."""
+"""Data types in which the arrays of `Rows` can be summed without overflow."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ _INT32 = np.iinfo(np.int32).max
 
 @dataclass(frozen=True)
 class RowTypes:
-    """Data types for rows: jax supports these types, and they hold the sums of the rows.
+    """Data types for the arrays of `Rows`, which jax supports and in which sums over rows do not overflow.
 
     Attributes:
         mean: float32 at least; float64 only where x64 is enabled.
         count: int32 if the sum of all counts fits, or a float if not.
-        covariance: as ``mean``; None without covariances.
+        covariance: chosen as for ``mean``; None without covariances.
     """
 
     mean: np.dtype
@@ -33,13 +33,13 @@ class RowTypes:
 
     @classmethod
     def of(cls, rows: Rows, total: float) -> RowTypes:
-        """Choose types for some rows; ``total`` is the sum of all counts that will be added up."""
+        """Choose types for ``rows``, if the counts that will be summed add up to ``total``."""
         covariance = None if rows.covariance is None else accumulation_dtype(rows.covariance)
         return cls(accumulation_dtype(rows.mean), _summed(np.asarray(rows.count).dtype, total), covariance)
 
     @classmethod
     def common(cls, types: Sequence[RowTypes]) -> RowTypes:
-        """Choose types that hold several tables; either all or none have covariances."""
+        """Choose types to which the rows of several tables can be converted; all or none have covariances."""
         covariances = [own.covariance for own in types if own.covariance is not None]
         return cls(
             np.result_type(*(own.mean for own in types)),
@@ -49,7 +49,7 @@ class RowTypes:
         )
 
     def cast(self, rows: Rows) -> Rows:
-        """Convert rows to NumPy arrays of these types; labels to int32, −1 for padding, −2 for directions."""
+        """Convert rows to NumPy arrays of these types; int32 labels: −1 for padding, −2 for directions."""
         label = np.asarray(rows.label)
         # Values that overflow a narrower type become infinite.
         with np.errstate(over="ignore"):
@@ -71,15 +71,15 @@ def _summed(dtype: np.dtype, total: float) -> np.dtype:
 
 
 def summable(count: Any, total: float) -> np.ndarray:
-    """Convert counts to int32 if ``total`` fits, else to float32 (float64 if x64 is enabled)."""
+    """Convert integer counts to int32 if their sum ``total`` fits, else to float32 (float64 with x64)."""
     return np.asarray(count).astype(_summed(np.asarray(count).dtype, total), copy=False)
 
 
 def exact_counts(counts: Sequence[Any]) -> np.ndarray:
     """Concatenate the counts of several tables without rounding: as float64 if their sum exceeds int32.
 
-    float64, as jax would wrap int64 but only rounds float64 to float32. `summable_again` turns the counts
-    back into int32.
+    Without x64, jax would wrap int64 to int32, but only rounds float64 to float32. `summable_again` converts
+    the counts back to int32.
     """
     found = np.concatenate(counts)
     wide = found.dtype.kind in "iu" and count_sum(found) > _INT32
@@ -87,14 +87,14 @@ def exact_counts(counts: Sequence[Any]) -> np.ndarray:
 
 
 def summable_again(count: Any) -> np.ndarray:
-    """Convert counts that `exact_counts` made float64 back to int32, once their sum fits."""
+    """Convert float64 counts from `exact_counts` back to int32 if they are whole and their sum fits."""
     count = np.asarray(count)
     whole = count.dtype == np.float64 and count_sum(count) <= _INT32 and (count == np.floor(count)).all()
     return count.astype(np.int32) if whole else count
 
 
 def count_sum(count: Any) -> float:
-    """Return the sum of the counts above 0, exact below 2⁵³, whatever their data type."""
+    """Sum the counts above 0 in float64, which is exact for integers below 2⁵³, whatever their data type."""
     count = np.asarray(count)
     # Not every release of NumPy can sum bfloat16 in float64, so convert it first.
     count = count if count.dtype.kind in "iuf" else count.astype(np.float64)
@@ -102,7 +102,7 @@ def count_sum(count: Any) -> float:
 
 
 def double() -> AbstractContextManager[Any]:
-    """Return a context manager that enables float64; its name depends on the version of jax."""
+    """Return jax's context manager that enables float64, whose name depends on the version of jax."""
     if hasattr(jax, "enable_x64"):
         return jax.enable_x64(True)
     return importlib.import_module("jax.experimental").enable_x64()

@@ -1,4 +1,4 @@
-"""Scatter matrices, stored in full or as a factor of few rows."""
+"""Scatter matrices, stored in full or as a factor Y of YᵀY with few rows."""
 
 from __future__ import annotations
 
@@ -29,15 +29,15 @@ class Scatter:
 
     @classmethod
     def from_matrix(cls, matrix: Float[AnyArray, "dim dim"]) -> Scatter:
-        """Wrap a full matrix."""
+        """Make a `Scatter` of a full matrix, with shift 0."""
         matrix = jnp.asarray(matrix)
         return cls(matrix, jnp.zeros((), matrix.dtype))
 
     @classmethod
     def from_factor(cls, factor: Float[Array, "rows dim"]) -> Scatter:
-        """Represent ``factorᵀ factor``: as the factor if rows + 1 < dim, else as the product."""
+        """Make a `Scatter` of ``factorᵀ factor``; store the factor if rows + 1 < dim, else the product."""
         zero = jnp.zeros((), factor.dtype)
-        # With `jax.export`, the number of rows may be symbolic: take the product, which suits any number.
+        # Under `jax.export`, the number of rows may be symbolic: then store the product.
         if isinstance(factor.shape[0], int) and factor.shape[0] + 1 < factor.shape[1]:
             return cls(factor, zero, factored=True)
         return cls(symmetric_product(factor), zero)
@@ -48,44 +48,44 @@ class Scatter:
         return self.value.shape[1]
 
     def scaled(self, scale: Scalar) -> Scatter:
-        """Multiply the matrix by ``scale``, at least 0."""
+        """Return the matrix times ``scale``, a number of at least 0."""
         scale = jnp.asarray(scale, self.value.dtype)
         of_value = jnp.sqrt(scale) if self.factored else scale
         return Scatter(self.value * of_value, self.shift * scale, self.factored)
 
     def shifted(self, shift: Scalar) -> Scatter:
-        """Add ``shift·I`` to the matrix."""
+        """Return the matrix plus ``shift·I``."""
         return Scatter(self.value, self.shift + jnp.asarray(shift, self.value.dtype), self.factored)
 
     @property
     def unshifted(self) -> Scatter:
-        """The matrix without its multiple of the identity."""
+        """The same matrix with shift 0."""
         return Scatter(self.value, jnp.zeros_like(self.shift), self.factored)
 
     def with_factor(self, factor: Float[Array, "more dim"]) -> Scatter:
-        """Add ``factorᵀ factor`` to the matrix."""
+        """Return the matrix plus ``factorᵀ factor``."""
         if not self.factored:
             return Scatter(self.value + symmetric_product(factor), self.shift)
         return Scatter.from_factor(jnp.concatenate([self.value, factor])).shifted(self.shift)
 
     def with_diagonal(self, diagonal: Float[Array, " dim"]) -> Scatter:
-        """Add a diagonal to the matrix, which becomes a full one."""
+        """Return the matrix plus ``diag(diagonal)``, stored in full."""
         return Scatter.from_matrix(self.dense() + jnp.diag(diagonal))
 
     def dense(self) -> Float[Array, "dim dim"]:
-        """The matrix in full."""
+        """Compute the matrix [dim, dim] with its shift."""
         matrix = symmetric_product(self.value) if self.factored else self.value
         return matrix + self.shift * jnp.eye(self.dim, dtype=matrix.dtype)
 
     def core(self) -> Float[Array, "size size"]:
-        """The matrix itself, or its dual ``value valueᵀ`` if that is smaller; without the shift.
+        """Return the matrix without its shift or, if ``factored``, its smaller dual ``value valueᵀ``.
 
-        Both have the same nonzero eigenvalues, and so the same trace and Frobenius norm.
+        The dual has the same nonzero eigenvalues, and so the same trace and Frobenius norm.
         """
         return symmetric_product(self.value.T) if self.factored else self.value
 
     def times(self, vectors: Float[Array, "dim columns"]) -> Float[Array, "dim columns"]:
-        """Multiply the matrix by some columns."""
+        """Compute the matrix, with its shift, times some column vectors."""
         image = product(self.value, vectors)
         if self.factored:
             image = product(self.value.T, image)

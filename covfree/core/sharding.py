@@ -20,8 +20,8 @@ else:
 def whole(array: Any) -> Any:
     """Replicate an array that is sharded over explicit mesh axes; return any other array as it is.
 
-    Rows are sorted and added up by class, for which jax would need to be told the sharding of the result. For
-    more rows than one device holds, use `covfree.accumulate(..., mesh=mesh)`.
+    covfree sorts rows and sums them by class; over explicit axes, jax demands the sharding of such results.
+    For more rows than fit on one device, use `covfree.accumulate(..., mesh=mesh)`.
     """
     # Releases of jax without `reshard` cannot sum by class over explicit axes at all.
     if not isinstance(array, jax.Array) or not hasattr(jax.sharding, "reshard"):

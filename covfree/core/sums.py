@@ -13,8 +13,8 @@ from jaxtyping import Array, Bool, Float, Integer, Num
 
 from covfree.core.types import AnyArray, accumulation_dtype
 
-# Adding m equal numbers one by one can lose m/10 eps. Groups up to the first length need no second pass;
-# groups up to the second need one.
+# A running sum of m equal numbers has a relative error of up to m/10 eps. So means of groups longer than the
+# first number take a second pass, and those of groups longer than the second a third.
 _LONG = (256, 2**16)
 # Items in a part: results for a part stay in the processor's cache, and products of this many rows run at
 # full speed. Results for a whole table would be written to memory and read again.
@@ -31,13 +31,14 @@ _CANCELLED, _GROWTH = 16.0, 0.5
 def deviations(
     values: Float[Array, "*items dim"], mean: Float[Array, "*items dim"]
 ) -> Float[Array, "*items dim"]:
-    """Subtract the mean (of `weighted_means` or `Moments`); differences within its rounding become exactly 0.
+    """Compute ``values − mean``; a difference that may be rounding error of the mean becomes exactly 0.
 
-    So equal values have no spread, and scale-free rules do not mistake their rounding for spread.
+    The mean is one of `weighted_means` or `Moments`. So the deviations of equal values are 0; otherwise a
+    rule that is invariant to scale would take their rounding errors for a real spread.
     """
     centred = values - mean
     noise = _ROUNDING * jnp.finfo(centred.dtype).eps * jnp.abs(mean)
-    # NaN compares False, and stays.
+    # NaN compares False, so it is kept.
     return jnp.where(jnp.abs(centred) <= noise, 0, centred)
 
 
@@ -51,9 +52,9 @@ def row_size(values: Float[AnyArray, "items dim"]) -> Float[Array, " items"]:
 def settled(
     values: Float[Array, "groups dim"], terms: Num[Array, " groups"], size: Float[Array, " groups"]
 ) -> Float[Array, "groups dim"]:
-    """Replace sums or means of groups by exactly 0 if they are no larger than the rounding of their terms.
+    """Set the sum or mean of a group to exactly 0 if it is no larger than the rounding error of its terms.
 
-    What remains after cancellation depends on the terms' order, and must not be scaled up to a direction.
+    Such a remainder depends on the order of the terms, so its direction must not be used.
 
     Args:
         values: the sums, or the means.
@@ -63,7 +64,7 @@ def settled(
     limit = _CANCELLED + _GROWTH * jnp.sqrt(terms.astype(values.dtype))
     noise = limit * jnp.finfo(values.dtype).eps * size
     still = jax.lax.stop_gradient(values)
-    # NaN compares False, so it stays; so does a sum whose size overflows. The derivative is that of the sum.
+    # NaN compares False, so it is kept. A sum whose size overflows is kept too. The derivative is the sum's.
     within = ((jnp.abs(still).max(1, initial=0) <= noise) & jnp.isfinite(noise))[:, None]
     return values - jnp.where(within, still, 0)
 
@@ -72,13 +73,13 @@ Carry = TypeVar("Carry")
 
 
 def fold_parts(step: Callable[[Carry, Any], Carry], carry: Carry, items: Any) -> Carry:
-    """Process a table part by part: ``carry = step(carry, part)``, with memory for one part.
+    """Compute ``carry = step(carry, part)`` for each part of a table in turn, and return the last carry.
 
     Args:
         step: processes a part; it must return the carry in the same shapes.
         carry: the initial carry.
-        items: a pytree of arrays that share their first axis. A part has about `PART` of them, at most twice
-            as many.
+        items: the table, a pytree of arrays that share their first axis. A part has about `PART` of its
+            items, at most twice as many.
     """
     length = jax.tree.leaves(items)[0].shape[0]
     if not isinstance(length, int):
@@ -103,14 +104,14 @@ def fold_parts(step: Callable[[Carry, Any], Carry], carry: Carry, items: Any) ->
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Table:
-    """A part of an upload that is not summed: the items of all clients are concatenated.
+    """Items in an upload that the server concatenates over all clients.
 
-    Any other array is a sum: arrays of one shape are added. An upload of sums alone can be sent behind secure
+    All other arrays in an upload are added up over clients. An upload without a table can be sent by secure
     aggregation.
 
     Attributes:
         items: a pytree of arrays that share their first axis, such as `covfree.Rows`.
-        kept: which of the items exist; the others are padding, which is not sent.
+        kept: True for each item to be sent; the others are padding.
     """
 
     items: Any
@@ -118,18 +119,18 @@ class Table:
 
 
 class Compensated(NamedTuple):
-    """A running sum of pytrees, and what its rounding lost; integers are summed as they are.
+    """A running sum of pytrees of arrays, with a correction for the rounding error of float leaves.
 
     Attributes:
         total: the rounded sum.
-        lost: the correction to be added to it.
+        lost: the correction to be added to it; 0 for integers.
     """
 
     total: Any
     lost: Any
 
     def plus(self, terms: Any) -> Compensated:
-        """Add a term, and keep what rounding loses (Knuth's two-sum)."""
+        """Return the sum with a term added; its rounding error is added to ``lost`` (Knuth's two-sum)."""
         total = jax.tree.map(jnp.add, self.total, terms)
 
         def rounding(before: jax.Array, term: jax.Array, after: jax.Array) -> jax.Array:
@@ -141,17 +142,17 @@ class Compensated(NamedTuple):
 
     @property
     def value(self) -> Any:
-        """The sum."""
+        """The corrected sum, ``total + lost``."""
         return jax.tree.map(jnp.add, self.total, self.lost)
 
 
 def sum_integers(
     values: Integer[Array, " items"], group: Integer[Array, " items"], num_groups: int
 ) -> Float[Array, " groups"]:
-    """Sum integers by group as floats, rounded about once, even if a sum exceeds int32.
+    """Sum integers by group as floats, with an error of about one rounding, even if a sum exceeds int32.
 
-    A running sum of integers is exact modulo 2³². A running sum of floats, even if it is off by more than
-    one, tells which multiple of 2³² to add.
+    The running sum of integers is exact modulo 2³². A less exact running sum of floats tells which multiple
+    of 2³² to add.
     """
     floats = values.astype(jnp.result_type(float))
     near = jax.ops.segment_sum(floats, group, num_groups)
@@ -167,24 +168,24 @@ def weighted_means(
     total_weight: Float[Array, " groups"],
     terms: Integer[Array, " groups"],
 ) -> tuple[Float[Array, "groups dim"], Float[Array, " groups"]]:
-    """Compute weighted means by group, and weighted sums of the items' largest absolute entries.
+    """Compute the weighted mean of each group, and Σ_i w_i max_j |v_ij|, a scale for its rounding error.
 
     A running sum in float32 has a relative error of up to (terms/10)·eps: 10⁻³ for 10⁵ terms. Even for 100
-    terms, that exceeds a spread that is small compared to the mean. So differences from a centre are summed:
+    terms, that may exceed the spread of values about a large mean. So differences from a centre are summed:
     mean = centre + Σ w (v − centre)/Σ w. The first centre is the group's first value, so the mean of equal
     values is exact. In a long group, this mean becomes the next centre, which leaves an error of about an
     eps.
 
     Args:
-        values: finite numbers; for padding they may be anything.
+        values: v_i, finite numbers; for padding they may be anything.
         weight: the weight of each item, at least 0; 0 for padding.
         group: each item's group, from 0; padding has the number of groups.
         total_weight: Σ w of each group.
         terms: the number of items in each group.
 
     Returns:
-        Means in the data type of ``values``, but at least float32; 0 for an empty group and for one whose
-        values cancel (`settled`). And Σ_i w_i max_j |v_ij|.
+        Means in the data type of ``values``, but at least float32; 0 for an empty group and for a group whose
+        values cancel (`settled`). And Σ_i w_i max_j |v_ij| of each group.
     """
     values = jnp.asarray(values)
     dtype, length, num_groups = accumulation_dtype(values), values.shape[0], total_weight.shape[0]
@@ -225,7 +226,7 @@ def weighted_means(
 def mean_groups(
     features: Float[Array, "examples dim"], group: Integer[Array, " examples"], num_groups: int
 ) -> tuple[Float[Array, "groups dim"], Integer[Array, " groups"]]:
-    """Average features and count examples by group; a group below 0 is padding.
+    """Compute the mean feature and the number of examples of each group; a group below 0 is padding.
 
     Returns:
         Means in `accumulation_dtype`, 0 for an empty group; and counts.
@@ -241,6 +242,6 @@ def mean_groups(
 def sum_groups(
     features: Float[Array, "examples dim"], group: Integer[Array, " examples"], num_groups: int
 ) -> tuple[Float[Array, "groups dim"], Integer[Array, " groups"]]:
-    """Sum features and count examples by group, as `mean_groups` averages them."""
+    """Compute the sum of features, and the number of examples, of each group; a group below 0 is padding."""
     means, counts = mean_groups(features, group, num_groups)
     return means * counts.astype(means.dtype)[:, None], counts

@@ -46,7 +46,7 @@ class _Storage(NamedTuple):
 
 
 class _Tensor(NamedTuple):
-    """A view of a storage; offset and strides count numbers, not bytes."""
+    """A tensor as a view of a storage; offset and strides count numbers, not bytes."""
 
     storage: _Storage
     offset: int
@@ -55,7 +55,7 @@ class _Tensor(NamedTuple):
 
 
 def read_torch(path: Path) -> dict[str, np.ndarray]:
-    """Read a state dict: a mapping from names to tensors."""
+    """Read a state dict, a mapping from names to tensors, from a file that ``torch.save`` wrote."""
     with path.open("rb") as file:
         try:
             return _from_zip(file, path) if zipfile.is_zipfile(file) else _from_legacy(file, path)
@@ -148,7 +148,7 @@ class _Reader(pickle.Unpickler):
         self._path = path
 
     def find_class(self, module: str, name: str) -> Any:
-        """Return the inert object for a name in the pickle, or raise."""
+        """Return an inert object in place of ``module.name`` in the pickle; an error for an unknown name."""
         if (module, name) == ("collections", "OrderedDict"):
             return OrderedDict
         if module == "torch" and name in _STORAGES:
@@ -162,7 +162,7 @@ class _Reader(pickle.Unpickler):
         )
 
     def persistent_load(self, pid: Any) -> _Storage:
-        """Return the reference to a storage, or raise."""
+        """Convert a persistent id in the pickle to a reference to a storage; an error for any other id."""
         kind, dtype, key, _, length = pid[:5]
         if kind != "storage" or not isinstance(dtype, np.dtype) or any(pid[5:]):
             raise _WrongFile(f"path: {self._path}: expected storages of tensors, got {pid!r}")

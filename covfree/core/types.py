@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Integer, Key, Num, Real, UInt32
 
-# What a caller may pass as an array; results are always jax.Array.
+# The types of arrays that a caller may pass; results are always jax.Array.
 AnyArray: TypeAlias = jax.Array | np.ndarray
 # A PRNG key of either kind.
 PRNGKey: TypeAlias = Key[Array, ""] | UInt32[Array, "2"]
@@ -28,7 +28,7 @@ RowCovariance: TypeAlias = (
 )
 
 
-# The label of rows that are residual directions.
+# The label of rows that are residual directions (`Rows.sketch`).
 DIRECTION = -2
 
 
@@ -47,23 +47,23 @@ Call = TypeVar("Call", bound=Callable[..., jax.Array])
 
 
 def accumulation_dtype(values: Any) -> np.dtype:
-    """Return the data type in which floats are summed: float32 for half precisions, else their own."""
+    """Return the data type in which jax sums floats here: float32 for half precisions, else their own."""
     dtype = jax.dtypes.canonicalize_dtype(values.dtype if hasattr(values, "dtype") else values)
     return np.dtype(np.float32) if dtype.itemsize < 4 else dtype
 
 
 def is_traced(*values: Any) -> bool:
-    """Whether any of the values is traced, under ``jit``, ``vmap`` or ``grad``."""
+    """Return whether any value is traced by jax, under ``jit``, ``vmap`` or ``grad``."""
     return any(isinstance(value, jax.core.Tracer) for value in values)
 
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Rows:
-    """A table of class rows: ``count[r]`` features of class ``label[r]`` have mean ``mean[r]``.
+    """A table of rows: row r says that ``count[r]`` examples of class ``label[r]`` have mean ``mean[r]``.
 
-    A raw example is a row with count 1; a client's class mean is a row with count n_kc. A row with count 0,
-    or with a label below 0, is padding: it changes nothing, whatever its mean.
+    A raw example is a row with count 1; the mean of client k's n_kc examples of class c is a row with count
+    n_kc. A row with count 0, or with a label below 0, is padding: it changes no result.
 
     Attributes:
         mean: mean feature of each row.
@@ -72,10 +72,10 @@ class Rows:
         client: number of the client that sent each row, from 0; −1 if it is unknown. A client has the same
             number in every part of a table. Most estimators do not need it.
         covariance: covariance of the examples behind each row, if clients send it: a full matrix, its
-            diagonal, or one variance for all directions. 0 if the count is below 2. For a residual direction,
-            the size of what the client's directions leave out.
-        sketch: True for rows that are residual directions instead of means. Their label, −2 (`DIRECTION`),
-            makes them padding for functions that do not know them.
+            diagonal, or one variance for all directions. 0 if the count is below 2. For residual directions,
+            see `send_directions`.
+        sketch: True for rows that are residual directions (`send_directions`) instead of means. Their label,
+            −2 (`DIRECTION`), makes them padding for functions that do not know them.
 
     >>> import dataclasses, jax.numpy as jnp
     >>> rows = Rows(jnp.eye(2), jnp.array([3, 1]), jnp.array([0, 1]))
@@ -98,14 +98,14 @@ class Rows:
 
         Args:
             means: ``[classes, dim]`` of one client, or ``[clients, classes, dim]`` of several, as ``vmap``
-                gives them. For means of subsets, see `from_subset_means`.
+                returns them. For means of subsets, see `from_subset_means`.
             counts: their counts; 0 if a client lacks the class (such a row is padding).
 
         Returns:
             Rows, one for each entry of ``counts``.
 
         Raises:
-            ValueError: if the axes are others.
+            ValueError: if the shapes are others.
 
         >>> import jax.numpy as jnp
         >>> Rows.from_means(jnp.ones((5, 3, 2)), jnp.ones((5, 3))).mean.shape
@@ -130,7 +130,7 @@ class Rows:
             Rows, one for each entry of ``counts``; with the client's index if there is an axis of clients.
 
         Raises:
-            ValueError: if the axes are others.
+            ValueError: if the shapes are others.
         """
         shape = jnp.shape(counts)
         if len(shape) not in (2, 3) or jnp.shape(means)[:-1] != shape:
@@ -153,9 +153,9 @@ class Rows:
         labels: Integer[AnyArray, " examples"],
         clients: Integer[AnyArray, " examples"] | None = None,
     ) -> Rows:
-        """View raw examples as rows of count 1.
+        """Make rows of count 1 from raw examples.
 
-        From these rows, estimators compute the exact within-class scatter, FedCOF's oracle.
+        From such rows, estimators compute the exact within-class scatter, as the method `fedcof_oracle` does.
         """
         return cls(features, jnp.ones(labels.shape, jnp.int32), labels, clients)
 
@@ -163,15 +163,15 @@ class Rows:
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Moments:
-    """Sums for each class over all rows; enough for class means and priors.
+    """Sums for each class over all rows, from which class means and priors follow.
 
     Attributes:
         count: N_c, examples of each class; floats, which do not overflow.
         num_rows: K_c, rows of each class with a count above 0. If each client sends one mean for each class,
             this is the number of clients that hold the class.
         total: sum of the class's features, Σ_r n_r x_r.
-        magnitude: Σ_r n_r max_j |x_rj|, with which a total can be told from its terms' rounding
-            (`resolved_sums` in ``heads/columns.py``); None if unknown.
+        magnitude: Σ_r n_r max_j |x_rj|, a scale for the rounding error of ``total`` (`resolved_sums` in
+            ``heads/columns.py`` uses it); None if unknown.
     """
 
     count: Num[Array, " classes"]
@@ -203,34 +203,34 @@ class Moments:
 
     @property
     def within_degrees(self) -> Float[Array, ""]:
-        """Σ_c (N_c − 1) over the present classes, N − C: the weight of the within-class scatter in Ĝ."""
+        """Σ_c (N_c − 1) over the present classes: the degrees of freedom of examples about class means."""
         return jnp.maximum(self.count.astype(self.total.dtype) - 1, 0).sum()
 
     @property
     def hidden_degrees(self) -> Float[Array, ""]:
-        """Σ_c (N_c − K_c): degrees of freedom inside the rows, which the rows' means do not show."""
+        """Σ_c (N_c − K_c): the degrees of freedom of examples about the means of their rows."""
         return (self.count - self.num_rows.astype(self.count.dtype)).sum()
 
     @property
     def spread_degrees(self) -> Float[Array, ""]:
-        """Σ_c (K_c − 1) over the present classes: degrees of freedom behind the scatter between rows."""
+        """Σ_c (K_c − 1) over the present classes: the degrees of freedom of rows about class means."""
         return jnp.maximum(self.num_rows.astype(self.total.dtype) - 1, 0).sum()
 
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Message:
-    """What one client sends, or what several clients send together.
+    """What one client sends, or the messages of several clients, added up.
 
     Attributes:
         rows: class means and counts of the client's classes, or the other rows that its method sends.
-        matrix: Fed3R's F Fᵀ or AFL's F Fᵀ + γI; adds up over clients. Fed3R's class sums are the means times
-            the counts.
+        matrix: Fed3R's F Fᵀ or AFL's F Fᵀ + γI, to be added up over clients. Fed3R's class sums are the means
+            times the counts.
         solved: whether the means in ``rows`` are columns of the client's own ridge solution, as in AFL's
-            messages. False in what `collect` returns.
-        sends: what kind of message it is, ``method.sends``; None if it was made by hand.
+            messages. False in the result of `collect`.
+        sends: the kind of message, ``method.sends``; None if it was made by hand.
         class_names: the name of each class, in the order of the labels; None if the sender did not say.
-        extractor: what made the features, `Extractor.fingerprint`; None if the sender did not say.
+        extractor: `Extractor.fingerprint` of the features' extractor; None if the sender did not say.
     """
 
     rows: Rows
@@ -244,21 +244,21 @@ class Message:
 def masked(
     scores: Float[Array, "*batch classes"], present: Float[Array, " classes"] | None
 ) -> Float[Array, "*batch classes"]:
-    """Set the scores of absent classes (``present`` of 0) to −∞."""
+    """Return the scores with −∞ for absent classes, those whose ``present`` is not above 0."""
     if present is None:
         return scores
     return jnp.where(jnp.broadcast_to(present > 0, scores.shape), scores, -jnp.inf)
 
 
 def as_features(features: Any, dim: int) -> Any:
-    """Return the features; raise unless their last axis has the size that a head takes."""
+    """Return the features; raise a ValueError if their last axis does not have size ``dim``."""
     if features.shape[-1:] != (dim,):
         raise ValueError(f"features: expected [..., {dim}], got {list(features.shape)}")
     return features
 
 
 def at_once(call: Call) -> Call:
-    """Compile the call of a head or a map as a whole: alone, each operation would take as long to compile."""
+    """Decorate ``__call__`` of a head or feature map so that jax compiles it as a whole, not by operation."""
     run = partial(jax.jit, inline=True)(call)
 
     @wraps(call)
@@ -275,19 +275,18 @@ def at_once(call: Call) -> Call:
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True, eq=False)
 class LinearHead:
-    """A linear classifier: ``head(features)`` gives a score for each class.
+    """A linear classifier: ``head(features)`` computes a score for each class.
 
     A class without rows has a weight column of 0, a bias of 0 and ``present`` 0. Its score is −∞: it is never
     predicted and has probability 0 under a softmax. All leaves are finite floats, so that heads can be
     subtracted, averaged and differentiated leaf by leaf. ``present`` cancels in the difference of two heads.
     In the mean of several heads, a class is present if it is present in any.
 
-    ``present`` holds floats, as `jax.grad` refuses boolean leaves; a bias of −∞ instead would become NaN
-    under weight decay. The gradient by ``present`` is 0, so only weight decay changes it: equally wherever
-    it is above 0, and not at all where it is 0. If decay takes all of it to 0 or below, absent classes are
-    still recognised by their column and bias of 0, which no step changes (see `marks`). Noise on all leaves
-    would change these zeros, and some code refuses scores of −∞: use `with_finite_scores` there, which has no
-    ``present``.
+    ``present`` holds floats, as `jax.grad` refuses boolean leaves. (A bias of −∞ in its place would become
+    NaN under weight decay.) In training its gradient is 0, so only weight decay changes it: in the same
+    proportion where it is above 0, and not where it is 0. If decay brings all of it to 0 or below, absent
+    classes are still recognised by their zero column and bias, which training does not change (see `marks`).
+    If noise is added to all leaves, or code refuses scores of −∞, use `with_finite_scores`.
 
     Attributes:
         weight: [dim, classes], a column for each class.
