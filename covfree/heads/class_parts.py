@@ -1,4 +1,4 @@
-"""Inverses of κI + S_c for every class, factorised in the smaller of the numbers of rows and dimensions."""
+"""Invert κI + S_c, with S_c the scatter of class c, by factorisations of size min(rows of the class, d)."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ _SMALLEST = 3
 def class_parts(
     table: Float[Array, "rows dim"], counts: Integer[Array, " classes"], kappa: Float[Array, ""]
 ) -> tuple[Float[Array, "rows dim"], Float[Array, " classes"]]:
-    """From rows y_r with S_c = Σ_r y_r y_rᵀ, make rows t_r with (κI + S_c)⁻¹ = (I − Σ_r t_r t_rᵀ)/κ.
+    """Return rows t_r with (κI + S_c)⁻¹ = (I − Σ_r t_r t_rᵀ)/κ, given rows y_r of class c, S_c = Σ_r y_r y_rᵀ.
 
     By Woodbury's identity, the t_r are the rows of R⁻¹ Y_c/√κ, where Y_c holds the class's rows and
     R Rᵀ = I + Y_c Y_cᵀ/κ. If a class has more than d rows, its first d rows t_r are scaled eigenvectors of
     S_c, and the others are 0.
 
-    Classes are padded to one of few sizes, and one function is compiled for each size. The table is
-    overwritten class by class, so that there is no second copy. Derivatives exist in reverse mode only.
+    Each class is padded to one of few sizes; one function is compiled for each size. The table is overwritten
+    class by class, which saves a second copy. Derivatives exist in reverse mode only.
 
     Args:
         table: y_r ordered by class, followed by rows of 0 as padding.
@@ -91,7 +91,7 @@ def _over_classes(
     carry: Any,
     *beside: jax.Array,
 ) -> tuple[jax.Array, Any]:
-    """Replace each class's rows by ``one(carry, c, rows, …)``, which also gets the rows of ``beside``."""
+    """Replace the rows of each class c by ``one(carry, c, rows, …)``, which also gets those of ``beside``."""
     length, _ = table.shape
     start = jnp.cumsum(counts, dtype=jnp.int32) - counts
     smaller = 0

@@ -12,10 +12,10 @@ from covfree.core.types import AnyArray, LinearHead, Moments
 
 
 def resolved_sums(moments: Moments) -> Float[Array, "classes dim"]:
-    """Return the classes' sums of features; 0 for a class whose sum is no larger than its rounding.
+    """Return each class's sum of features, or 0 if the sum is no larger than its rounding error.
 
-    Heads that scale columns to norm 1 need this. If a class's features cancel, they would scale up rounding,
-    which depends on the order of rows. Moments without ``magnitude`` do not allow this check.
+    A head that scales columns to norm 1 would scale up this error, which depends on the order of rows. If
+    ``moments.magnitude`` is None, sums are returned unchanged.
     """
     if moments.magnitude is None:
         return moments.total
@@ -27,8 +27,8 @@ def unit_columns(weight: Float[Array, "dim classes"]) -> Float[Array, "dim class
 
     The largest entry is divided out first, so that squares neither overflow nor vanish in float32.
     """
-    # The factor cancels, and so does its derivative. Without `stop_gradient` the derivative of the maximum is
-    # NaN if XLA computes that entry twice with different rounding.
+    # The result does not depend on ``largest``, so its derivative is not needed. That derivative would be NaN
+    # if XLA computed the largest entry twice with different rounding.
     largest = jax.lax.stop_gradient(jnp.abs(weight).max(0, keepdims=True, initial=0))
     weight = weight / jnp.where(largest > 0, largest, 1)
     square = jnp.sum(jnp.square(weight), axis=0, keepdims=True)
@@ -36,7 +36,7 @@ def unit_columns(weight: Float[Array, "dim classes"]) -> Float[Array, "dim class
 
 
 def fitting(name: str, matrix: Float[AnyArray, "dim dim"] | Scatter, moments: Moments) -> Scatter:
-    """Return the matrix as a `Scatter`; raise, with its name, unless it has the size of the class means."""
+    """Return a matrix as a `Scatter`; raise a ValueError if its size is not that of the class means."""
     dim = moments.total.shape[1]
     shape = (matrix.dim,) * 2 if isinstance(matrix, Scatter) else jnp.shape(matrix)
     if shape != (dim, dim):

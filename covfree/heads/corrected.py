@@ -21,7 +21,7 @@ class CorrectedHead:
     Attributes:
         head: the classifier, e.g. a `StudentHead`.
         linear: the linear term.
-        scale: the head's inverse temperature, above 0.
+        scale: the factor of the classifier's scores, above 0.
     """
 
     head: Head

@@ -1,4 +1,4 @@
-"""An ensemble of the clients' own softmax heads, each over the classes that its client holds."""
+"""An ensemble of clients' own softmax heads, each over the classes of its client's examples."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from covfree.core.types import AnyArray, as_features, at_once, masked
 class EnsembleHead:
     """An average of the probabilities of clients' linear heads; scores are log Σ_k π_k softmax_k(x)_c.
 
-    The softmax of client k is over the classes that it holds; all others have probability 0. A call takes
+    The softmax of client k is over the classes of its examples; all others have probability 0. A call takes
     memory for M scores per example.
 
     Attributes:
@@ -26,7 +26,7 @@ class EnsembleHead:
         client: the client of each column, numbered from 0; M or above for padding.
         label: the class of each column.
         log_share: log π_k of each column's client; the π_k sum to 1.
-        present: above 0 for a class that a client holds.
+        present: above 0 for a class of which a client has examples.
     """
 
     weight: Float[Array, "columns dim"]
@@ -56,7 +56,7 @@ class EnsembleHead:
 def _log_sum_exp(
     values: Float[Array, "columns examples"], group: Integer[Array, " columns"], num_groups: int
 ) -> Float[Array, "groups examples"]:
-    """Return log Σ exp over each group's columns, 0 for an empty group; drop groups past the end."""
+    """Return log Σ exp over each group's columns, 0 for an empty group; ignore groups ≥ ``num_groups``."""
     kept = (group < num_groups)[:, None]
     slot = jnp.where(kept[:, 0], group, 0)
     held = jax.ops.segment_sum(jnp.ones_like(group), group, num_groups)[:, None] > 0

@@ -1,4 +1,4 @@
-"""Registers heads, feature maps and tables with `jax.export`, so that it can serialise functions of them.
+"""Register heads, feature maps, rows and messages with `jax.export`, so that it serialises functions of them.
 
 ``exported.serialize()`` and ``jax.export.deserialize`` need the package ``flatbuffers``, which jax does not
 install.

@@ -1,4 +1,4 @@
-"""Heads in files: ``.npz``, which covfree loads and NumPy alone can use, or ``.safetensors``."""
+"""Write and read heads as ``.npz`` files, whose arrays NumPy alone can use, or as ``.safetensors`` files."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from covfree.heads.selected import taken
 _FORMAT, _VERSION = "covfree.Head", 1
 _SAFETENSORS = ".safetensors"
 _ABOUT = ("format", "version", "kind", "class_names", "map", "origin", "dim")
-# A user's own model is of this kind; its leaves have this prefix. The file holds nothing else of it.
+# The kind of a user's own model, and the prefix of its leaves' names; the file stores only its leaves.
 _OWN, _LEAF = "own", "leaf_"
 _HEADS: dict[str, Any] = {"linear": LinearHead, "gaussian": GaussianHead, "student": StudentHead}
 # The shapes of each kind's arrays (``label`` holds integers). Every kind may also have ``present``.
@@ -46,20 +46,20 @@ _FORMS: dict[str, dict[str, tuple[str, ...]]] = {
         **dict.fromkeys(("scale", "degrees", "log_prior", "bias"), ("classes",)),
     },
 }
-# The arrays of a `CorrectedHead`'s linear term; its other part has the arrays of its own kind.
+# The arrays of a `CorrectedHead`'s linear term; its other part is stored as a head of its own kind.
 _TERM = {"linear_weight": ("dim classes",), "linear_bias": ("classes",), "linear_scale": ("",)}
 
 
 class SavedHead(NamedTuple):
-    """What a head's file holds.
+    """A head that was read from a file, and what the file says about it.
 
     Attributes:
         head: the classifier.
         class_names: [C] names of the classes; None if the file has none.
-        dim: size of the features that the head takes, before any map. For a network the size of the features
-            that it computes; for a user's own model what `save_head` was told, or None.
+        dim: size of the features, before any feature map. If the map is a network, the size of its output;
+            for a user's own model, the ``dim`` that `save_head` was given, or None.
         num_classes: C; for a user's own model the number of class names, or None.
-        origin: what the head was fitted to, as `save_head` was told; None if the file does not say.
+        origin: the ``origin`` that `save_head` was given; None if the file has none.
     """
 
     head: Head
@@ -83,7 +83,7 @@ def save_head(
     ``weight [d, C]``, ``bias [C]`` and ``present [C]``; for a `CorrectedHead` also ``linear_weight``,
     ``linear_bias`` and ``linear_scale``; ``class_names [C]`` if given; for a feature map ``map``, and its
     arrays as ``map_…``. docs/how-to.md shows its use. An interrupted call leaves no file, or the earlier one.
-    bfloat16 is saved as float32, without loss. A ``.safetensors`` file holds texts as metadata, in JSON.
+    bfloat16 is saved as float32, without loss. A ``.safetensors`` file stores texts as JSON in its metadata.
 
     Args:
         head: a `LinearHead`, `GaussianHead` or `StudentHead`; one of these with a linear term; or one after a
@@ -93,9 +93,9 @@ def save_head(
         path: the file, which is replaced if it exists; ends in ``.npz``, or in ``.safetensors`` (needs the
             ``safetensors`` extra).
         class_names: a name for each class.
-        dim: size of the features that the head takes. Needed for a head after a random map, which does not
-            know it; the file then also holds what the map draws for this size.
-        origin: what the head was fitted to, such as the data's name and seed: anything that JSON holds.
+        dim: size of the features. Needed for a head after a random map that accepts any size; the file then
+            also holds the arrays that the map draws for this size.
+        origin: what the head was fitted to, such as the data's name and seed: any object in JSON's types.
             ``covfree fit`` writes it so that ``covfree evaluate`` does not test on training examples.
 
     Raises:
@@ -129,7 +129,7 @@ def save_head(
 
 
 def _arrays(head: Head, kind: str, inner: Any, term: dict[str, Any], dim: int | None) -> dict[str, Any]:
-    """Return the arrays of one of covfree's heads, and of the feature map before it."""
+    """Return the arrays, by name, of one of covfree's heads and of the feature map before it; check them."""
     feature_map: Any = head.feature_map if isinstance(head, MappedHead) else None
     own = {} if feature_map is None else map_arrays(feature_map)
     leaves = {each.name: getattr(inner, each.name) for each in fields(inner)}
@@ -142,7 +142,7 @@ def _arrays(head: Head, kind: str, inner: Any, term: dict[str, Any], dim: int | 
     except ValueError as error:
         raise ValueError(f"head: {error}") from error
     drawn = getattr(feature_map, "drawn", None)
-    # Thresholds of buckets have a row for each feature; other random maps take features of any size.
+    # The thresholds of `BucketFeatures` have a row for each feature; other random maps accept any size.
     known = _size_in(arrays) if drawn is None else len(own.get("map_thresholds", ())) or None
     if dim is None and known is None:
         raise ValueError("dim: expected the size of the features that come into the random map, got None")
@@ -155,7 +155,7 @@ def _arrays(head: Head, kind: str, inner: Any, term: dict[str, Any], dim: int | 
 
 
 def _own_arrays(head: Any, dim: int | None) -> dict[str, Any]:
-    """Return the leaves of a user's own model."""
+    """Return the leaves of a user's own model by name; a TypeError if it is no callable pytree of arrays."""
     if not callable(head) or jax.tree_util.all_leaves([head]) or not jax.tree.leaves(head):
         raise TypeError(
             "head: expected a LinearHead, GaussianHead or StudentHead, perhaps behind a map of features, or "
@@ -185,9 +185,9 @@ def load_head(path: str | PathLike[str], *, network: Any = None) -> SavedHead:
 
     Args:
         path: the file.
-        network: for a trained network, a map ``finetune.NetworkMap(params, backbone, preprocessing)`` whose
-            parameters have the names and shapes of those in the file, which replace them. For a user's own
-            model, that model with any parameters. The file holds no code.
+        network: needed if the file holds a trained network: ``finetune.NetworkMap(params, backbone,
+            preprocessing)`` with parameters of the same names and shapes, which the file's replace. For a
+            user's own model: that model, with any parameters. The file contains no code.
 
     Returns:
         The head, its classes' names and its sizes.
@@ -236,7 +236,7 @@ def _read(arrays: dict[str, np.ndarray], network: Any) -> SavedHead:
 
 
 def _read_own(arrays: dict[str, np.ndarray], network: Any) -> SavedHead:
-    """Return the user's own model with the leaves that the file holds."""
+    """Return ``network``, the user's own model, with its leaves replaced by the file's."""
     if network is None:
         raise ValueError(
             "network: expected the model whose leaves the file holds, or one of the same structure, got None"
@@ -254,7 +254,7 @@ def _read_own(arrays: dict[str, np.ndarray], network: Any) -> SavedHead:
 
 
 def _without_term(head: Any) -> tuple[Any, dict[str, Any]]:
-    """Split off a head's linear term, if it has one: return the other part and the term's arrays."""
+    """Split a `CorrectedHead` into its other part and its linear term's arrays; any other head has none."""
     if not isinstance(head, CorrectedHead):
         return head, {}
     weight, bias, present = head.linear.weight, head.linear.bias, head.linear.present
@@ -264,7 +264,7 @@ def _without_term(head: Any) -> tuple[Any, dict[str, Any]]:
 
 
 def _check_finite(arrays: Mapping[str, np.ndarray]) -> None:
-    """Raise unless all floats among the arrays are finite, and stay so in jax's precision."""
+    """Raise a ValueError if a float among the arrays is not finite in jax's data type."""
     for name, array in arrays.items():
         finite = np.isfinite(as_computed(array)) if array.dtype.kind == "f" else np.True_
         if not finite.all():
@@ -273,7 +273,7 @@ def _check_finite(arrays: Mapping[str, np.ndarray]) -> None:
 
 
 def _check_parts(kind: str, parts: Mapping[str, Any]) -> None:
-    """Raise unless the arrays are those of a head of this kind."""
+    """Raise a ValueError if names, shapes or data types of the arrays are not those of a ``kind`` head."""
     needed = {**_FORMS[kind], **(_TERM if "linear_weight" in parts else {})}
     forms, sizes = {**needed, "present": ("classes",)}, {}
 

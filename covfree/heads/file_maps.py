@@ -1,4 +1,4 @@
-"""Feature maps in heads' files: their numbers, and what random maps draw."""
+"""Write and read feature maps in heads' files: their parameters, and the arrays that random maps draw."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from covfree.statistics.buckets import MOST_BITS, BucketFeatures
 from covfree.statistics.deep_features import DeepFeatures
 from covfree.statistics.feature_maps import Adapter, FourierFeatures, ReluFeatures
 
-# The numbers and arrays of each map. What random maps draw from their seed is written too, for NumPy.
+# The names of each map's numbers and arrays. The arrays that a random map draws are written too, for NumPy.
 _MAPS: dict[str, tuple[Any, tuple[str, ...], tuple[str, ...]]] = {
     "fourier": (FourierFeatures, ("sigma", "seed", "num_features", "unit"), ()),
     "relu": (ReluFeatures, ("seed", "num_features"), ()),
@@ -24,12 +24,12 @@ _MAPS: dict[str, tuple[Any, tuple[str, ...], tuple[str, ...]]] = {
 }
 # For each random map, the array with a row for each input feature ("deep" has one row more).
 _BY_FEATURE = {"fourier": "directions", "relu": "directions", "buckets": "thresholds", "deep": "input"}
-# For this map, the file holds only ``params``.
+# The kind of a map that is a network; the file stores its ``params`` alone.
 _NETWORK = "network"
 
 
 def read_map(arrays: dict[str, np.ndarray], size: int, network: Any = None) -> tuple[Any, int]:
-    """Read the feature map in a file, and the size of its input features (for a network, of its output)."""
+    """Return the feature map in a file, and the size of its input features (for a network, of its output)."""
     kind = text_in(arrays, "map")
     if kind == _NETWORK:
         if network is None:
@@ -68,7 +68,7 @@ def read_map(arrays: dict[str, np.ndarray], size: int, network: Any = None) -> t
 
 
 def filled(tree: Any, arrays: Mapping[str, np.ndarray], prefix: str) -> Any:
-    """Return the pytree with the leaves that a file holds under a prefix."""
+    """Return a pytree with its leaves replaced by the arrays whose names begin with ``prefix``."""
     own = leaves_of(tree, prefix)
     shapes = {name: list(array.shape) for name, array in arrays.items() if name.startswith(prefix)}
     wanted = {name: list(leaf.shape) for name, leaf in own.items()}
@@ -87,7 +87,7 @@ def filled(tree: Any, arrays: Mapping[str, np.ndarray], prefix: str) -> Any:
 
 
 def leaves_of(tree: Any, prefix: str) -> dict[str, np.ndarray]:
-    """Return the leaves of a pytree as NumPy arrays, by their paths; a TypeError if one is no array."""
+    """Return a pytree's leaves as NumPy arrays, named by prefix and path; a TypeError if one is no array."""
     found = {}
     for path, leaf in jax.tree_util.tree_flatten_with_path(tree)[0]:
         name = prefix + jax.tree_util.keystr(path, simple=True, separator="/")
@@ -98,7 +98,7 @@ def leaves_of(tree: Any, prefix: str) -> dict[str, np.ndarray]:
 
 
 def map_arrays(feature_map: Any) -> dict[str, np.ndarray]:
-    """Return the arrays of a feature map for a file, by name, without what it draws."""
+    """Return a feature map's numbers and arrays for a file, by name, without those that it draws."""
     kind = next((name for name, (make, *_) in _MAPS.items() if isinstance(feature_map, make)), None)
     if kind is None:
         params = getattr(feature_map, "params", None)
@@ -114,9 +114,9 @@ def map_arrays(feature_map: Any) -> dict[str, np.ndarray]:
 
 
 def check_map(arrays: Mapping[str, np.ndarray], size: int) -> None:
-    """Raise unless the arrays are those of a map whose output features have this size.
+    """Raise a ValueError if the arrays do not describe a feature map with output of this size.
 
-    A network's output size is known only when it is called.
+    A network is not checked: its output size is known only when it is called.
     """
     if str(arrays["map"]) == _NETWORK:
         return
@@ -150,13 +150,13 @@ def check_map(arrays: Mapping[str, np.ndarray], size: int) -> None:
 
 
 def as_computed(array: np.ndarray) -> np.ndarray:
-    """Convert as jax does: without x64, float64 becomes float32."""
+    """Convert an array to the data type that jax gives it: without x64, float64 becomes float32."""
     with np.errstate(over="ignore"):
         return array.astype(jax.dtypes.canonicalize_dtype(array.dtype), copy=False)
 
 
 def text_in(arrays: Mapping[str, np.ndarray], name: str) -> str | None:
-    """Return a text among the arrays of a file; None if it is not there."""
+    """Return the text that a file's arrays hold under ``name``; None if there is none."""
     array = arrays.get(name, np.zeros(0))
     return array.item() if array.ndim == 0 and array.dtype.kind == "U" else None
 

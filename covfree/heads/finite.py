@@ -1,4 +1,4 @@
-"""Heads whose scores are all finite, for code that refuses −∞."""
+"""Make heads whose scores are all finite, for code that refuses −∞."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ AnyHead = TypeVar("AnyHead")
 
 
 def with_finite_scores(head: AnyHead, absent: float = -1e9) -> AnyHead:
-    """Give absent classes a low bias in place of a score of −∞, for libraries that refuse infinite logits.
+    """Return the head with a low bias for absent classes, not scores of −∞, which some libraries refuse.
 
     Predictions and the softmax stay the same if scores of present classes are far above ``absent``. The
-    returned head has ``present`` None. Weight decay must leave out the bias, or it shrinks ``absent`` too.
+    returned head has ``present`` None. Exclude its bias from weight decay, which would shrink ``absent`` too.
 
     Args:
         head: a linear, Gaussian or Student head, one with a linear term, or one behind a map of features.
-        absent: the bias of an absent class, below all scores of the others; raised to half the lowest number
-            of the precision if it is below that.
+        absent: the bias of an absent class, below all scores of the others; limited to half the most negative
+            number of the head's data type.
 
     Raises:
         TypeError: if the head is of another kind.

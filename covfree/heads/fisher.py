@@ -1,4 +1,4 @@
-"""Heads trained on virtual features in the Fisher subspace: a softmax, or a residual added to LDA."""
+"""The Fisher subspace, and a head in it: LDA plus a low-rank residual that is trained on virtual features."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from covfree.estimators.moments import centred_means
 from covfree.heads.columns import head_for_present, log_priors
 from covfree.heads.lbfgs import minimise
 
-# Eigenvalues below this many roundings of the largest count as 0, as the class means span C − 1 dimensions.
-# A factor C would drop directions in which 1,000 classes differ 20 times less than in the strongest.
+# Eigenvalues below _ROUNDINGS·eps times the largest count as 0, as the class means span C − 1 dimensions. The
+# bound C·eps would drop directions in which 1,000 classes differ 20 times less than in the strongest.
 _ROUNDINGS = 16
 
 
@@ -41,8 +41,8 @@ def fisher_directions(
     Args:
         covariance: S_W, usually shrunk.
         moments: `first_moments` of all rows.
-        apart: a number a. Directions in which the deviation between classes exceeds a times the deviation
-            within them are shortened to a ratio of a.
+        apart: a number a. A direction in which the standard deviation between classes exceeds a times that
+            within classes is scaled down to the ratio a.
     """
     count = moments.count.astype(moments.total.dtype)
     share = count / jnp.maximum(count.sum(), 1)
@@ -94,14 +94,14 @@ def residual_head(
     rank: int,
     num_steps: int = 100,
 ) -> LinearHead:
-    """Train a residual of rank r added to the scores of LDA, t_c(z) = zᵀm_c − ½‖m_c‖² + log π_c.
+    """Train a residual z U R + b of rank r, and return it plus LDA, t_c(z) = zᵀm_c − ½‖m_c‖² + log π_c.
 
     Minimises the mean over features of α T² KL(softmax(t/T) ‖ softmax(s/T)) + (1 − α) CE(s, y), plus
     (l2/2)(‖U‖² + ‖R‖²), where s = t + z U R + b. U starts as the leading directions of the means, R and b as
     0.
 
     Args:
-        means: m_c of features whose common covariance is the identity.
+        means: m_c, the class means of features whose common covariance is the identity.
         features: z.
         labels: classes of the features; −1 is padding.
         moments: counts, for π_c.
@@ -112,7 +112,7 @@ def residual_head(
         num_steps: maximum number of L-BFGS steps.
 
     Returns:
-        The head of z. Absent classes are marked.
+        The head, whose scores are s. Absent classes are marked.
     """
     dtype, present = features.dtype, moments.present
     kept, chosen = labels >= 0, jnp.maximum(labels, 0)
@@ -159,7 +159,7 @@ def _loss(
 
 
 def unprojected(head: LinearHead, directions: Float[Array, "dim classes"], moments: Moments) -> LinearHead:
-    """Convert a head of projections z = Vᵀ(x − μ_g) to a head of the features x."""
+    """Convert a head that takes projections z = Vᵀ(x − μ_g) to one that takes the features x."""
     weight = product(directions, head.weight)
     bias = head.bias - product(moments.grand_mean[None, :], weight)[0]
     return head_for_present(weight, bias, moments.present)

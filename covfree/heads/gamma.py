@@ -1,4 +1,4 @@
-"""Ratios of Gamma functions at huge arguments, without cancellation between large logarithms."""
+"""Compute ratios of Gamma functions at huge arguments, without cancellation between large logarithms."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ def log_gamma_ratio(
     """Compute log Γ(a + d/2) − log Γ(a) at a = least + extra, minus its value at a = least.
 
     Γ(a + k)/Γ(a) is the product of a, a + 1, …, a + k − 1, so the difference is a sum of
-    log(1 + extra/(least + i)), whose terms are small if ``extra`` is. The logarithms of Γ themselves would be
-    far larger and cancel. For odd d a ratio Γ(a + ½)/Γ(a) remains, which Stirling's series gives.
+    log(1 + extra/(least + i)), whose terms are small if ``extra`` is. The logarithms of Γ are far larger, and
+    their differences would lose digits. For odd d a ratio Γ(a + ½)/Γ(a) remains: Stirling's series gives it.
     """
 
     def steps(start: jax.Array, number: int) -> jax.Array:

@@ -84,7 +84,7 @@ def gaussian_head(
     else:
         identity = jnp.eye(covariances.shape[1], dtype=covariances.dtype)
         safe = jnp.where(present[:, None, None], covariances, identity[None])
-        # Factorise class by class, as a batched factorisation holds another copy.
+        # Factorise class by class: a batched factorisation would need memory for another copy.
         root = jax.lax.map(cholesky, safe)
         scale = jnp.diagonal(root, axis1=1, axis2=2)
     bias = log_priors(moments) - jnp.log(scale).sum(1)

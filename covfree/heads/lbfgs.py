@@ -15,10 +15,10 @@ Start = TypeVar("Start")
 
 
 def minimise(loss: Callable[..., jax.Array], start: Start, num_steps: int, *numbers: Any) -> Start:
-    """Minimise a loss by L-BFGS from the parameters ``start``, in their precision. Call it under ``jit``.
+    """Minimise a loss by L-BFGS from ``start``; return the last point. Call this function under ``jit``.
 
-    The steps end early when no entry of the gradient is above √eps. Derivatives are those of the minimum by
-    the implicit function theorem: dx = −H⁻¹ d(gradient) with the Hessian H, by conjugate gradients.
+    The steps end early when no entry of the gradient g is above √eps. The implicit function theorem gives the
+    derivatives of the minimum x: dx = −H⁻¹ dg with the Hessian H, solved by conjugate gradients.
 
     Args:
         loss: a function ``loss(pytree, *numbers)`` that returns a number and closes over no traced values.
@@ -38,7 +38,7 @@ def minimise(loss: Callable[..., jax.Array], start: Start, num_steps: int, *numb
         point = minimum(*primals)
 
         def newton(*numbers: Any) -> Start:
-            """Take a Newton step of length 0 whose derivatives with respect to the numbers are not 0."""
+            """Return the minimum minus a Newton step of 0, which has the right derivatives by ``numbers``."""
 
             def second(direction: Start) -> Start:
                 return jax.jvp(lambda x: slope_of(x, *primals[1]), (point,), (direction,))[1]

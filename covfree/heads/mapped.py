@@ -1,4 +1,4 @@
-"""A head on mapped features."""
+"""A classifier that is applied after a feature map."""
 
 from __future__ import annotations
 

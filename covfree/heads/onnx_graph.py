@@ -1,4 +1,4 @@
-"""Heads as small ONNX graphs, which any ONNX runtime can compute."""
+"""Convert heads to small ONNX graphs, which any ONNX runtime can compute."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from covfree.heads.student import StudentHead
 def head_to_onnx(
     head: Any, *, class_names: Sequence[str] | None = None, opset: int = 17, ir_version: int = 8
 ) -> Any:
-    """Write a head as an ONNX model, from ``features [n, d]`` to ``scores [n, C]`` in float32, for any n.
+    """Convert a head to an ONNX model from ``features [n, d]`` to ``scores [n, C]``, in float32, for any n.
 
     A class without examples has the score −∞, as in covfree.
 
@@ -64,13 +64,13 @@ def head_to_onnx(
 
 
 class _Graph:
-    """The nodes and arrays of a graph while it is built."""
+    """An ONNX graph that is being built: lists of its nodes and of its stored arrays."""
 
     def __init__(self, onnx: Any) -> None:
         self.onnx, self.nodes, self.arrays = onnx, list[Any](), list[Any]()
 
     def node(self, kind: str, *inputs: Any, **attributes: Any) -> str:
-        """Add a node. Inputs are names of values, or arrays, which are stored in float32."""
+        """Add a node; return its output's name. Inputs are such names, or arrays to be stored in float32."""
         name = f"t{len(self.nodes)}"
         names = [each if isinstance(each, str) else self._stored(each) for each in inputs]
         self.nodes.append(self.onnx.helper.make_node(kind, names, [name], **attributes))
@@ -84,12 +84,12 @@ class _Graph:
         return name
 
     def squares(self, values: str, size: int) -> str:
-        """Add sums of squares over the last axis, which has length ``size`` and is kept with length 1."""
+        """Add nodes that sum squares over the last axis, of length ``size``; return their output's name."""
         return self.node("MatMul", self.node("Mul", values, values), np.ones((size, 1)))
 
 
 def _scores(graph: _Graph, head: Any, features: str) -> tuple[str, int, int]:
-    """Add the nodes of a head; return the name of its scores, d and C."""
+    """Add the nodes that compute a head's scores; return the name of the scores, d and C."""
     if isinstance(head, CorrectedHead):
         own, dim, classes = _scores(graph, head.head, features)
         scaled = graph.node("Mul", own, head.scale)
@@ -119,7 +119,7 @@ def _scores(graph: _Graph, head: Any, features: str) -> tuple[str, int, int]:
 
 
 def _student(graph: _Graph, head: StudentHead, features: str) -> tuple[str, int, int]:
-    """Add the nodes of the formula in `StudentHead`."""
+    """Add the nodes that compute the formula in `StudentHead`; return the name of the scores, d and C."""
     root, mean, parts = (np.asarray(part, np.float64) for part in (head.root, head.mean, head.parts))
     dim, classes = len(root), len(mean)
     white = graph.node("MatMul", graph.node("Sub", features, head.centre), np.linalg.inv(root).T)
@@ -138,12 +138,12 @@ def _student(graph: _Graph, head: StudentHead, features: str) -> tuple[str, int,
 
 
 def _axis(graph: _Graph, axis: int) -> str:
-    """Store the index of an axis."""
+    """Store the index of an axis as an array; return the array's name."""
     name = f"a{len(graph.arrays)}"
     graph.arrays.append(graph.onnx.numpy_helper.from_array(np.array([axis], np.int64), name))
     return name
 
 
 def _absent(present: Any) -> Any:
-    """Return 0 for a present class, −∞ for an absent one."""
+    """Return what to add to each class's score: 0 for a present class, −∞ for an absent one."""
     return 0.0 if present is None else np.where(np.asarray(present) > 0, 0.0, -np.inf)

@@ -1,4 +1,4 @@
-"""Class embeddings as a prior: a zero-shot classifier is added to a head fitted to data (GDA-CLIP)."""
+"""Add a zero-shot classifier, made of class embeddings, to a head fitted to data (GDA-CLIP)."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from covfree.heads.lda import lda_head
 
 
 def gda_head(covariance: Float[AnyArray, "dim dim"] | Scatter, moments: Moments) -> LinearHead:
-    """Classify as `lda_head` with equal class priors, but without the constant log π.
+    """Make the head of `lda_head` with equal class priors, but without the constant log π in its bias.
 
-    w_c = P(μ_c − μ_g) and b_c = −½ (μ_c + μ_g)ᵀw_c with P the inverse of the covariance. The score of class c
-    is relative to a class at the grand mean μ_g. A class without examples has weight and bias 0, which is the
-    score of a class whose mean is μ_g: `with_prior_means` relies on that.
+    w_c = P(μ_c − μ_g) and b_c = −½ (μ_c + μ_g)ᵀw_c with P the inverse of the covariance and μ_g the grand
+    mean. A class whose mean is μ_g has the score 0. So has a class without examples, whose weight and bias
+    are 0: `with_prior_means` relies on that.
 
     Args:
         covariance: see `lda_head`.
@@ -52,7 +52,7 @@ def with_prior_means(
 
     With ``covfree.fedcof(covfree.empirical_bayes(), head=covfree.gda_head)`` this is GDA-CLIP on class means;
     with ``fedcof_oracle`` in place of ``fedcof``, on the exact scatter. Any linear head may be used. If some
-    classes have no examples, use `gda_head`: log π_c of an `lda_head` would count against the other classes.
+    classes have no examples, use `gda_head`: the log π_c in an `lda_head` would lower the other classes.
 
     Args:
         head: a head from data, on the same features (normalised, as for CLIP).

@@ -12,7 +12,7 @@ from covfree.core.types import AnyArray, LinearHead, Moments, Scalar
 from covfree.heads.columns import fitting, head_for_present, resolved_sums, unit_columns
 from covfree.statistics.targets import TargetSums
 
-# The error of the Schur complement, in eps of N + λ.
+# A Schur complement below this multiple of eps·(N + λ) is rounding error.
 _ROUNDING = 32
 
 
@@ -68,15 +68,15 @@ def ridge_head(
 
 
 def regression_head(sums: TargetSums, *, ridge: Scalar = 0.0, bias: bool = True) -> LinearHead:
-    """Predict targets by ridge regression: scores x ↦ Wᵀx + b are the predictions.
+    """Make a head by ridge regression; its scores Wᵀx + b are predictions of the targets.
 
-    With a constant 1 appended to the features, (W, b) minimises Σ w ‖y − Wᵀf − b‖² + λ (‖W‖² + ‖b‖²), as
-    `ridge_head` with ``bias=True`` does for one-hot targets. The predictions estimate the mean of the targets
-    given the features. For soft labels predict the largest, for several labels those above 1/2.
+    (W, b) minimises Σ w ‖y − Wᵀf − b‖² + λ (‖W‖² + ‖b‖²) over examples of weight w, as `ridge_head` with
+    ``bias=True`` does for one-hot targets. The predictions estimate the mean of the targets given the
+    features. For soft labels predict the largest; for several labels per example, those above 1/2.
 
     Args:
-        sums: `target_sums`, added up over all clients. As nothing is centred, errors grow by a factor of
-            1 + m²/s² for features of mean m and spread s.
+        sums: `target_sums`, added up over all clients. As features are not centred, rounding errors grow by a
+            factor of 1 + m²/s² for features of mean m and standard deviation s.
         ridge: λ, at least 0. If the system is singular, W is the solution of minimum norm.
         bias: whether there is an intercept b; static.
 
@@ -108,7 +108,7 @@ def _with_offset(
     solved = solve(factors, jnp.concatenate([cross, total], axis=1))
     weight, direction = solved[:, :-1], solved[:, -1:]
     # The Schur complement of N + λ after eliminating W. It is above 0, as sᵀ(G + λI)⁻¹s is below N, unless λ
-    # is 0 and some combination of features is constant; that combination then serves as the intercept.
+    # is 0 and some combination of features is constant: then W contains the intercept.
     rest = corner - (total * direction).sum()
     resolved = rest > _ROUNDING * jnp.finfo(cross.dtype).eps * corner
     offset = (target_sum - (total * weight).sum(0)) / jnp.where(resolved, rest, 1)

@@ -1,4 +1,4 @@
-"""A head that is one of several, chosen by an array."""
+"""A head that is one of several heads, chosen by an index."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from covfree.core.types import AnyArray, Head, is_traced
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True, eq=False)
 class SelectedHead:
-    """One of several classifiers of different kinds; which one is decided during the computation.
+    """One of several classifiers, perhaps of different kinds, chosen by an index that may be traced.
 
     Attributes:
         heads: the classifiers.
@@ -36,7 +36,7 @@ class SelectedHead:
 
 
 def taken(head: AnyHead) -> AnyHead:
-    """Return the chosen head of a `SelectedHead`, unless it is traced; return any other head unchanged."""
+    """Return the chosen head of a `SelectedHead`, unless its index is traced; return any other unchanged."""
     if not isinstance(head, SelectedHead) or is_traced(head.index):
         return head
     return cast(AnyHead, head.heads[int(np.asarray(head.index))])

@@ -85,7 +85,7 @@ def _fit(
     num_classes: int,
     num_steps: int,
 ) -> LinearHead:
-    """Fit from checked arguments; padding has label −1 and share 0."""
+    """Train the head of `softmax_head`; arguments are checked, padding has label −1 and share 0."""
     dtype = share.dtype
     kept = labels >= 0
     share = share / jnp.where(share.sum() > 0, share.sum(), 1)
@@ -94,7 +94,7 @@ def _fit(
 
     # Set padding to 0: it may hold NaN.
     values = jnp.where(kept[:, None], features, 0).astype(dtype)
-    # Subtract one example first: the mean of equal values is rounded, which would look like spread.
+    # Subtract one example first. The mean of equal values has a rounding error, which would look like spread.
     first = values[jnp.argmax(kept)][None, :]
     values = jnp.where(kept[:, None], values - first, 0)
     unit = magnitude(values)
@@ -105,7 +105,7 @@ def _fit(
     spread = jnp.where(spread > 0, spread, 1)
     values = values / spread
 
-    # With no class present, show all: the loss is then 0, where it would be NaN otherwise.
+    # If no class is present, include all: the loss is then 0, not NaN.
     shown = present | ~present.any()
 
     start = LinearHead(jnp.zeros((features.shape[1], num_classes), dtype), jnp.zeros(num_classes, dtype))
@@ -125,6 +125,6 @@ def _loss(
 ) -> Float[Array, ""]:
     scores = jnp.where(shown[None, :], product(values, head.weight) + head.bias[None, :], -jnp.inf)
     chosen = jnp.take_along_axis(scores, class_of[:, None], axis=1)[:, 0]
-    # Leave out an example of weight 0: its class may not be shown, with a score of −∞.
+    # Leave out examples of weight 0: their class may be excluded, with a score of −∞.
     each = jnp.where(share > 0, jax.nn.logsumexp(scores, axis=1) - chosen, 0)
     return jnp.sum(share * each) + 0.5 * l2 * jnp.sum(jnp.square(head.weight))

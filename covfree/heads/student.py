@@ -1,4 +1,4 @@
-"""Multivariate Student densities: classifiers with a covariance for each class, estimated from few rows."""
+"""Classifiers by a multivariate Student density for each class, with its covariance from few rows."""
 
 from __future__ import annotations
 
@@ -56,9 +56,9 @@ class StudentHead:
         root: L, lower triangular.
         centre: μ_g, the mean of all examples.
         mean: L⁻¹(μ_c − μ_g).
-        parts: t_r, the parts in which a class's covariance differs from Σ̃, ordered by class.
-        offset: t_rᵀL⁻¹(μ_c − μ_g), with c the class of part r.
-        label: the class of each part.
+        parts: the vectors t_r, by which a class's covariance differs from Σ̃, ordered by class.
+        offset: t_rᵀL⁻¹(μ_c − μ_g), with c the class of t_r.
+        label: the class of each t_r.
         scale: a_c.
         degrees: h_c = (ν_c + d)/2.
         log_prior: log π_c; 0 for an absent class.
@@ -80,7 +80,7 @@ class StudentHead:
 
     @at_once
     def __call__(self, features: Float[AnyArray, "*batch dim"]) -> Float[Array, "*batch classes"]:
-        """Compute the scores of each class, in d² + rows·d multiplications per example, block by block."""
+        """Compute the scores of each class, block by block; d² + rows·d multiplications per example."""
         examples: jax.Array = whole(jnp.asarray(as_features(features, self.root.shape[0])))
         flat = examples.reshape(-1, examples.shape[-1])
         flat = flat.astype(jnp.promote_types(examples.dtype, self.root.dtype))
@@ -120,7 +120,7 @@ def student_head(
     num_classes: int,
     prior: Scalar = 1.0,
 ) -> StudentHead:
-    """Classify by Bayes' rule where each class has its own covariance, estimated from few rows.
+    """Make a classifier by Bayes' rule, in which each class has its own covariance, estimated from few rows.
 
     A priori Σ_c follows an inverse Wishart distribution about Σ̃, as if κ = prior·d observations had been
     seen before. Given the class's rows, x follows a multivariate Student distribution with ν_c = κ + K_c + 1
@@ -175,7 +175,7 @@ def student_head(
 
 
 def row_factor(rows: Rows, moments: Moments, variance: Scalar) -> Float[Array, "rows dim"]:
-    """Return rows √(n_r/(1 + τ n_r)) (x_r − μ_c), whose scatter estimates Σ_c; 0 in padding rows."""
+    """Return rows √(n_r/(1 + τ n_r)) (x_r − μ_c), whose scatter estimates Σ_c; τ is ``variance``."""
     count = row_counts(rows, valid_rows(rows, moments.total.shape[0]))
     factor = centred_rows(rows, moments, jnp.ones_like(moments.total[:, 0]))
     return factor / jnp.sqrt(1 + jnp.asarray(variance, count.dtype) * count)[:, None]
@@ -189,7 +189,7 @@ def student_of_products(
     directions: Float[Array, "dim rank"],
     prior: Scalar,
 ) -> StudentHead:
-    """Make the head from products S_c Ω with orthonormal Ω, by Nyström's approximation of S_c.
+    """Make the head of `student_head` from products S_c Ω, Ω orthonormal, by Nyström's approximation of S_c.
 
     S_c ≈ S_c Ω (Ωᵀ S_c Ω)⁺ Ωᵀ S_c, which is exact if the rank of S_c is at most that of Ω.
 
@@ -220,7 +220,7 @@ def student_of_products(
 
 
 def check_prior(prior: Any) -> None:
-    """Raise unless κ/d is a number above 0."""
+    """Raise an error if ``prior``, κ/d, is not a finite number above 0. A traced number is not checked."""
     check_strength("prior", prior)
     if not is_traced(prior) and prior == 0:
         raise ValueError(f"prior: expected a finite number above 0, got {prior!r}")
@@ -235,7 +235,7 @@ def student_of_factor(
     label: Integer[Array, " rows"],
     prior: Scalar,
 ) -> StudentHead:
-    """Make the head from a function that computes the rows y_r, with S_c = Σ_r y_r y_rᵀ, block by block.
+    """Make the head of `student_head` from rows y_r, with S_c = Σ_r y_r y_rᵀ, which ``part`` computes.
 
     Args:
         covariance: Σ̃.

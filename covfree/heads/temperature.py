@@ -17,8 +17,8 @@ from covfree.heads.mapped import MappedHead
 from covfree.heads.selected import taken
 from covfree.statistics.groups import as_examples
 
-# The search for β covers this factor below and above 1 / (spread of the scores). At the upper end, gaps of a
-# tenth of the spread leave probabilities of exp(−100).
+# With s the spread of the scores, β is sought between 1/(_RANGE·s) and _RANGE/s. At the upper end, a score
+# that is s/10 lower than another has a probability that is exp(−100) times as high.
 _RANGE = 1e3
 # Bisection alone takes 30 steps from log(_RANGE²) to float64's √eps; with Newton's steps it takes five to
 # ten.
@@ -26,7 +26,7 @@ _STEPS = 100
 
 
 class _Terms(NamedTuple):
-    """Derivatives by β of the convex loss Σ_i log Σ_c exp(β (s_ic − s_iy)), and the number of examples."""
+    """First two derivatives by β of the loss Σ_i log Σ_c exp(β (s_ic − s_iy)), and the number of examples."""
 
     slope: Float[Array, ""]
     curvature: Float[Array, ""]
@@ -40,8 +40,8 @@ def calibrate_temperature(
 ) -> Float[Array, ""]:
     """Find the T > 0 that minimises the mean cross-entropy of softmax(head(x)/T), e.g. before fine-tuning.
 
-    The loss is convex in β = 1/T. Newton's method finds the zero of its derivative within a bracket. The
-    bracket is halved (in log β) if a step would leave it, or is more than half as long as the last step.
+    The loss is convex in β = 1/T. Newton's method finds the zero of its derivative within a bracket. If a
+    step would leave the bracket, or is more than half as long as the last, the bracket is halved in log β.
 
     The minimum may lie at an end: at β = ∞ if the scores put every example's class first, at β = 0 if they
     are no better than chance. T is therefore kept within a factor of 1,000 of the spread of the scores
@@ -120,7 +120,7 @@ def with_temperature(head: Scaled, temperature: Scalar) -> Scaled:
 def _gaps(
     head: Head, features: AnyArray, labels: AnyArray
 ) -> tuple[Float[Array, "examples classes"], Bool[Array, " examples"]]:
-    """Return s_ic − s_iy, 0 in padding and −∞ where s_ic is; and which examples count."""
+    """Return s_ic − s_iy (0 in padding, −∞ where s_ic is −∞), and a mask of the examples without padding."""
     features, labels = as_examples(features, labels=labels)
     classes = jax.eval_shape(lambda x: head(x), features).shape[1]
     inside = (labels >= 0) & (labels < classes)
@@ -150,7 +150,7 @@ def _terms(
     return _Terms(slope, curvature, kept.sum())
 
 
-# Compiled here: a loop over a closure that is called directly would compile each time.
+# Compiled here: a call of `while_loop` outside ``jit`` would compile its closures each time.
 @jit
 def _search(
     gap: Float[Array, "examples classes"],
@@ -158,7 +158,7 @@ def _search(
     low: Float[Array, ""],
     high: Float[Array, ""],
 ) -> Float[Array, ""]:
-    """Find the β in [low, high] where the slope changes sign, or the end nearer to it."""
+    """Find the β in [low, high] where the loss is smallest: where its slope changes sign, or an end."""
     precision = jnp.sqrt(jnp.finfo(gap.dtype).eps)
 
     def unfinished(state: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Virtual features: samples that the server draws from rows that carry a covariance."""
+"""Virtual features: samples that the server draws from the means and covariances of rows."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from covfree.core.products import product
 from covfree.core.types import PRNGKey, Rows
 from covfree.estimators.moments import row_counts, row_labels, row_means
 
-# Features of a block: enough for a fast product with a covariance's root.
+# Features per block: enough for a fast product with the root of a covariance.
 _BLOCK = 128
 
 
@@ -91,14 +91,15 @@ def sample_rows(
 def ends_of_draws(
     count: Float[Array, " rows"], valid: Bool[Array, " rows"], num_samples: Any, key: PRNGKey
 ) -> Integer[Array, " rows"]:
-    """Return the end of each row's range of samples, by systematic sampling; a padding row's is empty.
+    """Assign samples to rows by systematic sampling: row r gets samples ends[r − 1], …, ends[r] − 1.
 
-    Sample i is at position i + u, with u uniform on [0, 1), on a line that rows divide by their shares.
+    The rows divide a line of length ``num_samples`` in proportion to their counts; sample i lies at i + u,
+    with u uniform on [0, 1). Padding gets no sample.
     """
     total = count.sum()
     edge = jnp.cumsum(count / jnp.where(total > 0, total, 1)) * jnp.asarray(num_samples, count.dtype)
     end = jnp.ceil(edge - jax.random.uniform(key, (), count.dtype)).astype(jnp.int32)
-    # Rounding must neither lose the last samples nor assign one to padding.
+    # Despite rounding, the last valid row ends at the last sample, and padding gets none.
     end = jnp.where(jnp.cumsum(valid) == valid.sum(), num_samples, jnp.clip(end, 0, num_samples))
     return jax.lax.cummax(jnp.where(valid, end, 0))
 
@@ -108,7 +109,7 @@ def _coloured(
     covariance: Float[Array, "rows dim dim"],
     ends: Integer[Array, " rows"],
 ) -> Float[Array, "samples dim"]:
-    """Give standard normal samples the covariance of their row, in place, row by row and block by block."""
+    """Multiply standard normal samples by a root of their row's covariance, row by row and block by block."""
     num_samples = noise.shape[0]
     within = jnp.arange(_BLOCK, dtype=ends.dtype)
 
@@ -136,7 +137,7 @@ def _coloured(
 
 
 def root_of(covariance: Float[Array, "dim dim"]) -> Float[Array, "dim dim"]:
-    """Return R with R Rᵀ = S, factorised after scaling each feature to variance 1."""
+    """Return R with R Rᵀ = S for a covariance S, by factorising the correlation matrix."""
     variance = jnp.diagonal(covariance)
     deviation = jnp.sqrt(jnp.maximum(variance, 0))
     inverse = jnp.where(deviation > 0, 1 / jnp.where(deviation > 0, deviation, 1), 0)

@@ -29,22 +29,22 @@ def descended_head(
     batch_size: int,
     key: PRNGKey,
 ) -> LinearHead:
-    """Train softmax regression by gradient descent on as many draws as the rows have examples.
+    """Train softmax regression by gradient descent on ⌊Σ n_r⌉ virtual features, one for each example.
 
-    Example i of ⌊Σ n_r⌉ is μ_r + S_r^½ z_i, where row r has its share of the examples, as in `sample_rows`.
-    Each epoch goes through all of them in a random order, in batches of which the last may be smaller. A step
-    is v ← ρ v + ∇, V ← V − η v, with ∇ the gradient of the batch's mean cross-entropy (PyTorch's SGD). V and
-    v start at 0. Call this function under ``jit``.
+    Virtual feature i is μ_r + S_r^½ z_i with z_i standard normal; rows get their shares as in `sample_rows`.
+    Each epoch uses all features in a random order, in batches; the last batch may be smaller. A step is
+    v ← ρ v + ∇, V ← V − η v, with ∇ the gradient of the batch's mean cross-entropy (PyTorch's SGD). V and v
+    start at 0. Call this function under ``jit``.
 
-    Beside the rows, memory holds one batch: z_i is drawn again from the key and i each time it is needed.
+    Only one batch is in memory at a time: z_i is drawn again from the key and i whenever it is needed.
 
     Args:
         rows: rows with covariances in any form of `sample_rows`, or with none.
         num_classes: C, static.
-        epochs: passes over the draws, static.
+        epochs: passes over the virtual features, static.
         learning_rate: η.
         momentum: ρ, in [0, 1].
-        batch_size: draws of a step, static.
+        batch_size: virtual features per step, static.
         key: PRNG key.
     """
     label = row_labels(rows)
@@ -58,7 +58,7 @@ def descended_head(
     noise, orders = derive(key, "normal"), derive(key, "order")
 
     def draw(place: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """Draw the example at a position, and return its class."""
+        """Return the virtual feature number ``place``, and its class."""
         row = jnp.searchsorted(ends, place, side="right").astype(jnp.int32)
         z = jax.random.normal(jax.random.fold_in(noise, place), (dim,), dtype)
         own = roots.at[row].get(mode="fill", fill_value=0)
@@ -88,7 +88,7 @@ def descended_head(
 
 
 def _roots(rows: Rows, dtype: Any) -> tuple[Float[Array, "rows ..."], Any]:
-    """Return the rows' standard deviations, or the roots of full covariances; and the draws' data type."""
+    """Return rows' standard deviations, or roots of full covariances, and the type of virtual features."""
     if rows.covariance is None:
         return jnp.zeros_like(jnp.asarray(rows.count), dtype), dtype
     covariance = jnp.asarray(rows.covariance)
@@ -100,10 +100,10 @@ def _roots(rows: Rows, dtype: Any) -> tuple[Float[Array, "rows ..."], Any]:
 
 
 def shuffled(place: Integer[Array, ""], number: Any, key: PRNGKey) -> Integer[Array, ""]:
-    """Return where a random permutation of 0, …, number − 1 takes a position, without storing all of it.
+    """Return the image of ``place`` under a random permutation of 0, …, number − 1, without storing it.
 
-    A Feistel network permutes the numbers below the next power of 4. A result that is not below ``number`` is
-    permuted again until it is.
+    A Feistel network permutes the numbers below the next power of 4. A result of ``number`` or above is
+    permuted again, until it is below.
 
     >>> import jax, jax.numpy as jnp
     >>> take = jax.vmap(lambda place: shuffled(place, 5, jax.random.key(0)))
