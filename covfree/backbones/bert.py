@@ -1,4 +1,4 @@
-"""BERT as sentence encoders use it: it maps tokens to the mean of the last layer's vectors."""
+"""BERT for sentence encoders: it maps the tokens of a text to the mean of the last layer's vectors."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ def convolve(
     precision: Any = None,
     **settings: Any,
 ) -> jax.Array:
-    """Convolve images (channels last), in place of ``lax.conv_general_dilated`` in Flax's layers.
+    """Convolve images (channels last); a replacement for ``lax.conv_general_dilated`` in Flax's layers.
 
     For networks of your own, use ``nn.Conv(…, conv_general_dilated=convolve)``. Results are equal up to
     rounding. On a CPU, this is faster for groups of one channel, and for derivatives inside a loop, as in
@@ -82,17 +82,17 @@ def convolve(
     return general(x, kernel)
 
 
-# The largest height · width · channels for which one product of all patches is fastest (2 to 4 times).
+# The largest kernel (height · width · channels) for which `_by_patches` is used; it is 2 to 4 times as fast.
 _FEW = 32
-# The largest result in bytes for which that is so: for a larger one, malloc takes new memory each time.
+# The largest result, in bytes, for which it is used: for a larger one, malloc takes new memory each time.
 _SMALL = 2**25
-# The most positions in a window of `_maxima`, as each adds operations; larger windows use XLA's form.
+# The most positions in a window for which `_maxima` is used: each adds operations.
 _MANY = 64
 _LAYOUT = ("NHWC", "HWIO", "NHWC")
 
 
 def _is_small(x: jax.Array, kernel: jax.Array, strides: Sequence[int], pads: _Pads) -> bool:
-    """Whether the kernel and the result are small; False if a size is unknown while tracing."""
+    """Return whether kernel and result are small enough for `_by_patches`; False if a size is symbolic."""
     size, channels = math.prod(kernel.shape[:-1]), kernel.shape[-1]
     sides = zip(x.shape[1:3], kernel.shape, strides, pads, strict=False)
     positions = [(side + low + high - width) // step + 1 for side, width, step, (low, high) in sides]
@@ -102,7 +102,7 @@ def _is_small(x: jax.Array, kernel: jax.Array, strides: Sequence[int], pads: _Pa
 
 
 def _is_plain(x: jax.Array, kernel: jax.Array, settings: dict[str, Any]) -> bool:
-    """Whether this is a convolution of images, channels last, without dilation or other special settings."""
+    """Return whether this convolves images, channels last, without dilation or other special settings."""
     if x.ndim != 4:
         return False
     layout = lax.conv_dimension_numbers(x.shape, kernel.shape, _LAYOUT)
@@ -119,9 +119,9 @@ def _dense(
 ) -> jax.Array:
     """Convolve with one group and no dilation.
 
-    On a CPU, XLA has fast code for convolutions in one form, and rewrites others into it only at the top
-    level. Inside a loop, such as training, JAX's own derivatives take 40 times as long. So `_backward` writes
-    them in that form (https://github.com/jax-ml/jax/issues/12868).
+    On a CPU, XLA has fast code for one form of convolution. It rewrites others, such as JAX's own
+    derivatives, into this form only outside loops; inside a loop they take 40 times as long. So `_backward`
+    computes derivatives in the fast form (https://github.com/jax-ml/jax/issues/12868).
     """
     return lax.conv_general_dilated(x, kernel, strides, pads, dimension_numbers=_LAYOUT, precision=precision)
 
@@ -177,10 +177,10 @@ def max_pool(
     strides: Sequence[int] | None = None,
     padding: Padding = "VALID",
 ) -> Float[Array, "batch rows columns channels"]:
-    """Take the maxima of windows, as ``flax.linen.max_pool`` does; padding is never a maximum.
+    """Compute the maximum of each window, as ``flax.linen.max_pool`` does; padding is never a maximum.
 
-    On a CPU it is faster than Flax's, especially with derivatives. Of equal maxima the first one, row by row,
-    gets the gradient, as in XLA.
+    On a CPU this is faster than Flax's, especially with derivatives. As in XLA, the first of equal maxima,
+    row by row, gets the gradient.
 
     Args:
         x: images, channels last.
@@ -218,7 +218,7 @@ def _maxima_and_slope(
             jnp.where(first == place, image, 0) for place, image in enumerate(_moved(slope, size, strides))
         ]
         return maxima, functools.reduce(jnp.add, chosen)
-    # If windows do not overlap, the gradient reads each number once; the form above would add padded images.
+    # If windows do not overlap, each number is read once here; the form above would add padded images.
     batch, rows, columns, channels = maxima.shape
     windows = slope[:, : rows * size[0], : columns * size[1]].reshape(
         batch, rows, size[0], columns, size[1], channels
@@ -231,14 +231,14 @@ def _maxima_and_slope(
 def _by_patches(
     x: jax.Array, kernel: jax.Array, *, strides: Sequence[int], padding: _Pads, precision: Any
 ) -> jax.Array:
-    """Convolve as one matrix product of all patches, whose derivatives are matrix products too."""
+    """Convolve by one matrix product of all patches and the kernel; derivatives are matrix products too."""
     images = list(_moved(_padded(x, padding), kernel.shape[:2], strides))
     patches = jnp.concatenate(images, axis=-1)
     return jnp.matmul(patches, kernel.reshape(-1, kernel.shape[-1]), precision=precision)
 
 
 def _depthwise(x: jax.Array, kernel: jax.Array, *, strides: Sequence[int], padding: _Pads) -> jax.Array:
-    """Convolve each channel by itself; sums are in float32 at least."""
+    """Convolve each channel with its own kernel; sums are in float32 at least."""
     size = kernel.shape[:2]
     images = _moved(_padded(x, padding), size, strides)
     weights = kernel.astype(jnp.promote_types(x.dtype, jnp.float32)).reshape(-1, 1, 1, 1, x.shape[-1])
@@ -247,7 +247,7 @@ def _depthwise(x: jax.Array, kernel: jax.Array, *, strides: Sequence[int], paddi
 
 
 def _padded(x: jax.Array, pads: Sequence[tuple[int, int]], value: float = 0.0) -> jax.Array:
-    """Pad images before and after, along both sides; negative numbers crop."""
+    """Pad images with ``value`` along height and width; negative numbers in ``pads`` crop."""
     if np.min(pads) < 0:
         sides = [(low, high, 0) for low, high in pads]
         return lax.pad(x, jnp.array(value, x.dtype), ((0, 0, 0), *sides, (0, 0, 0)))
@@ -258,7 +258,7 @@ def _padded(x: jax.Array, pads: Sequence[tuple[int, int]], value: float = 0.0) -
 def _moved(x: jax.Array, size: Sequence[int], strides: Sequence[int]) -> Iterator[jax.Array]:
     """Yield, for each position in a window, row by row, the values at this position in all windows.
 
-    XLA fuses slices and arithmetic, so sums and maxima of these become one loop over memory.
+    XLA fuses slices with arithmetic, so a sum or maximum of these values becomes one loop over memory.
     """
     batch, height, width, channels = x.shape
     for i in range(size[0]):

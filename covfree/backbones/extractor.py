@@ -24,7 +24,7 @@ _DTYPES = ("float32", "bfloat16")
 
 @dataclass(frozen=True)
 class Backbone:
-    """A network that turns images into features. It holds no parameters; see `backbone`.
+    """A network that turns images into features; its parameters are an argument of `apply`. See `backbone`.
 
     Parameters are Linen's variables: ``{"params": …}`` and, for a network with batch norms, the running
     statistics ``{"batch_stats": …}``, whose derivatives are 0. Parameters are float32, whatever the data type
@@ -55,7 +55,7 @@ class Backbone:
 
     @property
     def module(self) -> Any:
-        """The Linen module."""
+        """The network as a Flax Linen module."""
         return self._architecture.build(jnp.dtype(self.dtype), **self.spec.settings)
 
     @property
@@ -82,7 +82,7 @@ class Backbone:
         prompts: Float[AnyArray, "batch prompts features"] | None = None,
         kept: Bool[AnyArray, "batch prompts"] | None = None,
     ) -> Float[Array, "batch features"]:
-        """Compute features.
+        """Compute the features of images.
 
         Args:
             params: from `init` or `load`.
@@ -124,9 +124,9 @@ class Backbone:
         return self._run(params, images, True, key)
 
     def load(self, path: str | PathLike[str] | None = None) -> Params:
-        """Read parameters from a file in which tensors have the reference's names.
+        """Read parameters from a file whose tensors are named as in a library of ``spec.names``.
 
-        The file's classifier is ignored.
+        A classifier in the file is ignored.
 
         Args:
             path: a ``.safetensors`` or ``.pth`` file, see `read_weights`; None for the weights that the
@@ -145,7 +145,7 @@ class Backbone:
         return self.from_tensors(read_weights(path), source=f"path: {path}: {self.name}")
 
     def from_tensors(self, tensors: dict[str, np.ndarray], *, source: str = "tensors") -> Params:
-        """Convert tensors with the reference's names to parameters.
+        """Convert tensors, named as in a library of ``spec.names``, to parameters.
 
         Args:
             tensors: as `read_weights` returns them.
@@ -204,13 +204,13 @@ class Backbone:
 # Compiled, so that XLA does not compute the network's output, which is not used.
 @functools.partial(jax.jit, static_argnums=0)
 def _drawn(network: Backbone, key: PRNGKey) -> Params:
-    """Draw parameters at random."""
+    """Draw the parameters of a network at random."""
     size = network.spec.input_size
     return network.module.init(key, jnp.zeros((1, size, size, 3), jnp.float32))
 
 
 def backbone(name: str | Spec, *, dtype: Any = "float32") -> Backbone:
-    """Choose a network that turns images into features.
+    """Return the network of this name, which turns images into features.
 
     Args:
         name: a name in `BACKBONES`, with - or _ between its words, or a `Spec` of your own.

@@ -1,4 +1,4 @@
-"""Extractors: one record for everything that computes features of a batch, from any library."""
+"""Extractors: functions from a batch of images or texts to features, from any library, in one record."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from covfree.backbones.table import Preprocessing
 
 
 class Prepared(NamedTuple):
-    """How one image becomes an input of an extractor; threads that decode ahead call ``prepare``.
+    """How an image is converted to an extractor's input; threads that decode in advance call ``prepare``.
 
     Attributes:
         prepare: a function from an image (a Pillow image or its grey levels) to an array.
@@ -30,7 +30,7 @@ class Prepared(NamedTuple):
 
     @classmethod
     def of(cls, preprocessing: Preprocessing) -> Prepared:
-        """Prepare by resizing and cropping; the extractor normalises, as uint8 is a quarter of the bytes."""
+        """Make a `Prepared` that resizes and crops to uint8, a quarter of the bytes of normalised floats."""
         size = preprocessing.crop
         return cls(partial(crop, preprocessing=preprocessing), (size, size, 3), "uint8")
 
@@ -73,7 +73,7 @@ class Extractor:
         return self.checked(self.compute(batch), len(batch))
 
     def checked(self, features: Any, count: int) -> np.ndarray:
-        """Return the output of `compute` as float32 [count, d]; raise if it has another shape."""
+        """Return features from `compute` as float32 [count, d]; a ValueError if they have another shape."""
         array = np.asarray(features, np.float32)
         if array.shape != (count, self.num_features):
             raise ValueError(
@@ -84,7 +84,7 @@ class Extractor:
 
     @property
     def key(self) -> dict[str, Any]:
-        """What all sites of a federation must share; feature files hold it, with the images' fingerprint."""
+        """Name, data type, weights and preprocessing: equal at all sites, and stored in feature files."""
         how = self.preprocessing
         return {
             "backbone": self.name,
@@ -148,7 +148,7 @@ def from_function(
 
 
 def made(compute: Callable[[Any], Any], probe: Any, *, name: str, weights: str, **settings: Any) -> Extractor:
-    """Make an extractor; its d is determined from a batch of one."""
+    """Make an extractor; ``compute`` is called with ``probe``, a batch of one, to determine d."""
     for argument, text in (("name", name), ("weights", weights)):
         if not isinstance(text, str) or not text:
             raise ValueError(f"{argument}: expected a text that identifies them, got {text!r}")
@@ -162,7 +162,7 @@ def made(compute: Callable[[Any], Any], probe: Any, *, name: str, weights: str, 
 
 
 def pooled(features: Any) -> np.ndarray:
-    """Remove axes of size 1 after d, such as an average over an image leaves."""
+    """Return features without trailing axes of size 1, such as [n, d, 1, 1] after average pooling."""
     array = np.asarray(features)
     while array.ndim > 2 and array.shape[-1] == 1:
         array = array[..., 0]
@@ -170,7 +170,7 @@ def pooled(features: Any) -> np.ndarray:
 
 
 def one_of(name: str | None, names: Sequence[str], argument: str, owner: str) -> str:
-    """Return the name, or if None the only one of ``names``; otherwise raise an error that lists them."""
+    """Return ``name`` or, if None, the only one of ``names``; else raise a ValueError that lists them."""
     if name is None and len(names) == 1:
         return names[0]
     if name is None or name not in names:

@@ -1,4 +1,4 @@
-"""Finding files of weights: in a package, at a path, or in a repository of the Hugging Face hub."""
+"""Find files of weights: in a package, at a path, or in a repository of the Hugging Face hub."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ class Weights(NamedTuple):
         path: the file, for `Backbone.load`.
         sha256: the SHA-256 of the file, computed when the file was looked up.
         source: where the file came from, such as ``timm/resnet18.tv_in1k@<commit>``.
-        preprocessing: the preprocessing that the repository specifies; None if it specifies none; then
-            the backbone's own (``spec.preprocessing``) applies.
+        preprocessing: the preprocessing that the repository specifies. None if it specifies none: then use
+            the backbone's own, ``spec.preprocessing``.
         architecture: timm's name of the network, such as ``resnet18``; None if it is unknown.
     """
 
@@ -49,9 +49,9 @@ def hub_weights(
     file: str = "model.safetensors",
     sha256: str | None = None,
 ) -> Weights:
-    """Get a file of weights from a repository of the Hugging Face hub, such as one of timm's.
+    """Fetch a file of weights from a repository of the Hugging Face hub, such as one of timm's.
 
-    The file stays in the cache of ``huggingface_hub`` (``HF_HOME``); once it is there, no request is made.
+    The file is kept in the cache of ``huggingface_hub`` (``HF_HOME``); if it is there, no request is made.
     The cache names a large file after its SHA-256, which is checked on every call.
 
     Needs the ``pretrained`` extra.
@@ -124,7 +124,7 @@ def find_weights(text: str | None, spec: Spec) -> Weights:
 
 
 def _check_fits(weights: Weights, spec: Spec) -> None:
-    """Raise if the repository names another network or size; equal tensor shapes would not show it."""
+    """Raise a ValueError if the repository's configuration names another network or image size than spec."""
     if spec.hub is not None and weights.architecture is not None:
         architecture = spec.hub.partition("/")[2].partition(".")[0]
         if weights.architecture != architecture:
@@ -162,7 +162,7 @@ def _failed(repository: str, error: Exception) -> OSError:
 
 
 def _commit_now(hub: Any, repository: str, revision: str | None) -> str:
-    """Say to which commit a branch or a tag points, or why that cannot be found out."""
+    """Return text for an error: to which commit a branch or a tag points, or why that is unknown."""
     errors = optional("huggingface_hub.errors", "pretrained")
     try:
         commit = hub.HfApi().model_info(repository, revision=revision, timeout=_TIMEOUT).sha
@@ -172,7 +172,7 @@ def _commit_now(hub: Any, repository: str, revision: str | None) -> str:
 
 
 def _verified(path: Path, place: str, expected: str | None) -> str:
-    """Return the file's SHA-256; raise if the user, or the file's name in the hub's cache, gives another."""
+    """Return the file's SHA-256; a ValueError if it is not ``expected``, or not the one in its cache name."""
     found, name = _sha256(path), path.resolve().name
     if _SHA256.fullmatch(name) and name != found:
         raise ValueError(
@@ -207,7 +207,7 @@ def _parsed(path: Path, source: str) -> dict[str, Any]:
 
 
 def timm_preprocessing(config: dict[str, Any], source: str) -> Preprocessing | None:
-    """Convert timm's settings as its ``transforms_imagenet_eval`` does; return None if there are none."""
+    """Convert the settings in timm's ``config.json`` as timm does for evaluation; None if there are none."""
     settings = config.get("pretrained_cfg")
     if not isinstance(settings, dict):
         return None

@@ -12,7 +12,7 @@ from covfree.backbones.layers import Dropout, Renaming, Style, pooled
 
 
 class Stage(NamedTuple):
-    """A stage of blocks of one width; only the first block has the stride."""
+    """A stage of ``repeats`` blocks with the same number of channels; only the first has the stride."""
 
     expansion: int
     kernel: int
@@ -48,7 +48,7 @@ class Inverted(nn.Module):
         style: data type, norms and padding of all layers.
         stages: the blocks, stage by stage.
         activation: ``"relu6"``, or ``"silu"``.
-        attention: whether the channels are weighted by squeeze and excitation.
+        attention: whether channels are weighted by squeeze and excitation.
         dropout: rate of dropout on the features, in training.
         depth_dropout: upper bound of the probability that training drops a block's branch; the probability
             grows linearly from 0 with the block's index.
@@ -63,7 +63,7 @@ class Inverted(nn.Module):
 
     @nn.compact
     def __call__(self, x: jax.Array, *, train: bool = False) -> jax.Array:
-        """Compute features."""
+        """Compute the features of images."""
         style = self.style
         x = self._act(style.norm("bn1", train)(style.conv("conv_stem", 32, 3, 2)(x)))
         total, done = sum(stage.repeats for stage in self.stages), 0
@@ -123,7 +123,7 @@ def _stages(kind: str, width: float, depth: float) -> tuple[Stage, ...]:
 
 
 def _rounded(channels: float) -> int:
-    """Round to the nearest multiple of 8; take the next one if that is more than a tenth too low."""
+    """Round channels to the nearest multiple of 8, or to the next if that loses more than a tenth."""
     nearest = max(8, int(channels + 4) // 8 * 8)
     return nearest + 8 if nearest < 0.9 * channels else nearest
 
@@ -136,7 +136,7 @@ def build(
     depth: float = 1.0,
     dropout: float = 0.2,
 ) -> Inverted:
-    """Build the module; ``kind`` is ``"mobilenet"``, ``"efficientnet"`` or ``"lite"``."""
+    """Build the network; ``kind`` is ``"mobilenet"``, ``"efficientnet"`` or ``"lite"``."""
     style = Style(dtype, epsilon=1e-3, momentum=0.99, same=True) if kind == "lite" else Style(dtype)
     attention = kind == "efficientnet"
     return Inverted(
@@ -149,12 +149,12 @@ def build(
     )
 
 
-# The references' name of the classifier; its tensors are ignored.
+# The classifier's name in the tree's scheme; its tensors in a file are ignored.
 CLASSIFIER = "classifier"
 
 
 def renamings(*, kind: str, width: float = 1.0, depth: float = 1.0, **_: Any) -> tuple[Renaming, ...]:
-    """Return two namings: the tree's own (timm's), and that of torchvision or efficientnet-lite-pytorch."""
+    """Return renamings from the tree to files of timm, and of torchvision or efficientnet-lite-pytorch."""
     stages = _stages(kind, width, depth)
     layers = {"mobilenet": _mobilenet_layers, "efficientnet": _efficientnet_layers, "lite": _lite_layers}
     table = layers[kind](stages)
@@ -167,7 +167,7 @@ def renamings(*, kind: str, width: float = 1.0, depth: float = 1.0, **_: Any) ->
 
 
 def _blocks(stages: tuple[Stage, ...]) -> list[tuple[str, int, int, int, bool]]:
-    """List each block's name, stage, index in the stage, index among all blocks, and whether it expands."""
+    """List for each block its name, stage, index in the stage, index among all, and whether it expands."""
     places = [(number, index) for number, stage in enumerate(stages) for index in range(stage.repeats)]
     return [
         (f"blocks.{number}.{index}", number, index, flat, stages[number].expansion > 1)

@@ -1,7 +1,7 @@
 """Layers that the architectures share: convolutions, norms, dense layers, dropout.
 
-Layers have the reference's names (``"layer1.0.conv1"``): a path in the tree of parameters, joined by dots, is
-the tensor's name in a file of weights.
+Layers are named as in timm or torchvision (``"layer1.0.conv1"``): a path in the tree of parameters, joined by
+dots, is the tensor's name in a file of weights.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from flax import linen as nn
 
 from covfree.backbones.convolution import convolve
 
-# A function from a name in the tree of parameters to the reference's name of the tensor.
+# A function from a name in the tree of parameters to the tensor's name in a file of weights.
 Renaming = Callable[[str], str]
 
 
@@ -27,9 +27,9 @@ class Style:
     Attributes:
         dtype: the data type in which the network computes; parameters are float32.
         epsilon: added to a norm's variance.
-        momentum: the share of a batch norm's running statistics that an update keeps.
-        same: whether convolutions pad as TensorFlow's "SAME": an odd position is added at the end. Otherwise
-            both ends get the same padding.
+        momentum: the factor of a batch norm's running statistics in an update; the batch has the rest.
+        same: whether convolutions pad as TensorFlow's "SAME", which adds an odd position at the end.
+            Otherwise both ends get the same padding.
     """
 
     dtype: Any
@@ -39,7 +39,7 @@ class Style:
 
     @property
     def precision(self) -> jax.lax.Precision | None:
-        """Full precision for float32, which accelerators would otherwise round; the default for bfloat16."""
+        """Precision of products: full for float32, which accelerators would round; default for bfloat16."""
         return None if self.dtype == jnp.bfloat16 else jax.lax.Precision.HIGHEST
 
     def conv(
@@ -53,7 +53,7 @@ class Style:
         bias: bool = False,
         padded: bool = True,
     ) -> nn.Conv:
-        """Build a square convolution; if ``padded``, stride 1 keeps the size."""
+        """Build a convolution with a square kernel; if ``padded``, it keeps the image's size at stride 1."""
         side = (kernel - 1) // 2 if padded else 0
         return nn.Conv(
             features,
@@ -69,7 +69,7 @@ class Style:
         )
 
     def norm(self, name: str, train: bool) -> nn.BatchNorm:
-        """Build a batch norm, which uses the batch's statistics in training and else the running ones."""
+        """Build a batch norm; it uses the batch's statistics if ``train``, else the running statistics."""
         return nn.BatchNorm(
             use_running_average=not train,
             momentum=self.momentum,
@@ -80,12 +80,12 @@ class Style:
         )
 
     def dense(self, name: str, features: int) -> nn.Dense:
-        """Build a linear map with a bias."""
+        """Build a linear layer with a bias."""
         return nn.Dense(features, dtype=self.dtype, precision=self.precision, name=name)
 
 
 class Dropout(nn.Module):
-    """Dropout of single numbers or whole examples; without a key it does nothing.
+    """Dropout of single numbers or whole examples; without a PRNG key ``dropout`` it does nothing.
 
     Attributes:
         rate: the probability of dropping.
@@ -97,7 +97,7 @@ class Dropout(nn.Module):
 
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
-        """Drop values if there is a key, and scale the others so that the mean is preserved."""
+        """Set random values to 0 if there is a key, and scale the others so that the mean is preserved."""
         if not (self.rate > 0 and self.has_rng("dropout")):
             return x
         shape = (x.shape[0],) + (1,) * (x.ndim - 1) if self.whole else x.shape

@@ -1,4 +1,4 @@
-"""ONNX files as extractors, such as those exported by timm, Hugging Face or MONAI."""
+"""Make extractors from ONNX files, such as those exported by timm, Hugging Face or MONAI."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def from_onnx(
 
     Returns:
         The extractor. ``weights`` is the SHA-256 of the file and of separate files with weights. ``name`` is
-        ``"onnx"``, followed by the output if there are several, so a renamed file makes the same features.
+        ``"onnx"``, followed by the output if there are several; it does not depend on the file's name.
 
     Raises:
         ValueError: if the file is no such network, ``output`` is not in it (the message lists the outputs),
@@ -115,7 +115,7 @@ def _entry(inputs: Any, path: Path, crop: int) -> tuple[str, int | None, bool]:
 
 
 def _digest(path: Path, graph: Any, onnx: Any) -> str:
-    """Compute the SHA-256 of the file, and of separate files that hold its weights."""
+    """Compute one SHA-256 of the file and of separate files that contain its weights."""
     digest = hashlib.sha256(path.read_bytes())
     beside = {
         entry.value

@@ -12,13 +12,13 @@ from covfree.backbones.table import Preprocessing, Spec
 from covfree.core.optional import optional
 from covfree.core.types import AnyArray
 
-# The largest ratio of an image's sides: the resized image is made before the crop, and a damaged header might
-# ask for a huge one.
+# The largest allowed ratio of an image's sides. An image is resized before it is cropped, so a damaged header
+# might ask for a huge resized image.
 _LONGEST = 1000
 
 
 def preprocess(image: Any, spec: Spec) -> Float[np.ndarray, "crop crop 3"]:
-    """Resize, crop and normalise one image, as the backbone's reference does.
+    """Resize, crop and normalise one image, as for the backbone's published weights.
 
     The shorter side becomes ``spec.preprocessing.resize`` pixels (or the image is squeezed to this width and
     height), a square is cut from the middle, and its grey levels are normalised (needs Pillow).

@@ -1,4 +1,4 @@
-"""Preprocessing of other libraries' networks, from Hugging Face's files or as typed by a user."""
+"""Read a `Preprocessing` from Hugging Face's or timm's configuration files, or from what a user typed."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from covfree.backbones.hub import timm_preprocessing
 from covfree.backbones.table import Preprocessing
 
 _FILE = "preprocessor_config.json"
-# Types of processors that only resize, crop and normalise; and whether a size of one number means both sides
-# or the shorter one.
+# Types of processors that only resize, crop and normalise. True if a size of one number means both sides,
+# False if it means the shorter side.
 _TYPES = {
     "BeitImageProcessor": True,
     "BitImageProcessor": False,
@@ -41,7 +41,7 @@ _TYPED = "resize=256:crop=224:interpolation=bicubic:mean=0.485,0.456,0.406:std=0
 
 
 def preprocessing_beside(path: Path) -> Preprocessing:
-    """Read ``preprocessor_config.json``, else timm's ``config.json``, in a network's folder."""
+    """Read ``preprocessor_config.json``, else timm's ``config.json``, in the folder of the file ``path``."""
     if (path.parent / _FILE).is_file():
         return read_processor(path.parent / _FILE)
     config = path.parent / "config.json"
@@ -55,14 +55,14 @@ def preprocessing_beside(path: Path) -> Preprocessing:
 
 
 def read_processor(path: Path) -> Preprocessing:
-    """Read the ``preprocessor_config.json`` of an image processor of Hugging Face's transformers."""
+    """Convert a ``preprocessor_config.json`` of Hugging Face; a ValueError if it needs any further step."""
     config = _json(path)
 
     def wrong(name: str, expected: str) -> ValueError:
         return ValueError(f"{path}: {name}: expected {expected}, got {config.get(name)!r}")
 
     kind = config.get("image_processor_type", config.get("feature_extractor_type"))
-    # Older names of the same types, and names of their PyTorch versions.
+    # Convert older names of the same types, and names of their PyTorch versions.
     plain = str(kind).removesuffix("Fast").replace("FeatureExtractor", "ImageProcessor")
     if kind is not None and plain not in _TYPES:
         name = "image_processor_type" if "image_processor_type" in config else "feature_extractor_type"
@@ -81,7 +81,7 @@ def read_processor(path: Path) -> Preprocessing:
         raise wrong("resample", "2 (bilinear) or 3 (bicubic)")
     size = config.get("size")
     cropped = config.get("do_center_crop", "crop_size" in config)
-    # Without a type, images that are not cropped are squeezed to a square, as a batch has one size.
+    # If no type is named, images that are not cropped are squeezed to a square, as a batch has one size.
     square = _TYPES.get(plain, not cropped and "crop_pct" not in config)
     if not isinstance(size, dict):
         size = {"height": size, "width": size} if square else {"shortest_edge": size}
@@ -113,7 +113,7 @@ def read_processor(path: Path) -> Preprocessing:
 
 
 def preprocessing_of(text: str) -> Preprocessing:
-    """Read what a user typed: a file for `read_processor`, or numbers such as ``resize=256:crop=224:…``."""
+    """Convert what a user typed: a file for `read_processor`, or text such as ``resize=256:crop=224:…``."""
     path = Path(text)
     if path.suffix == ".json":
         if not path.is_file():
@@ -140,7 +140,7 @@ def preprocessing_of(text: str) -> Preprocessing:
 
 
 def _made(resize: Any, crop: int, method: str, mean: list[Any], std: list[Any]) -> Preprocessing:
-    """Make a preprocessing from mean and standard deviation of colours in [0, 1]."""
+    """Make a `Preprocessing`; ``mean`` and ``std`` are for colours in [0, 1]."""
     if min(std) <= 0 or not all(map(math.isfinite, (*mean, *std))):
         raise ValueError(f"std: expected three finite numbers above 0, got {std}")
     levels: Any = [tuple(255 * float(value) for value in colours) for colours in (mean, std)]

@@ -12,7 +12,7 @@ from covfree.backbones.layers import Renaming, Style, pooled
 
 
 class ResNet(nn.Module):
-    """A ResNet; in a bottleneck block, the 3 × 3 convolution has the stride."""
+    """A ResNet without its classifier; in a bottleneck block, the 3 × 3 convolution has the stride."""
 
     style: Style
     blocks: tuple[int, ...]
@@ -20,7 +20,7 @@ class ResNet(nn.Module):
 
     @nn.compact
     def __call__(self, x: jax.Array, *, train: bool = False) -> jax.Array:
-        """Compute features."""
+        """Compute the features of images."""
         style = self.style
         x = nn.relu(style.norm("bn1", train)(style.conv("conv1", 64, 7, 2)(x)))
         x = max_pool(x, (3, 3), (2, 2), ((1, 1), (1, 1)))
@@ -50,14 +50,14 @@ class ResNet(nn.Module):
 
 
 def build(dtype: Any, *, blocks: tuple[int, ...], bottleneck: bool) -> ResNet:
-    """Build the module."""
+    """Build the network."""
     return ResNet(Style(dtype), blocks, bottleneck)
 
 
-# The references' name of the classifier; its tensors are ignored.
+# The classifier's name in the tree's scheme; its tensors in a file are ignored.
 CLASSIFIER = "fc"
 
 
 def renamings(**_: Any) -> tuple[Renaming, ...]:
-    """Return one naming: torchvision, timm and the tree use the same names."""
+    """Return one renaming, the identity: files of torchvision and timm have the tree's names."""
     return (lambda name: name,)

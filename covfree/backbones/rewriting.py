@@ -17,7 +17,7 @@ _MAXIMUM = core.primitives.reduce_window_max_p
 
 
 def with_fast_forms(function: Function) -> Function:
-    """Replace XLA's convolutions and max pooling in a function by `convolve` and `max_pool`.
+    """Return the function with XLA's convolutions and max pooling replaced by `convolve` and `max_pool`.
 
     On a CPU, a network of plain ``flax.linen.Conv`` and ``max_pool`` is then trained in a loop as fast as one
     that uses `convolve`. Results are equal up to rounding. If the default backend is no CPU, ``function`` is
@@ -46,7 +46,7 @@ def _evaluate(jaxpr: Any, consts: Sequence[Any], args: Sequence[Any]) -> list[An
 
 
 def _run(equation: Any, inputs: Sequence[Any]) -> Sequence[Any]:
-    """Evaluate an equation; the body of a `jax.jit` is evaluated too, so that it is rewritten."""
+    """Evaluate an equation of a jaxpr; enter the body of a `jax.jit`, to rewrite it too."""
     primitive, params = equation.primitive, equation.params
     if primitive is _CONVOLUTION:
         return [_convolved(*inputs, **params)]
@@ -75,7 +75,7 @@ def _convolved(
 def _is_of_images(
     *, window_dimensions: Any, window_strides: Any, padding: Any, base_dilation: Any, window_dilation: Any
 ) -> bool:
-    """Whether windows span only the two middle axes, without dilation."""
+    """Return whether windows span only the two middle axes, without dilation."""
     if len(window_dimensions) != 4 or {*base_dilation, *window_dilation} != {1}:
         return False
     outer = {(window_dimensions[i], window_strides[i], tuple(padding[i])) for i in (0, 3)}

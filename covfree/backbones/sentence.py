@@ -40,7 +40,7 @@ _SHORTEST = 8
 
 @dataclass(frozen=True)
 class SentenceEncoder:
-    """A BERT that turns texts into features: the mean of its last vectors. It holds no parameters.
+    """A BERT that maps a text to the mean of its last vectors; parameters are an argument of `apply`.
 
     `sentence_encoder` makes one.
 
@@ -74,7 +74,7 @@ class SentenceEncoder:
 
     @property
     def module(self) -> Any:
-        """The Linen module."""
+        """The network as a Flax Linen module."""
         # Importing Flax takes half a second, so do it only when features are computed.
         optional("flax", "texts")
         return importlib.import_module("covfree.backbones.bert").Bert(self.sizes)
@@ -86,7 +86,7 @@ class SentenceEncoder:
         return jax.eval_shape(self.module.init, jax.random.key(0), *tokens)
 
     def load(self) -> Params:
-        """Read the parameters.
+        """Read the parameters from the encoder's folder.
 
         Raises:
             ValueError: if the file is damaged, or a tensor is missing, superfluous, of another shape or not
@@ -131,7 +131,7 @@ class SentenceEncoder:
     ) -> Float[np.ndarray, "texts features"]:
         """Compute features of texts. Texts of similar length share a batch, padded to a power of 2.
 
-        Up to rounding, a text's features do not depend on the other texts.
+        Up to rounding, the features of a text do not depend on the other texts.
 
         Args:
             params: from `load`.

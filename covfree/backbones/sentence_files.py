@@ -43,7 +43,7 @@ def packaged_encoder() -> Path:
 
 
 def sizes_in(root: Path) -> BertSizes:
-    """Read the sizes of a BERT; raise unless it has the usual absolute positions and GELU."""
+    """Read the sizes of a BERT in a folder; a ValueError if it lacks absolute positions or GELU."""
     path = root / CONFIG
     config = _parsed(path, dict)
     # The expected values are also the defaults of missing settings.
@@ -66,7 +66,7 @@ def sizes_in(root: Path) -> BertSizes:
 
 
 def positive(path: Path, name: str, kind: type = int, most: int | None = None) -> Any:
-    """Read a number in (0, ``most``] from a JSON file, or raise."""
+    """Read the number ``name`` from a JSON file; a ValueError if it is not in (0, ``most``]."""
     value = _parsed(path, dict).get(name)
     if type(value) is not kind or value <= 0 or (most is not None and value > most):
         bound = "" if most is None else f" and at most {most}"
@@ -75,7 +75,7 @@ def positive(path: Path, name: str, kind: type = int, most: int | None = None) -
 
 
 def normalises(root: Path) -> bool:
-    """Whether features are scaled to length 1; raise unless they are means of a transformer's vectors."""
+    """Return whether features are scaled to length 1; a ValueError if they are no means of BERT's vectors."""
     path = root / MODULES
     modules = _parsed(path, list)
     kinds = [str(module.get("type")).rpartition(".")[2] for module in modules if isinstance(module, dict)]

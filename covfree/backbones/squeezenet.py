@@ -34,7 +34,7 @@ class SqueezeNet(nn.Module):
 
     @nn.compact
     def __call__(self, x: jax.Array, *, train: bool = False) -> jax.Array:
-        """Compute features."""
+        """Compute the features of images."""
         style = self.style
         x = nn.relu(style.conv("features.0", 64, 3, 2, bias=True, padded=False)(x))
         for index, fire in enumerate(_FIRES, start=2):
@@ -56,20 +56,20 @@ class SqueezeNet(nn.Module):
 
 
 def _maximum(x: jax.Array) -> jax.Array:
-    # As with the reference's ceil_mode, the last window may extend past the edge.
+    # As with torchvision's ``ceil_mode``, the last window may extend past the edge.
     height, width = x.shape[1:3]
     return max_pool(x, (3, 3), (2, 2), ((0, (height - 3) % 2), (0, (width - 3) % 2)))
 
 
 def build(dtype: Any) -> SqueezeNet:
-    """Build the module."""
+    """Build the network."""
     return SqueezeNet(Style(dtype))
 
 
-# The references' name of the classifier; its tensors are ignored.
+# The classifier's name in the tree's scheme; its tensors in a file are ignored.
 CLASSIFIER = "classifier.1"
 
 
 def renamings() -> tuple[Renaming, ...]:
-    """Return one naming: torchvision and the tree use the same names."""
+    """Return one renaming, the identity: torchvision's files have the tree's names."""
     return (lambda name: name,)

@@ -10,7 +10,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Preprocessing:
-    """How an image is resized, cropped and normalised; it must be as in the training of the weights.
+    """How an image is resized, cropped and normalised; must be the same as when the weights were trained.
 
     Attributes:
         resize: the image's shorter side after resizing, in pixels; or width and height, to which the image is

@@ -1,4 +1,4 @@
-"""PyTorch modules as extractors: from timm, torchvision, Hugging Face, MONAI, or your own."""
+"""Make extractors from PyTorch modules: of timm, torchvision, Hugging Face, MONAI, or your own."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def from_torch(
     name: str | None = None,
     transform_id: str | None = None,
 ) -> Extractor:
-    """Make an extractor from a PyTorch module, on the device of its parameters.
+    """Make an extractor from a PyTorch module; it computes on the device of the module's parameters.
 
     The module is put in evaluation mode, and runs without gradients. It is called once, to determine d.
 
@@ -46,7 +46,7 @@ def from_torch(
             d].
         ImportError: if PyTorch is not installed.
     """
-    # Not imported by `optional`: whoever has a module has PyTorch, and covfree has no extra for it.
+    # Not imported by `optional`: a user with a module has PyTorch, and covfree has no extra for it.
     import torch  # pyright: ignore[reportMissingImports]
 
     if not isinstance(module, torch.nn.Module):

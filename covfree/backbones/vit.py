@@ -31,7 +31,7 @@ class VisionTransformer(nn.Module):
         prompts: jax.Array | None = None,
         kept: jax.Array | None = None,
     ) -> jax.Array:
-        """Compute features.
+        """Compute the features of images.
 
         ``prompts`` [batch, prompts, dim] are additional tokens between the class token and the patches. No
         token attends to prompts that are not ``kept`` [batch, prompts].
@@ -90,11 +90,11 @@ class VisionTransformer(nn.Module):
 
 
 def build(dtype: Any, *, patch: int, size: int, dim: int, depth: int, heads: int) -> VisionTransformer:
-    """Build the module."""
+    """Build the network."""
     return VisionTransformer(Style(dtype, epsilon=1e-6), patch, size, dim, depth, heads)
 
 
-# The references' name of the classifier; its tensors are ignored.
+# The classifier's name in the tree's scheme; its tensors in a file are ignored.
 CLASSIFIER = "head"
 
 _TORCHVISION = (
@@ -113,7 +113,7 @@ _PERCEPTRON = ((".mlp.0.", ".mlp.3."), (".mlp.linear_1.", ".mlp.linear_2."))
 
 
 def renamings(**_: Any) -> tuple[Renaming, ...]:
-    """Return three namings: the tree's own (timm's), and those of torchvision's newer and older models."""
+    """Return renamings from the tree to files of timm, and of torchvision's newer and older models."""
 
     def torchvision(first: str, second: str) -> Renaming:
         def rename(name: str) -> str:

@@ -1,4 +1,4 @@
-"""Reading files of weights, and converting them to trees of parameters."""
+"""Read files of weights, and convert their tensors to trees of parameters."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def packaged_weights(package: str) -> Path:
 
 
 def tensor_shapes(template: Params) -> dict[str, tuple[int, ...]]:
-    """Return the reference's names and shapes of the tensors of a tree of parameters."""
+    """Return PyTorch's name and shape of the tensor for each leaf of a tree of parameters."""
     return {_name(path): _torch_shape(path, leaf.shape) for path, leaf in _leaves(template)}
 
 
@@ -90,7 +90,7 @@ def to_params(
     unused: Iterable[str] = (),
     source: str = "tensors",
 ) -> Params:
-    """Convert tensors with the reference's names to a tree of parameters.
+    """Convert PyTorch's tensors to a tree of parameters; raise a ValueError if names or shapes do not fit.
 
     Args:
         tensors: from `read_weights`.
@@ -142,7 +142,7 @@ def _leaves(tree: Params) -> list[tuple[Any, Any]]:
 
 
 def _name(path: Any) -> str:
-    """Return the reference's name: the keys after the first (the collection), joined by dots."""
+    """Return the tensor's name for a path in the tree: the keys after the first, joined by dots."""
     parts = [str(key.key) for key in path[1:]]
     return ".".join([*parts[:-1], _LEAVES.get(parts[-1], parts[-1])])
 

@@ -19,7 +19,7 @@ _SMALLEST = 3
 def class_parts(
     table: Float[Array, "rows dim"], counts: Integer[Array, " classes"], kappa: Float[Array, ""]
 ) -> tuple[Float[Array, "rows dim"], Float[Array, " classes"]]:
-    """Return rows t_r with (κI + S_c)⁻¹ = (I − Σ_r t_r t_rᵀ)/κ, given rows y_r of class c, S_c = Σ_r y_r y_rᵀ.
+    """Return rows t_r with (κI + S_c)⁻¹ = (I − Σ_r t_r t_rᵀ)/κ, given a class's rows y_r; S_c = Σ_r y_r y_rᵀ.
 
     By Woodbury's identity, the t_r are the rows of R⁻¹ Y_c/√κ, where Y_c holds the class's rows and
     R Rᵀ = I + Y_c Y_cᵀ/κ. If a class has more than d rows, its first d rows t_r are scaled eigenvectors of

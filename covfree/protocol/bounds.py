@@ -1,7 +1,7 @@
-"""Bounds derived from all clients' messages: on the examples of one client, and on the norms of features.
+"""Derive upper bounds on a client's number of examples, and on norms of features, from all messages.
 
-The bounds are loose, so that no honest client is set aside. They limit how far one message can outweigh all
-others; they do not find out who lies. ``docs/server.md`` states the rule.
+The bounds are loose, so that no honest client is rejected. They limit how far one message can outweigh all
+others; they do not show who lies. ``docs/server.md`` states the rule.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ _FEWEST = 4
 # How far a bound lies above the median, in robust standard deviations of the logarithms. In real federations,
 # clients reach 5.3.
 _DEVIATIONS = 6.0
-# Factors above the median that are always allowed: for the examples of a client, the sum of squares, and the
-# mean square of the features.
+# A bound is at least this many times the median: for the examples of a client, for the sum of squares of its
+# features, and for their mean square.
 _COUNT, _WHOLE, _EACH = 30.0, 100.0, 100.0
-# Logarithm of the largest factor above the median; a larger one could overflow.
+# Logarithm of the largest allowed ratio of a bound to the median; a larger one could overflow.
 _LARGEST = 200.0
 
 
@@ -38,7 +38,7 @@ class Size:
         count: number of examples, or of degrees of freedom of the residual directions if these are more.
         label: class of each row.
         number: number of examples behind each row.
-        square: mean of ‖f‖² over the examples of each row, as far as the row shows it; see `square_sums`.
+        square: mean of ‖f‖² over the examples of each row, by `square_sums`.
         directions: Σ‖y‖² over the residual directions y.
         trace: trace of the matrix; 0 without one.
     """
@@ -52,7 +52,7 @@ class Size:
 
 
 def sizes_of(message: Message, owner: np.ndarray | None = None, clients: int = 1) -> Iterator[Size]:
-    """Yield the size of a received message, or of each client's part; ``owner`` is the client of each row."""
+    """Yield the `Size` of a client's message; or of each client's part, if row r is from client owner[r]."""
     rows = message.rows
     count, label = np.asarray(rows.count).astype(np.float64), np.asarray(rows.label)
     squares = square_sums(rows)
@@ -70,14 +70,14 @@ def sizes_of(message: Message, owner: np.ndarray | None = None, clients: int = 1
 
 
 class _Range(NamedTuple):
-    """An upper bound, derived from one value of each client, and the median of the values."""
+    """An upper bound that is derived from one value of each client, with the values' median and number."""
 
     median: float
     most: float
     clients: int
 
     def root(self) -> _Range:
-        """The bound on norms: the root of this bound on squared norms."""
+        """Return the bound on norms if this one is on squared norms: the root."""
         return self._replace(median=self.median**0.5, most=self.most**0.5)
 
     def __str__(self) -> str:
@@ -85,11 +85,11 @@ class _Range(NamedTuple):
 
 
 def _range(values: Iterable[float], least: float) -> _Range | None:
-    """Derive an upper bound from the values' logarithms; None if there are too few values.
+    """Derive an upper bound on values from their logarithms; None if fewer than four are above 0.
 
     The bound lies above the median of the logarithms, by a multiple of their spread. The spread is 1.48 times
-    the median distance from the median; or, if that is larger, the upper quartile's distance divided by 0.67,
-    as clients' sizes have long tails. The bound is at least ``least`` times the median.
+    the median distance from the median; or, if that is larger, the upper quartile's distance from the median
+    divided by 0.67, as clients' sizes have long tails. The bound is at least ``least`` times the median.
     """
     logs = np.log([value for value in values if value > 0])
     if len(logs) < _FEWEST:
@@ -103,7 +103,7 @@ def _range(values: Iterable[float], least: float) -> _Range | None:
 
 
 class Limits:
-    """Bounds on a message's size, derived from all messages, those of earlier rounds included."""
+    """Bounds on the size of a message, derived from the sizes of all messages, earlier rounds included."""
 
     def __init__(self, sizes: list[Size], rules: Rules) -> None:
         sizes = [size for size in sizes if size.count > 0]
@@ -123,7 +123,7 @@ class Limits:
         }
 
     def beyond(self, size: Size) -> str | None:
-        """Say why a message is too large; None if it is not."""
+        """Return the reason why a message of this size exceeds the bounds; None if it does not."""
         if self._count is not None and size.count > self._count.most:
             return f"count: counts sum to {size.count:.15g}; expected at most {self._count}; see max_count"
         if not self._norms:
@@ -151,7 +151,7 @@ class Limits:
         return None
 
     def report(self) -> dict[str, str]:
-        """Describe the bounds, by the names of the arguments of `collect` that set them."""
+        """Describe the bounds in words, under ``max_count`` and ``max_norm``, the arguments of `collect`."""
         few = f"none, as {self._number} clients are too few to derive one from"
         norm = None if self._row is None else self._row.root()
         said, public = {}, max_norm_of(self._rules)
@@ -167,7 +167,7 @@ class Limits:
 
 
 class Judgement(NamedTuple):
-    """Why new messages exceed the bounds, why earlier ones now do, and the bounds in words."""
+    """The result of `judge`: why new and why earlier messages exceed the bounds, and the bounds in words."""
 
     rejected: dict[Hashable, str]
     doubted: dict[Hashable, str]
@@ -175,7 +175,7 @@ class Judgement(NamedTuple):
 
 
 def judge(sizes: Mapping[Hashable, Size], before: Mapping[Hashable, Size], rules: Rules) -> Judgement:
-    """Compare new and earlier messages with the bounds that are derived from both together."""
+    """Derive bounds from new and earlier messages together, and compare each of these with the bounds."""
     limits = Limits([*before.values(), *sizes.values()], rules)
     new, old = (
         {client: reason for client, size in each.items() if (reason := limits.beyond(size)) is not None}

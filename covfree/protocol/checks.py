@@ -1,4 +1,4 @@
-"""Checks of one message: a list of functions, each of which raises an error that says what it expected."""
+"""Checks of one message: the functions in `CHECKS` raise an error if the message breaks a rule."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Bound: TypeAlias = int | float | Literal["derived"] | None
 
 @dataclass(frozen=True)
 class Rules:
-    """What messages must satisfy: number of classes, d, method, names, extractor, bounds; see `collect`."""
+    """The rules against which messages are checked; the fields are the arguments of `collect`."""
 
     num_classes: int
     dim: int | None = None
@@ -38,7 +38,7 @@ class Rules:
     judge_sites: bool = False
 
     def __post_init__(self) -> None:
-        """Raise an error unless all fields are valid."""
+        """Check the fields; raise an error if one is invalid."""
         check_positive("num_classes", self.num_classes)
         if self.dim is not None:
             check_positive("dim", self.dim)
@@ -50,12 +50,12 @@ class Rules:
                 check_strength(name, value)
         if self.method is not None and not self.method.message_rounds:
             self.method.check_message()
-        # Compute the kind now: a method that fails must raise here, and not let a message be set aside.
+        # Compute the kind now: if the method fails, an error must be raised here, and no message be rejected.
         _ = self.kind
 
     @cached_property
     def kind(self) -> Kind | None:
-        """The kind of message that the method's clients send, found by tracing without values."""
+        """The kind of message that the method's clients send (by `jax.eval_shape`); None without a method."""
         if (method := self.method) is None:
             return None
         plain = replace(method, feature_map=None, transforms=())
@@ -70,9 +70,9 @@ class Rules:
         return found[0]._replace(sends=method.sends, class_names=self.class_names, extractor=self.extractor)
 
     def difference(self, own: Kind) -> str | None:
-        """Say how a message's kind or class names differ from the server's; None if they do not."""
+        """Describe how a message's kind or class names differ from these rules; None if they do not."""
         names = own.class_names
-        # If the server knows the class names, a message may have fewer: those of the first classes.
+        # If the server knows the class names, a message may have the names of the first classes only.
         least = self.num_classes if self.class_names is None else 1
         if names is not None and not least <= len(names) <= self.num_classes:
             return f"class_names: expected {self.num_classes} names, got {len(names)}"
@@ -81,14 +81,14 @@ class Rules:
         return own.difference(self.kind, f"as clients of {self.method.name!r} send")
 
     def check_announced(self, senders: Collection[Hashable]) -> None:
-        """Raise if ``num_examples`` is given but names none of the senders."""
+        """Raise a ValueError if ``num_examples`` is given but names none of the senders."""
         if self.num_examples and senders and not any(client in senders for client in self.num_examples):
             named, sent = (", ".join(map(repr, list(names)[:3])) for names in (self.num_examples, senders))
             raise ValueError(f"num_examples: expected clients that sent, such as {sent}; got {named}")
 
 
 def check_known(rows: Rows, num_classes: int, whose: str) -> None:
-    """Raise unless all labels are below ``num_classes``; a head of fewer classes would leave rows out."""
+    """Raise a ValueError if a label is not below ``num_classes``; ``whose`` names the rows' origin in it."""
     last = int(np.asarray(rows.label).max(initial=-1))
     if last >= num_classes:
         raise ValueError(
@@ -106,18 +106,18 @@ class Letter:
 
     @cached_property
     def num_examples(self) -> float:
-        """The number of examples behind the rows, residual directions not counted."""
+        """The sum of the rows' counts, without residual directions."""
         count, label = np.asarray(self.message.rows.count), np.asarray(self.message.rows.label)
         return count_sum(count[label >= 0])
 
     @cached_property
     def received(self) -> Message:
-        """The message in the form in which the server adds it up."""
+        """The message as converted by `as_received`."""
         return as_received(self.message)
 
 
 def as_received(message: Message) -> Message:
-    """Convert a message for adding up: to data types that hold sums, and from ridge solutions to class means.
+    """Convert a message for summing: to data types without overflow, and a ridge solution to class means.
 
     Padding rows and the ``client`` column are removed.
     """
@@ -145,14 +145,14 @@ def _with_means(rows: Rows, matrix: np.ndarray) -> Rows:
 
 
 def is_a_message(letter: Letter) -> None:
-    """Raise unless this is a message with rows whose arrays fit together and have d columns."""
+    """Raise an error if this is no `Message`, or arrays of its rows have wrong shapes or data types."""
     if not isinstance(letter.message, Message):
         raise TypeError(f"message: expected a Message, got {type(letter.message).__name__}")
     check_row_structure(letter.message.rows, dim=letter.rules.dim)
 
 
 def is_of_the_method(letter: Letter) -> None:
-    """Raise unless the message has the parts that the method's clients send, and the server's class names."""
+    """Raise a ValueError if the message has other parts, class names or extractor than the rules expect."""
     message, rules = letter.message, letter.rules
     if not len(message.rows.count):
         return
@@ -161,13 +161,13 @@ def is_of_the_method(letter: Letter) -> None:
 
 
 def has_sound_rows(letter: Letter) -> None:
-    """Raise unless means are finite, counts ≥ 0, labels below C, and covariances sums of squares."""
+    """Raise an error if means, counts, labels or covariances of the rows are invalid; see `check_rows`."""
     rows = letter.message.rows
     sound_rows(rows, RowTypes.of(rows, count_sum(rows.count)), num_classes=letter.rules.num_classes)
 
 
 def has_announced_counts(letter: Letter) -> None:
-    """Raise unless the examples are as many as announced, and at most ``max_count``."""
+    """Raise a ValueError if the counts do not sum to the announced number, or exceed ``max_count``."""
     rows, total = letter.message.rows, letter.num_examples
     most = None if letter.rules.max_count == "derived" else letter.rules.max_count
     count = np.asarray(rows.count)
@@ -190,7 +190,7 @@ def has_announced_counts(letter: Letter) -> None:
 
 
 def has_a_sound_matrix(letter: Letter) -> None:
-    """Raise unless the matrix, if there is one, is finite, symmetric and positive semi-definite."""
+    """Raise an error if there is a matrix, but it is not finite, symmetric and positive semi-definite."""
     message = letter.message
     dim = np.shape(message.rows.mean)[1]
     if message.matrix is None:
@@ -218,16 +218,16 @@ def has_a_sound_matrix(letter: Letter) -> None:
 
 
 def has_sound_means(letter: Letter) -> None:
-    """Raise unless the class means recovered from a ridge solution are sound."""
+    """Raise an error if the class means computed from a ridge solution are invalid; see `check_rows`."""
     if letter.message.solved:
         check_rows(letter.received.rows, num_classes=letter.rules.num_classes)
 
 
 def has_bounded_norms(letter: Letter) -> None:
-    """Raise unless the sums of squares fit features of norm at most ``max_norm``.
+    """Raise a ValueError if sums of squares are too large for features of norm at most ``max_norm``.
 
-    Over n examples of a class, Σ‖f‖² is at most n·max_norm². Residual directions hold a part of the scatter
-    of all classes, so their squares sum to at most max_norm² times the number of all examples.
+    Over n examples of a class, Σ‖f‖² is at most n·max_norm². The squares of residual directions sum to at
+    most Σ‖f‖² over all examples, and so to at most max_norm² times their number.
     """
     most, total = max_norm_of(letter.rules), letter.num_examples
     if most is None:
@@ -256,10 +256,7 @@ def has_bounded_norms(letter: Letter) -> None:
 
 
 def max_norm_of(rules: Rules) -> int | float | None:
-    """Return the bound on feature norms: the given one, or if "derived" that of the method's feature map.
-
-    None if there is none.
-    """
+    """Return the given bound on feature norms or, if "derived", that of the method's feature map, or None."""
     if rules.max_norm != "derived":
         return rules.max_norm
     return None if rules.method is None else getattr(rules.method.feature_map, "max_norm", None)

@@ -1,4 +1,4 @@
-"""Check many messages, in memory or in files, and find those that are sound and of one kind."""
+"""Check many messages, in memory or in files, and select those that are valid and of one kind."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from covfree.protocol.sites_model import Means, class_means_of
 
 
 class Found(NamedTuple):
-    """What stays in memory of a sound message while others are checked.
+    """What is kept in memory about a valid message while others are checked.
 
     Attributes:
         receipt: the digest of the message, see `receipt_of`.
         kind: which parts the message has.
         size: the message's size, from which bounds are derived.
         length: the number of rows.
-        none: the message's rows cut to length 0, to keep their dimension and data types.
+        none: the first 0 rows of the message, which show the dimension and the data types.
     """
 
     receipt: str
@@ -38,7 +38,7 @@ class Found(NamedTuple):
 
 
 class Checked(NamedTuple):
-    """The sound messages, why each other one was rejected, and what `judge` found; see `Judgement`."""
+    """The result of `check_messages`: valid messages, why others were rejected, and results of `judge`."""
 
     found: dict[Any, Found]
     rejected: dict[Hashable, str]
@@ -48,20 +48,20 @@ class Checked(NamedTuple):
 
 @dataclass(frozen=True)
 class Collected:
-    """What a server has collected so far: one message made of all sound ones, and which were set aside.
+    """What a server has collected so far: the sound messages merged into one, and why others were set aside.
 
-    `save_collected` and `load_collected` keep it in a file, so that a server can be restarted.
+    `save_collected` and `load_collected` write and read it as a file, so that a server can be restarted.
 
     Attributes:
         message: the sound messages merged into one. Rows are stacked, and ``message.rows.client[r]`` indexes
-            the sender of row r in ``clients``. Matrices are added up in float64. If there is no sound
-            message, it has no rows, and d is 0 if nothing else says it.
+            the sender of row r in ``clients``. Matrices are added up in float64. Without a sound message, it
+            has no rows, and no columns unless d is known.
         clients: the senders, in the order in which their messages came.
-        rejected: the reason for each client whose message was set aside.
+        rejected: for each client whose message was set aside, the reason.
         repeated: for each client that sent again after it was counted, what it sent, and why its first
             message counts.
         solved: whether the clients sent solutions, as AFL's do.
-        receipts: the digest of each counted client's message, which tells a repeated message from another.
+        receipts: the digest of each counted client's message, which shows if a later message is the same.
         bounds: the ``max_count`` and ``max_norm`` of the last round in words, and where they come from. If
             sites were judged, ``"sites"`` says how many were, and how many of them fail.
         doubted: clients that were counted in earlier rounds but now exceed the bounds, or fail the test of
@@ -83,7 +83,7 @@ class Collected:
 
     @property
     def dim(self) -> int | None:
-        """The number of features d; None if no message has told it yet."""
+        """The size d of a feature; None while no message has rows and d was not given."""
         return self.message.rows.mean.shape[1] or None
 
 
@@ -93,10 +93,10 @@ def check_messages(
     rules: Rules,
     before: Collected | None = None,
 ) -> Checked:
-    """Check messages one by one, each read once and then released, then compare them with each other.
+    """Read and check the clients' messages one by one, then compare them with each other and with ``before``.
 
-    If a message causes any exception, it is set aside: no list of exceptions covers all that strangers send.
-    Only traced arrays raise, as nothing can be checked then.
+    A message is rejected if its check raises any exception, as strangers may send anything. An error is
+    raised for traced arrays, if messages differ in d, and if ``before`` is of another kind than the rules.
     """
     found: dict[Any, Found] = {}
     rejected: dict[Hashable, str] = {}
@@ -156,7 +156,7 @@ def check_messages(
 def _judged(
     messages: Mapping[Any, Message] | Inbox, found: Iterable[Any], before: Collected | None, rules: Rules
 ) -> SiteReport:
-    """Test the sites of the new sound messages and of the earlier ones; keeps only class means in memory."""
+    """Test new and earlier sites by `judge_means`; only class means of the messages are kept in memory."""
     clients: list[Hashable] = [] if before is None else [*before.clients]
     parts = [] if before is None else [class_means_of(before.message.rows, rules.num_classes)]
     for client in found:
@@ -181,12 +181,12 @@ def _sizes(before: Collected | None) -> dict[Hashable, Size]:
 
 
 def receipt_of(messages: Mapping[Any, Message] | Inbox, client: Any) -> str:
-    """The digest of a client's message; for a file, followed by the random number of the file."""
+    """Return the digest of a client's message; for a file, followed by the file's random number."""
     return messages.receipts[client] if isinstance(messages, Inbox) else digest(messages[client])
 
 
 def reason_of(error: Exception) -> str:
-    """The text of an error, as the reason why a message was set aside."""
+    """Return the text of an error, as the reason why a message was rejected."""
     text = str(error)
     return (
         text

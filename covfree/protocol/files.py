@@ -1,4 +1,4 @@
-"""Messages in files, one file for each client. Strangers may have written them: never memory-map them."""
+"""Write and read files of messages. Strangers may have written a file, so it is never memory-mapped."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from covfree.protocol.tensors import DTYPES, check_places, read_exactly, read_he
 
 SUFFIX = ".safetensors"
 _FORMAT = "covfree.Message"
-# Files from before there were versions name none, and count as this version.
+# The earliest files name no version; they count as this version.
 _VERSION = "1"
 _NEEDED = ("mean", "count", "label")
 # O_NONBLOCK: do not wait for the writer of a pipe. O_NOFOLLOW: a link may lead to another client's message.
@@ -53,7 +53,7 @@ def save_message(message: Message, path: str | PathLike[str]) -> None:
     """Write a message to a safetensors file (needs the ``safetensors`` extra).
 
     An interrupted call leaves no file, or the earlier one. Each call writes the file's name and a random
-    number into the file. By them `Inbox` tells a copy from another message with the same numbers.
+    number into the file, so that `Inbox` can distinguish a copy of the file from another equal message.
 
     Args:
         message: from `client_message`, or from `collect`.
@@ -127,7 +127,7 @@ def read_message(
     max_rows: int | float = math.inf,
     links: bool = False,
 ) -> Sent:
-    """Read an untrusted message file: opened once, limited in size, and not memory-mapped."""
+    """Read an untrusted message file into memory; raise a ValueError if it is invalid or above a limit."""
     message, metadata = read(path, _FORMAT, (_VERSION,), max_bytes, max_rows, links)
     receipt = digest(message)
     if (identity := metadata.get("identity")) is not None:
@@ -143,7 +143,7 @@ def read(
     max_rows: int | float = math.inf,
     links: bool = True,
 ) -> tuple[Message, dict[str, str]]:
-    """Read the message and the metadata from a file of the given format and versions; see `read_message`."""
+    """Read message and metadata from a file of the format ``form``, in one of ``versions``."""
     where = f"path: {shown(path)}:"
     expected = f"{where} expected a message written by save_message"
     broken = f"{expected}, got a file that is cut short or no safetensors:"
@@ -191,7 +191,7 @@ def read(
 
 
 def open_regular(path: str | PathLike[str], where: str, links: bool) -> int:
-    """Open a regular file, or raise, and return its descriptor; ``where`` begins the error."""
+    """Open a regular file and return its descriptor; for others raise an error that begins with ``where``."""
     try:
         descriptor = os.open(path, _FLAGS if links else _FLAGS | _NO_LINK)
     except OSError as error:

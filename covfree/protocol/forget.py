@@ -22,7 +22,7 @@ def forget(
     label: int | None = None,
     message: Message | None = None,
 ) -> Collected:
-    """Remove a client, or one class of a client, as if the client had never sent it.
+    """Return what a server has collected without one client, or without one class of a client.
 
     The client's rows are removed. The collected matrix is a sum over clients, from which the matrix of
     ``message`` is subtracted. The result equals a sum without the client up to `Collected.rounding`, which
@@ -82,7 +82,7 @@ def forget(
 
 
 def _of_class(collected: Collected, client: Hashable, mine: np.ndarray, label: int) -> np.ndarray:
-    """Mark the rows of one class of a client."""
+    """Return a mask of the rows in ``mine`` of class ``label``; a ValueError if there are none."""
     rows = collected.message.rows
     directions = rows.sketch is not None and np.asarray(rows.sketch)[mine].any()
     if collected.message.matrix is not None or directions:
@@ -98,7 +98,7 @@ def _of_class(collected: Collected, client: Hashable, mine: np.ndarray, label: i
 
 
 def _sent_by(collected: Collected, client: Hashable, message: Message | None) -> np.ndarray:
-    """Return the matrix that a client sent; raise unless the message has the stored receipt."""
+    """Return the matrix in a client's message; a ValueError if the digest is not the stored one."""
     if message is None or message.matrix is None:
         raise ValueError(
             "message: expected what the client sent, as its matrix was added to others; got none"

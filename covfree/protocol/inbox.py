@@ -17,18 +17,18 @@ from covfree.core.checks import check_above_zero
 from covfree.core.types import Message
 from covfree.protocol.files import SUFFIX, Sent, read_message, shown
 
-# In bytes: the largest bound on a file's size, and the smallest. And the least number of files from whose
-# median size the bound is derived.
+# The largest and the smallest derived bound on a file's size, in bytes, and the least number of files from
+# whose median size it is derived.
 _MOST_BYTES, _ALWAYS, _FEWEST = 2**30, 2**26, 4
-# The largest number of bytes of messages that stay in memory after reading.
+# The largest number of bytes of messages that are kept in memory after reading.
 _KEPT = 2**28
 
 
 class Inbox(Mapping[str, Message]):
-    """Open a folder of message files, for `collect` or a `covfree.Stream`.
+    """A folder of message files, as a mapping from clients to messages, for `collect` or a `covfree.Stream`.
 
     Each file is read once for its digest. Messages of up to 256 MiB together stay in memory; others are read
-    again when they are needed. Files that arrive later are not seen, and a file that changes is set aside. An
+    again when they are needed. Files that arrive later are ignored, and a file that changes is set aside. An
     empty folder is no error, as a server may look before any client has sent. Temporary files of killed
     writers are removed.
 
@@ -84,14 +84,13 @@ class Inbox(Mapping[str, Message]):
         self._kept: dict[str, Message] = {}
         self._last: tuple[str, Message] | None = None
         self._room = _KEPT
-        # Of equal files, the one that still has the name under which it was written counts, else the oldest.
+        # Of several copies, the file with the name under which it was written counts, else the oldest.
         first: dict[str, tuple[bool, int, str]] = {}
         for name in list(self._files):
             try:
                 message, client, receipt = self._read(name)
                 came = self._files[name].lstat().st_ctime_ns
-            # Strangers write these files, and no list of exceptions covers everything that a damaged file
-            # raises.
+            # Strangers may have written the file, so reading it may raise any exception.
             except Exception as error:
                 self.unreadable[name] = str(error) or type(error).__name__
                 continue
@@ -150,7 +149,7 @@ class Inbox(Mapping[str, Message]):
 
 
 def _largest(files: Iterable[Path]) -> int:
-    """Derive a bound on files' sizes from their median: reading, hashing and checking 1 GiB takes seconds."""
+    """Derive a bound on the size of a file, in bytes, from the files' median size."""
     sizes = []
     for file in files:
         with suppress(OSError):
@@ -161,7 +160,7 @@ def _largest(files: Iterable[Path]) -> int:
 
 
 def _found(root: Path, pattern: str) -> tuple[dict[str, Path], dict[str, str]]:
-    """Find the matching files by client name, and the reasons why other files or folders cannot be read.
+    """Return the matching files by client name, and the reasons why other files or folders cannot be read.
 
     Temporary files of killed writers are removed from these folders.
     """
@@ -194,7 +193,7 @@ def _found(root: Path, pattern: str) -> tuple[dict[str, Path], dict[str, str]]:
 
 
 def none_sound(rejected: Mapping[str, str]) -> str:
-    """The error message for a folder in which no file can be used."""
+    """Return the error message for a folder without a sound message, from the reason for each file."""
     if not rejected:
         return "folder: expected a sound message, got a folder without messages"
     reasons = "; ".join(f"{shown(name)}: {reason}" for name, reason in list(rejected.items())[:3])

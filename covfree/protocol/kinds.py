@@ -1,4 +1,4 @@
-"""The kind of a message: which parts it has, and its metadata; and which kinds fit together."""
+"""The kind of a message, which is the parts that it has and its metadata; and a comparison of kinds."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ class Kind(NamedTuple):
 
     @classmethod
     def of(cls, message: Message, solved: bool) -> Kind:
-        """Return the kind of a message."""
+        """Return the kind of a message; ``solved`` says whether its client sent a ridge solution."""
         parts = (message.rows.covariance, message.rows.sketch, message.matrix)
         covariance, sketch, matrix = (0 if part is None else np.ndim(part) for part in parts)
         said = message.sends, message.class_names, message.extractor
         return cls(covariance, sketch, matrix, bool(solved), *said)
 
     def difference(self, wanted: Kind, who: str) -> str | None:
-        """Describe the first part that differs from ``wanted``; None if all fit. Missing metadata fits."""
+        """Describe the first part that differs from ``wanted``; None if none does. Metadata may be missing."""
         for name, own, other in zip(self._fields[:4], self[:4], wanted[:4], strict=True):
             if own != other:
                 return f"{name}: expected {_described(name, other)} {who}, got {_described(name, own)}"
@@ -50,7 +50,7 @@ def _described(name: str, size: int) -> str:
 def renumbered(own: tuple[str, ...] | None, wanted: tuple[str, ...] | None) -> str | None:
     """Describe the classes whose names differ from the wanted ones; None if none do or names are missing.
 
-    The names of the first classes alone fit, as they give these classes the same numbers.
+    The names ``own`` may be fewer, as the first of ``wanted`` give their classes the same numbers.
     """
     if own is None or wanted is None or own == wanted[: len(own)]:
         return None
@@ -63,7 +63,7 @@ def renumbered(own: tuple[str, ...] | None, wanted: tuple[str, ...] | None) -> s
 
 
 def elsewhere(own: str | None, wanted: str | None) -> str | None:
-    """Say that another extractor made the features; None if it is the same, or one is unknown."""
+    """Describe the difference of two fingerprints of extractors; None if they are equal or one is unknown."""
     if own is None or wanted is None or own == wanted:
         return None
     return (
@@ -76,7 +76,7 @@ def common_dim(dims: Iterable[int]) -> int | None:
     """Return the dimension d of all messages; None without messages.
 
     Raises:
-        ValueError: if d differs. It is not decided by vote: senders must not choose the server's features.
+        ValueError: if messages differ in d; the majority does not decide, lest senders choose the features.
     """
     number = Counter(dims)
     if len(number) > 1:
@@ -89,10 +89,10 @@ def common_dim(dims: Iterable[int]) -> int | None:
 
 
 def unlike(kinds: Mapping[Hashable, Kind], before: Kind | None) -> dict[Hashable, str]:
-    """Find the messages whose kind differs from the wanted one, and say how each differs.
+    """Return, for each client whose message is of another kind than the wanted one, how it differs.
 
-    The wanted kind is that of earlier rounds, else the most frequent one of this round. The order of the
-    clients does not matter.
+    The wanted kind is that of earlier rounds (``before``), else the most frequent one of this round. The
+    result does not depend on the order of the clients.
     """
     if before is None:
         # On a tie, the kind with fewer parts wins, as it sorts first.
@@ -102,7 +102,7 @@ def unlike(kinds: Mapping[Hashable, Kind], before: Kind | None) -> dict[Hashable
         before = Kind(*usual, None, None, None)
     else:
         like = list(kinds.values())
-    # What earlier rounds did not fix, the majority decides.
+    # The majority decides the metadata that earlier rounds lack.
     said = {
         name: getattr(before, name) or _most_frequent(Counter(getattr(kind, name) for kind in like))
         for name in SAID

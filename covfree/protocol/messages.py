@@ -1,4 +1,4 @@
-"""The message that a client sends: the same in simulation, in cost accounting and in a real federation."""
+"""Make the message that a client sends; simulations, cost accounting and real federations use this code."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from covfree.methods import Method
 from covfree.methods.method import check_method
 from covfree.statistics.groups import as_examples
 
-# Metadata that a message may carry beside its numbers.
+# Metadata that a message may contain beside its arrays.
 SAID = ("sends", "class_names", "extractor")
 # The columns of a message's rows.
 ROWS = ("mean", "count", "label", "client", "covariance", "sketch")
@@ -38,10 +38,10 @@ def client_message(
     class_names: Sequence[str] | None = None,
     extractor: str | None = None,
 ) -> Message:
-    """Make the message that one client sends to the server; classes that the client lacks have no row.
+    """Make the message that one client sends to the server, with rows for the classes of its examples only.
 
     Clients of similar size share one compilation. Under ``jit`` and ``vmap`` the number of rows is fixed, so
-    a class (or subset, or direction) that the client lacks is a row of count 0.
+    a class (or subset, or direction) without examples is a row of count 0.
 
     Args:
         method: the method.
@@ -51,8 +51,9 @@ def client_message(
         key: the client's PRNG key, for methods that cut classes into random subsets.
         class_names: [C], the names of the classes by their numbers, e.g. `FeatureSet.class_names`. They are
             sent too, so that `collect` can refuse a client that numbers its classes differently.
-        extractor: what made the features, e.g. `FeatureSet.extractor` or `Extractor.fingerprint`. It is sent
-            too, so that `collect` can refuse a client with another backbone, weights or preprocessing.
+        extractor: fingerprint of the features' extractor: `FeatureSet.extractor` or `Extractor.fingerprint`.
+            It is sent too, so that `collect` can refuse a client with another backbone, weights or
+            preprocessing.
 
     Returns:
         The message, in float32 (float64 if the features are and x64 is enabled).
@@ -115,7 +116,7 @@ def select_rows(rows: Rows, kept: np.ndarray) -> Rows:
 
 
 def check_class_names(names: Sequence[str] | None, num_classes: int) -> tuple[str, ...] | None:
-    """Return class names as a tuple, or raise unless there is one for each class and none occurs twice."""
+    """Return class names as a tuple; raise an error if there is not one for each class, or two are equal."""
     if names is None:
         return None
     if isinstance(names, str) or not all(isinstance(name, str) for name in names):
@@ -130,13 +131,13 @@ def check_class_names(names: Sequence[str] | None, num_classes: int) -> tuple[st
 
 
 def check_extractor(extractor: Any) -> None:
-    """Raise unless this is the text of a fingerprint, or None."""
+    """Raise a TypeError if ``extractor`` is neither a text, a fingerprint, nor None."""
     if extractor is not None and not isinstance(extractor, str):
         raise TypeError(f"extractor: expected the text of a fingerprint, got {extractor!r}")
 
 
 def rounding_of(matrix: AnyArray) -> float:
-    """Bound the rounding of a float64 sum, in Frobenius norm: 2⁻⁵², twice the unit roundoff, of its norm."""
+    """Return 2⁻⁵²‖M‖, a bound in Frobenius norm on the error of rounding a sum M of two float64 matrices."""
     return 2.0**-52 * float(np.linalg.norm(np.asarray(matrix)))
 
 

@@ -54,7 +54,7 @@ def save_collected(collected: Collected, path: str | PathLike[str]) -> None:
 
 
 def load_collected(path: str | PathLike[str]) -> Collected:
-    """Read what `save_collected` wrote.
+    """Read a `Collected` from a file that `save_collected` wrote.
 
     Args:
         path: the file. Nobody else may write to it, as its arrays are not checked again.

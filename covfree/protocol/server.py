@@ -56,20 +56,20 @@ def collect(
             other names is set aside. A message without names passes, and so does one with only the first
             names, from a client that does not know later classes. By default those of ``before``, or of most
             messages. New classes are numbered after those of ``before``, whose names come first.
-        extractor: what made the features, `Extractor.fingerprint`. A message that names another is set aside;
-            a message that names none passes. By default that of ``before``, or of most messages.
-        num_examples: for each client that announced it, its number of examples. A message whose counts have
-            another sum was cut short or altered, and is set aside.
+        extractor: `Extractor.fingerprint` of the features' extractor. A message that names another is set
+            aside; one that names none passes. By default that of ``before``, or of most messages.
+        num_examples: for each client that announced it, its number of examples. If the counts of its message
+            have another sum, the message was cut short or altered, and is set aside.
         max_count: the largest number of examples that a client may claim, which bounds its weight.
             ``"derived"``, the default, takes the bound from the counts of all clients if there are at least
             four; None sets no bound.
         max_norm: the largest norm of a feature vector, e.g. 1 for normalised features. ``"derived"``, the
             default, takes the bound of the method's feature map if it has one, else derives it from the norms
             in all messages if there are at least four; None sets no bound.
-        judge_sites: whether to leave out sites that fail `diagnose_sites`, with the reason by name. All sound
-            messages are tested together, including those of ``before``. Sites of ``before`` that fail are not
-            removed, but ``doubted`` names them. Fewer than five sites are not judged, and ``bounds["sites"]``
-            says so. Reads each message once more.
+        judge_sites: whether to set aside sites that fail `diagnose_sites`. All sound messages are tested
+            together, including those of ``before``. Sites of ``before`` that fail are not removed, but
+            ``doubted`` names them. Fewer than five sites are not judged, and ``bounds["sites"]`` says so.
+            Reads each message once more.
         before: the result of earlier rounds.
 
     Returns:
@@ -149,7 +149,7 @@ def collect(
 
 
 def _grown(before: Collected, names: tuple[str, ...] | None, num_classes: int) -> Collected:
-    """Extend earlier rounds to the classes that are named now; the earlier classes keep their numbers."""
+    """Return ``before`` with the class names given now; a ValueError if they do not begin with its own."""
     check_known(before.message.rows, num_classes, "the messages before")
     own = before.message.class_names
     if own is None:
@@ -174,7 +174,7 @@ def _dim_of(before: Collected, dim: int | None) -> int | None:
 
 
 def _again(messages: Mapping[Any, Message] | Inbox, client: Any, counted: str | None) -> str | None:
-    """Say what an already counted client sent, and which message counts; None if it is the same file."""
+    """Describe what an already counted client sent, and which message counts; None if it is the same file."""
     try:
         receipt = receipt_of(messages, client)
     except Exception as error:  # A second message may be anything.
@@ -194,13 +194,13 @@ def _broken(reason: str) -> str:
 
 
 def _nothing(dim: int | None) -> Message:
-    """Make a message without rows."""
+    """Make a message of d = ``dim`` columns without rows."""
     none = np.zeros(0, np.int32)
     return Message(Rows(np.zeros((0, dim or 0), np.float32), none, none, none))
 
 
 def merged(messages: Sequence[Message]) -> Message:
-    """Stack the rows of all messages."""
+    """Return one message with the rows of all messages, and the first metadata that one of them has."""
     # Skip messages that add nothing: those of clients without examples, and an empty ``before``.
     known = [message for message in messages if message.rows.mean.shape[1]] or messages
     messages = [message for message in known if len(message.rows.count)] or known[:1]

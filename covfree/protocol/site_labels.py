@@ -11,7 +11,7 @@ from jaxtyping import Float
 
 from covfree.protocol.sites_model import Means, Model
 
-# The largest probability of a false alarm, if class means are Gaussian and no class is shifted by itself.
+# The largest probability of a false alarm, if class means are Gaussian and a site's classes shift alike.
 _LEVEL = 0.01
 # A site fails if more than this share of its examples is in classes that moved.
 _SHARE = 0.3
@@ -22,15 +22,15 @@ _PAIR = 3
 
 
 class Labels(NamedTuple):
-    """What `label_test` found, by site.
+    """The result of `label_test` for each site.
 
     Attributes:
         agreement: slope β of the site's centred class means on the others'; NaN with fewer than two classes.
         error: the standard error of ``agreement`` that the model of the sites' means predicts.
-        moved: the share of the site's examples whose class lies where the others have another class.
+        moved: the share of the site's examples in moved classes, whose means lie at another class of others.
         score: ``moved`` over its limit, at least 1.5 if two classes are swapped. Above 1 the labels are
             wrong.
-        places: for each site, a dictionary from each class that moved to the others' class where it lies.
+        places: for each site, a dictionary from each moved class to the class at which it lies.
         known: for each site, the number of its classes that were compared.
         num_classes: C.
     """
@@ -44,7 +44,7 @@ class Labels(NamedTuple):
     num_classes: int
 
     def described(self, i: int, names: Sequence[str]) -> str:
-        """Say in words where the classes of site i lie."""
+        """Describe in words at which classes of the other sites the moved classes of site i lie."""
         places = self.places[i]
         steps = Counter((c - there) % self.num_classes for c, there in places.items())
         step, number = steps.most_common(1)[0]
@@ -61,17 +61,17 @@ class Labels(NamedTuple):
 
 
 def label_test(means: Means, model: Model, place: np.ndarray) -> Labels:
-    """Test whether each of a site's classes lies where the others' class of the same number lies.
+    """Test for each site whether its class means x_c lie at the other sites' centres g_c of the same classes.
 
     A site may shift all its classes alike (its domain), which says nothing about labels. So the average of
-    the residuals x_c − g_c over the site's classes is subtracted first: y_c is x_c minus this average.
-    Permuting the labels does not change it.
+    the residuals x_c − g_c over the site's classes is subtracted first: y_c is x_c minus this average, which
+    does not change if labels are permuted.
 
     - The evidence that class c is the others' c′ is the log-likelihood ratio (‖y_c − g_c‖² − ‖y_c −
       g_c′‖²)/(2s²). If label c is right, it exceeds t with probability at most e⁻ᵗ (Markov). So the threshold
       log(K·C²/0.01) allows for all sites and pairs of classes.
-    - A class has moved if it has this evidence and fits its new class. A site fails if moved classes hold
-      more than 0.3 of its examples, or if two classes have changed places.
+    - A class has moved if its evidence is above the threshold and y_c is near g_c′. A site fails if more than
+      0.3 of its examples are in moved classes, or if two classes are swapped.
     - The slope β = Σ_c ⟨y_c − ȳ, g_c − ḡ⟩ / Σ_c ‖g_c − ḡ‖² is 1 for honest sites, and near 0 with random
       labels or another backbone; its variance is Σ_c s_c²‖g_c − ḡ‖²/(Σ_c ‖g_c − ḡ‖²)².
     """

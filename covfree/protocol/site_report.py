@@ -1,4 +1,4 @@
-"""The test of sites: each site's class means against those of all others."""
+"""Compare each site's class means with those of all other sites, and report the sites that differ."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ FEWEST = 5
 # by less than ½.
 _NORM, _COUNT, _SPREAD, _AGREEMENT = np.log(2.5) / 5, np.log(4) / 5, 0.125, 0.1
 _ROUNDS = 8
-# The mean of fewer examples is far from normal and weighs little: then only the site's norm and count are
-# tested.
+# If a site has fewer examples, only its norm and count are tested: its means are far from normal, and weigh
+# little.
 _EXAMPLES = 8
 
 
@@ -34,10 +34,10 @@ class Site(NamedTuple):
     Attributes:
         score: how far the site lies from the others, relative to what is allowed: above 1, it fails.
         examples: how many examples the site claims.
-        spread: how unusual the distance of its class means from the others' is, in robust standard
-            deviations.
+        spread: logarithm of the distance of its class means from the others', in robust standard deviations
+            from the median site.
         agreement: slope β of its centred class means on the others'; 1 for honest sites, 0 for random labels.
-        moved: the share of its examples whose class lies where the others have another class.
+        moved: the share of its examples in classes whose means lie at another class of the other sites.
         reason: why it fails, in words; None if it does not.
     """
 
@@ -63,7 +63,7 @@ class SiteReport:
 
     @property
     def summary(self) -> str:
-        """Say how many sites there are, and how many of them fail."""
+        """A sentence that says how many sites there are, and how many of them fail."""
         if not self.judged:
             return (
                 f"{len(self.sites)} sites: nobody can judge. With fewer than {FEWEST} sites, which of two "
@@ -92,7 +92,7 @@ class SiteReport:
 def judge_means(
     means: Means, clients: Sequence[Hashable], num_classes: int, class_names: Sequence[str] | None = None
 ) -> SiteReport:
-    """Compute `diagnose_sites` from class means, whose ``site`` indexes ``clients``."""
+    """Compute the report of `diagnose_sites` from class means; ``means.site`` indexes ``clients``."""
     numbers = np.unique(means.site)
     names = check_class_names(class_names, num_classes) or tuple(map(str, range(num_classes)))
     judged = len(numbers) >= FEWEST
@@ -118,7 +118,7 @@ def judge_means(
 
 
 def _tested(means: Means, names: Sequence[str]) -> dict[int, Site]:
-    """Test all sites of the table once."""
+    """Test each site in ``means`` once, and return the results by the numbers of the sites."""
     model = fit_model(means, len(names))
     sites, place = np.unique(means.site, return_inverse=True)
     number = np.bincount(place)
@@ -127,7 +127,7 @@ def _tested(means: Means, names: Sequence[str]) -> dict[int, Site]:
         return np.bincount(place, values) / number
 
     counts = np.bincount(place, means.number)
-    # Use the median over classes: one mean of zeros, such as that of an empty text, does not condemn a site.
+    # Use the median over classes: a single mean of 0, such as that of empty texts, must not make a site fail.
     each = np.log(np.linalg.norm(means.mean, axis=1) + 1e-300) - np.log(model.norm[means.label])
     norms = np.array([np.median(each[place == i]) for i in range(len(sites))])
     spread = np.log(average(np.maximum(model.excess, 1e-300)))
@@ -168,7 +168,7 @@ def _reason(
     counts: np.ndarray,
     names: Sequence[str],
 ) -> str:
-    """List the reasons why a site fails, in words; the one that explains most comes first."""
+    """List in words the reasons why site i fails, given its score in each test."""
     said = []
     if scores["count"] > 1:
         said.append(f"count: {counts[i]:.0f} examples, {counts[i] / np.median(counts):.3g} times the median")

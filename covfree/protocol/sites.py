@@ -1,4 +1,4 @@
-"""Find the sites among collected messages that should not be trusted."""
+"""Find sites whose messages should not be trusted, and limit their influence."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from covfree.protocol.sites_model import class_means_of, fit_model
 def diagnose_sites(
     collected: Collected | Rows, *, num_classes: int, class_names: Sequence[str] | None = None
 ) -> SiteReport:
-    """Compare each site's class means with those of all others, and report which sites not to trust, and why.
+    """Compare each site's class means with those of all others, and report which sites differ, and why.
 
-    Each site has four statistics: the logarithm of the norm of its means; that of its number of examples; the
-    leave-one-out Mahalanobis distance of its means (`fit_model`); and the order of its classes
-    (`label_test`). Each statistic is compared with the median over all sites, in units of the median
-    deviation, so that ordinary shift between sites is allowed. The site that fails worst, and those that fail
-    at least half as badly, are removed, and the rest is tested again.
+    Each site has four statistics: the logarithm of the norm of its means; the logarithm of its number of
+    examples; the leave-one-out Mahalanobis distance of its means (`fit_model`); and the agreement of its
+    labels (`label_test`). Each is compared with the median over all sites, in units of the median deviation,
+    so that ordinary shift between sites is allowed. The sites that fail with the highest score, or at least
+    half of it, are removed, and the others are tested again.
     ``docs/security.md`` has the formulas and error rates.
 
     Args:
@@ -66,18 +66,18 @@ def diagnose_sites(
 
 
 def clip_sites(rows: Rows, *, num_classes: int, limit: float | int = 1.5) -> Rows:
-    """Pull class means that lie far from the other sites' towards them, and cap the weight of large sites.
+    """Move outlying class means towards those of the other sites, and cap the weight of large sites.
 
-    Use this on a server that may exclude nobody: it bounds what any site can do, without judging sites. D is
-    the distance of a mean x_kc from the other sites' centre g_c, relative to its median: the √(D²/v) of
-    `diagnose_sites`. If D exceeds ``limit``, the mean is replaced by g_c + (limit/D)(x_kc − g_c), which
-    bounds its influence as Huber's function does. A site with more than three times the median number of
-    examples weighs as much as one with three times. Honest sites lose little. `diagnose_sites`, which
-    excludes whole sites, loses less to attackers (``docs/security.md``).
+    This bounds the influence of each site on a server that may exclude none. Let D be the distance of a mean
+    x_kc from the other sites' centre g_c, relative to its median (the root of `fit_model`'s ``excess``). If D
+    exceeds ``limit``, the mean is replaced by g_c + (limit/D)(x_kc − g_c), which bounds its influence as
+    Huber's function does. The counts of a site with more than three times the median number of examples are
+    scaled down to three times. Honest sites lose little. Against attackers, `diagnose_sites`, which excludes
+    whole sites, is better (``docs/security.md``).
 
     Args:
-        rows: all sites' rows, such as ``collect(…).message.rows``. Several rows of a client's class move
-            together. Classes that fewer than three sites hold stay as they are.
+        rows: all sites' rows, such as ``collect(…).message.rows``. Several rows of a client's class are moved
+            alike. Classes with means of fewer than three sites are not moved.
         num_classes: C.
         limit: the largest D; at least 1.
 
@@ -121,7 +121,7 @@ def clip_sites(rows: Rows, *, num_classes: int, limit: float | int = 1.5) -> Row
 
 
 def leave_out(message: Message, *, num_classes: int) -> Message:
-    """Remove the rows of sites that fail `diagnose_sites` from a message, and warn of each site by number."""
+    """Return the message with counts of 0 for sites that fail `diagnose_sites`; warn of each of these sites."""
     if message.matrix is not None:
         raise ValueError(
             "judge_sites: expected a message of rows alone, as a matrix is the sum of all sites'; "

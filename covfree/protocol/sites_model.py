@@ -1,4 +1,4 @@
-"""A model of all sites' class means: robust centres, their covariance, and the ordinary shift."""
+"""A model of all sites' class means: robust centres, their covariance, and the usual shift between sites."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from covfree.core.types import Rows
 
 # Steps of Weiszfeld's iteration; only the weights matter, so few digits are enough.
 _STEPS = 15
-# The weight of the directions' covariance in S; the rest is the identity.
+# The weight, in S of `fit_model`, of the covariance of the residuals' directions; the identity has the rest.
 _SHARE = 0.6
-# A class needs at least this many sites to have a centre for comparison.
+# A class is compared only if at least this many sites have a mean of it.
 HOLDERS = 3
-# Candidates of τ, the variance of the ordinary shift between sites, in units of that of one example.
+# Candidates for τ, the variance of the usual shift between sites, in units of the variance of one example.
 _SHIFTS = np.concatenate([[0.0], np.geomspace(1e-4, 10, 26)])
 
 
@@ -28,22 +28,22 @@ class Means(NamedTuple):
     site: Int[np.ndarray, " rows"]
 
     def of(self, sites: np.ndarray) -> Means:
-        """Select the rows of some sites."""
+        """Return the rows of the given sites."""
         kept = np.isin(self.site, sites)
         return Means(*(part[kept] for part in self))
 
 
 class Model(NamedTuple):
-    """The result of `fit_model`.
+    """The result of `fit_model`, which defines S, D, v and σ.
 
     Attributes:
         white: the rows' means, whitened by S.
         own: for each row, the whitened centre of its class, computed from the other sites.
         residual: for each row, its mean minus that centre, not whitened; 0 if the class is not compared.
-        centre: [C, d], whitened centres computed from all sites; NaN for classes that too few sites hold.
+        centre: [C, d], whitened centres computed from all sites; NaN for classes that are not compared.
         excess: D²/v relative to its median; about 1 for an honest row. 1 if the class is not compared.
         variance: v σ²/d, the variance of a coordinate of ``white`` − ``own``.
-        compared: whether enough sites hold the row's class.
+        compared: whether at least `HOLDERS` sites have a mean of the row's class.
         norm: [C], median norm of the class's means.
     """
 
@@ -58,7 +58,7 @@ class Model(NamedTuple):
 
 
 def class_means_of(rows: Rows, num_classes: int) -> Means:
-    """Average the rows of each class of each client, without residual directions and padding."""
+    """Compute the mean of each class of each client, without residual directions and padding."""
     count, label = np.asarray(rows.count).astype(np.float64), np.asarray(rows.label)
     client = np.zeros(len(label), np.int64) if rows.client is None else np.asarray(rows.client, np.int64)
     kept = (count > 0) & (label >= 0) & (label < num_classes) & (client >= 0)
@@ -73,14 +73,14 @@ def class_means_of(rows: Rows, num_classes: int) -> Means:
 def deviation(
     values: np.ndarray, least: float, error: np.ndarray | float = 0.0, *, tail: bool = False
 ) -> np.ndarray:
-    """Compute each value's distance from the median in robust standard deviations.
+    """Compute each value's deviation from the median in robust standard deviations; 0 for NaN.
 
     Args:
         values: one value for each site; NaN if a site has none.
         least: the smallest allowed standard deviation.
         error: the known standard error of each value, used instead where it is larger.
-        tail: whether to use the upper quartile if it lies farther from the median; clients' sizes have long
-            tails.
+        tail: whether the standard deviation is at least the upper quartile's distance from the median divided
+            by 0.67; clients' sizes have long tails.
     """
     known = values[np.isfinite(values)]
     if not len(known):
@@ -93,15 +93,15 @@ def deviation(
 
 
 def fit_model(means: Means, num_classes: int) -> Model:
-    """Fit centres, covariance and shift to all rows, so that no few bad sites can move them far.
+    """Fit centres, covariance and shift to all rows, robustly: a few bad sites cannot move them far.
 
-    - A class's centre is the geometric median of its means, with one vote for each site (Weiszfeld). Let w be
-      the weights at the centre. Then the centre without site k is (Σ_j w_j x_j − w_k x_k)/(Σ_j w_j − w_k),
-      with variance Σ_{j≠k} w_j²/n_j divided by the square of that denominator.
+    - A class's centre is the geometric median of the sites' means (Weiszfeld), a mean with weights w. Then
+      the centre without site k is (Σ_j w_j x_j − w_k x_k)/(Σ_j w_j − w_k), with variance Σ_{j≠k} w_j²/n_j
+      divided by the square of that denominator.
     - S is FedCOF's covariance of means with each residual cut to length 1 (the spatial sign covariance): S =
       0.6·d·mean(u uᵀ) + 0.4·I. A few huge rows cannot dominate it.
-    - D² = ‖S^(−½)(x − g)‖² has mean σ²·v with v = 1/n + Var(g) + τ. The ordinary shift between sites, τ, is
-      chosen such that log(D²/v) varies least (by median deviation); σ² is the median of D²/v.
+    - D² = ‖S^(−½)(x − g)‖² has mean σ²·v with v = 1/n + Var(g) + τ. The variance τ of the usual shift between
+      sites is chosen such that log(D²/v) varies least (by median deviation); σ² is the median of D²/v.
 
     Source: Weiszfeld (1937); Visuri, Koivunen and Oja (2000), Sign and rank covariance matrices.
     """
@@ -144,7 +144,7 @@ def fit_model(means: Means, num_classes: int) -> Model:
 
 
 def _geometric_median(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return the point with the least sum of distances to ``x``, and the weights whose average it is."""
+    """Return the point g with the least sum of distances to the rows of ``x``, and weights w with g = w x."""
     g = np.median(x, axis=0)
     weight = np.ones(len(x))
     for _ in range(_STEPS):

@@ -15,13 +15,13 @@ _LONGEST = 2**16
 
 
 def rounding(num_examples: float, *dtypes: np.dtype) -> float:
-    """Bound the error of an entry a_ij of a sum of n products, in units of √(a_ii a_jj).
+    """Return a bound on the rounding error of a sum a_ij of n products, in units of √(a_ii a_jj).
 
     If n products x_i x_j are added one by one in float32, the error is at most n·u·Σ|x_i x_j|, with u = 2⁻²⁴,
     and Σ|x_i x_j| ≤ √(a_ii a_jj) by Cauchy and Schwarz. Half of this bound is allowed: even equal terms, the
     worst case, lose only n·u/5 on average. Sums of more than 2¹⁶ terms are made of partial sums, which lose
-    less. A few u are added for the products and the means, and one unit for the data type of the sums that
-    are sent.
+    less. A few u are added for the products and the means, and one unit roundoff of the data type in which
+    sums are sent.
     """
     sent = max(float(jnp.finfo(dtype).eps) for dtype in dtypes) / 2
     return sent + _UNIT * (min(num_examples, _LONGEST) / 2 + 8)
@@ -30,7 +30,7 @@ def rounding(num_examples: float, *dtypes: np.dtype) -> float:
 def unit_diagonal(
     where: str, matrix: Float[np.ndarray, "dim dim"], num_examples: float, tolerance: float
 ) -> tuple[Float[np.ndarray, "dim dim"], Float[np.ndarray, " dim"]]:
-    """Scale a matrix to a diagonal of 1, or raise unless it passes the cheap tests of a sum of squares.
+    """Scale a matrix to a diagonal of 1; raise a ValueError if it fails a cheap test of a sum of squares.
 
     The tests take a few passes over the matrix: no entry on the diagonal is negative, the matrix is
     symmetric, and |a_ij| ≤ √(a_ii a_jj), up to ``tolerance``.
@@ -70,7 +70,7 @@ def unit_diagonal(
 
 
 def is_positive(scaled: Float[np.ndarray, "dim dim"], tolerance: float) -> bool:
-    """Whether a matrix with diagonal 1 is positive semi-definite up to rounding, by a Cholesky factorisation.
+    """Return whether a matrix with diagonal 1 is positive semi-definite up to rounding, by Cholesky.
 
     If errors of the entries behave like independent numbers of size τ = ``tolerance``, they move an
     eigenvalue of a D × D matrix by at most 2√D·τ (Wigner's law); the factorisation in float32 moves it by

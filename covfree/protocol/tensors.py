@@ -1,4 +1,4 @@
-"""The safetensors format, for files written by strangers: every length is checked before it is used."""
+"""Read the safetensors format of files by strangers: every length is checked before it is used."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _MOST_HEADER = 2**24
 def read_header(
     file: io.RawIOBase | io.BufferedIOBase, size: int
 ) -> tuple[dict[str, Any], dict[str, str], int]:
-    """Read a safetensors header: the entry of each tensor, the metadata, and how many bytes follow."""
+    """Read a safetensors header; return the entry of each tensor, the metadata, and how many bytes follow."""
     (length,) = struct.unpack("<Q", read_exactly(file, 8))
     if length > min(size - 8, _MOST_HEADER):
         raise ValueError(f"its header is of {length} bytes")
@@ -43,7 +43,7 @@ def read_header(
 
 
 def check_places(header: Mapping[str, Any], length: int) -> None:
-    """Raise unless the tensors fill the rest of the file without gaps, each with the bytes of its shape."""
+    """Raise a ValueError if tensors do not fill the rest of the file, or a size does not fit its shape."""
     end = 0
     for name, about in sorted(header.items(), key=lambda item: item[1]["data_offsets"]):
         begin, stop = about["data_offsets"]
@@ -56,7 +56,7 @@ def check_places(header: Mapping[str, Any], length: int) -> None:
 
 
 def read_exactly(file: io.RawIOBase | io.BufferedIOBase, size: int) -> bytearray:
-    """Read exactly ``size`` bytes, or raise: a file may be cut short while it is read."""
+    """Read exactly ``size`` bytes; raise a ValueError if the file ends before."""
     content, done = bytearray(size), 0
     view = memoryview(content)
     while done < size:
@@ -68,7 +68,7 @@ def read_exactly(file: io.RawIOBase | io.BufferedIOBase, size: int) -> bytearray
 
 
 def tensor_of(body: bytearray, about: Mapping[str, Any]) -> np.ndarray:
-    """View one tensor in the bytes after the header."""
+    """Return the tensor that the header entry ``about`` describes, from the bytes after the header."""
     dtype, shape = np.dtype(DTYPES[about["dtype"]]), about["shape"]
     if 0 in shape:
         return np.zeros(shape, dtype)

@@ -18,7 +18,7 @@ _MOST_EXAMPLES = 2**53
 
 
 def check_rows(rows: Rows, *, num_classes: int, dim: int | None = None) -> None:
-    """Raise an error unless class rows, as a server received them, are sound.
+    """Raise an error if rows, such as a server receives, have a wrong shape, data type or value.
 
     Args:
         rows: the rows to check.
@@ -84,12 +84,12 @@ def check_rows(rows: Rows, *, num_classes: int, dim: int | None = None) -> None:
 
 
 def largest_sum(dtype: np.dtype) -> float:
-    """The largest allowed Σ‖f‖² of a row or matrix: max^¾, so that max^¼ (4·10⁹) such rows can be summed."""
+    """Return the largest allowed Σ‖f‖² of a row or matrix: max^¾, so that max^¼ (4·10⁹) can be summed."""
     return float(jnp.finfo(jnp.promote_types(dtype, jnp.float32)).max) ** 0.75
 
 
 def square_sums(rows: Rows) -> np.ndarray:
-    """Compute Σ‖f‖² over the examples of each row, as far as it is known: n‖μ‖² + (n − 1) tr S; in NumPy.
+    """Compute Σ‖f‖² over the examples of each row, n‖μ‖² + (n − 1) tr S; without a covariance S, n‖μ‖².
 
     A residual direction is already a sum over examples, so its square counts once. Its ``covariance``, which
     is at most the square of the first direction left out, is added once.
@@ -114,7 +114,7 @@ def square_sums(rows: Rows) -> np.ndarray:
 
 
 def sound_rows(rows: Rows, types: RowTypes, *, num_classes: int) -> Rows:
-    """Convert received rows to the data types in which they are summed, and check them before and after."""
+    """Return rows in the data types in which they are summed; check them before and after (`check_rows`)."""
     check_rows(rows, num_classes=num_classes)
     cast = types.cast(rows)
     for came, ours in ((rows.mean, cast.mean), (rows.covariance, cast.covariance)):
