@@ -32,7 +32,7 @@ class Kind(NamedTuple):
         return cls(covariance, sketch, matrix, bool(solved), *said)
 
     def difference(self, wanted: Kind, who: str) -> str | None:
-        """Describe the first part that differs from ``wanted``; None if none does. Metadata may be missing."""
+        """Describe the first part that differs from ``wanted``; None if none does. Metadata may be absent."""
         for name, own, other in zip(self._fields[:4], self[:4], wanted[:4], strict=True):
             if own != other:
                 return f"{name}: expected {_described(name, other)} {who}, got {_described(name, own)}"

@@ -121,7 +121,7 @@ def clip_sites(rows: Rows, *, num_classes: int, limit: float | int = 1.5) -> Row
 
 
 def leave_out(message: Message, *, num_classes: int) -> Message:
-    """Return the message with counts of 0 for sites that fail `diagnose_sites`; warn of each of these sites."""
+    """Return the message with counts of 0 for sites that fail `diagnose_sites`, and warn of each of them."""
     if message.matrix is not None:
         raise ValueError(
             "judge_sites: expected a message of rows alone, as a matrix is the sum of all sites'; "
