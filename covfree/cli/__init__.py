@@ -14,7 +14,7 @@ _NEEDED = ("typer", "rich", "sklearn", "matplotlib", "jinja2", "optax")
 
 
 def main(command: Any = None) -> None:
-    """Run the command line, or another typer command; needs the ``cli`` extra."""
+    """Run ``covfree``, or another typer command, on the process's arguments, and exit."""
     missing = [name for name in _NEEDED if not importlib.util.find_spec(name)]
     if missing:
         from covfree.core.optional import how_to_get
@@ -29,19 +29,19 @@ def main(command: Any = None) -> None:
     handle_signals()
     # Show the message alone, without the line of code that warned.
     warnings.formatwarning = lambda message, *_: f"covfree: {message}\n"
-    # Collect garbage less often, as the collector would scan tracing's many long-lived objects each time.
+    # Collect garbage less often: jax's tracing makes many long-lived objects, and each collection scans them.
     gc.set_threshold(50_000, 20, 50)
     _compile_quickly()
     from covfree.cli.app import run
     from covfree.core.threads import limit_lapack_threads
 
-    # Limit LAPACK's threads, which wait in busy loops, as other programs may need the cores.
+    # Limit LAPACK's threads: they wait in busy loops, on cores that other programs may need.
     limit_lapack_threads()
     sys.exit(run(sys.argv[1:], *([] if command is None else [command])))
 
 
 def _compile_quickly() -> None:
-    """Set the flags of `quick_options` for all compilation; XLA reads them when jax first computes."""
+    """Add the flags of `quick_options` to ``XLA_FLAGS``, which XLA reads when jax first computes."""
     from covfree.core.compiling import quick_options
 
     given = [os.environ.get("XLA_FLAGS", "")]

@@ -1,4 +1,4 @@
-"""The typer application: its commands, and errors in one line."""
+"""The typer application: registers the commands, runs one, and prints errors as one line."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ app.add_typer(federation_app, name="federation")
 
 
 def run(arguments: list[str], command: typer.Typer = app) -> int:
-    """Run a command line and return the exit code; bad arguments print one line and give 2."""
+    """Run a command line and return the exit code; for bad arguments, print one line and return 2."""
     try:
         code = command(arguments, standalone_mode=False)
     # A TypeError is a bug, as the parser converts every argument, so let its traceback show.
@@ -92,7 +92,7 @@ def _error(message: str, code: int) -> int:
 
 
 def _parser_message(error: Exception) -> str:
-    """Return the parser's message; for a value outside the choices, in the style of covfree's errors."""
+    """Return the message of a parser's error; reword it in covfree's style if a value is not a choice."""
     message = error.format_message()  # pyright: ignore[reportAttributeAccessIssue]
     choice = re.fullmatch(
         r"Invalid value for '(--[\w-]+)': (?:Value error, )?('.*') is not one of (.*?)\.?", message

@@ -1,4 +1,4 @@
-"""``covfree audit``: what attacks find in what clients send."""
+"""``covfree audit``: attacks on the class sums that clients send."""
 
 from __future__ import annotations
 

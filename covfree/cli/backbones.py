@@ -22,7 +22,7 @@ def backbones_command() -> None:
 
 
 def show(console: Console) -> None:
-    """Print the networks, where their weights are, and what names a file of weights may use."""
+    """Print tables of the networks and their weights, and the tensor names that files of weights may have."""
     networks = _table("Networks", _NETWORKS)
     weights = _table("\nWeights", ("name", "Hugging Face repository, or package"))
     namings: dict[tuple[str, ...], list[str]] = {}

@@ -160,7 +160,7 @@ def compare_command(
         **({"pooled": True} if pooled else {}),
         "seeds": chosen_seeds if "," in seeds else len(chosen_seeds),
     }
-    # Results name the weights that were found, but the command to repeat needs the text of the option.
+    # `settings` names the weights that were found; the command to repeat needs the text of --weights.
     shown = {**settings, **asked}
     present("compare", study, runs, output_format, shown, {**shown, "weights": weights}, report)
     if study.failed:
@@ -182,19 +182,19 @@ def _check_contracts(chosen: Mapping[str, Variant]) -> None:
 
 
 def _values(name: str, text: str | None, kind: Callable[[str], T], expected: str) -> list[T]:
-    """Parse an option of partitions; return the usual value if it is not given."""
+    """Parse the comma-separated values of an option; return its default, as a list, if `text` is None."""
     return [getattr(USUAL, name)] if text is None else values_of(name, text, kind, expected)
 
 
 def _spread(outlines: list[FeatureSet], *values: list[Any]) -> dict[str, Any]:
-    """Return the results' partition settings, each None if all data has clients of its own."""
+    """Return clients, partition and alpha, as results store them; None if all data names its clients."""
     own = all(data.clients is not None for data in outlines)
     names = ("clients", "partition", "alpha")
     return {name: None if own else _single(each) for name, each in zip(names, values, strict=True)}
 
 
 def _check_places(name: str, source: Source, places: list[Federation]) -> None:
-    """Raise if a partition cannot be made, or data with its own clients meets several federations."""
+    """Raise ValueError if a partition cannot be made, or there are several although the data has clients."""
     if source.outline.clients is not None and len(places) > 1:
         raise ValueError(
             f"--dataset: {name} has clients of its own; beside other data sets, whose clients are drawn, "
@@ -205,11 +205,11 @@ def _check_places(name: str, source: Source, places: list[Federation]) -> None:
 
 
 def _single(values: list[Any]) -> Any:
-    """Unwrap a list of one value."""
+    """Return the value of a list with one element; return any other list as it is."""
     return values[0] if len(values) == 1 else values
 
 
 def _merged(sources: dict[str, Source]) -> dict[str, Any]:
-    """Merge the sources' settings; those that differ become a list."""
+    """Merge the sources' settings into one dict; a setting whose values differ becomes a list."""
     every = [source.config for source in sources.values()]
     return {name: _single(list(dict.fromkeys(config[name] for config in every))) for name in every[0]}

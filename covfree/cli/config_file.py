@@ -1,4 +1,4 @@
-"""Options in a TOML file, which those on the command line override."""
+"""``--config``: reads options from a TOML file; options on the command line override them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import typer
 
 
 def _read(context: Any, path: Path | None) -> Path | None:
-    """Take the file's values as the defaults of the command's options.
+    """Read a TOML file, make its values the defaults of the command's options, and return its path.
 
     Raises:
         ValueError: if the file is not TOML or names an unknown option.
@@ -41,10 +41,10 @@ def _read(context: Any, path: Path | None) -> Path | None:
 
 
 def _text(name: str, value: Any) -> str:
-    """Format a value as on the command line."""
+    """Format a value of a TOML file as an option's text; a list becomes values with commas between."""
     if not isinstance(value, list):
         return str(value)
-    # Without the trailing comma, `--seeds 3` would mean three seeds.
+    # End lists of seeds with a comma: "3," is the seed 3, but "3" means three seeds.
     return ",".join(map(str, value)) + "," * (name == "seeds")
 
 

@@ -1,4 +1,4 @@
-"""``covfree diagnose``: the covariance's quality from clients' messages, and which messages to distrust."""
+"""``covfree diagnose``: how reliable the estimated covariance is, and which sites to distrust."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def diagnose_command(
         Path | None, typer.Option(help="With --messages: a picture of the sites to write, .png.")
     ] = None,
 ) -> None:
-    """Say how good the covariance is that the clients' messages allow, and whether clients differ.
+    """Report how reliable the covariance estimated from clients' messages is, and whether clients differ.
 
     With --messages, say of each site whether its message should be believed, and why not.
 
@@ -74,7 +74,7 @@ def diagnose_command(
 
 
 def _diagnose_messages(folder: Path, picture: Path | None) -> None:
-    """Print the table of sites, and write the picture."""
+    """Read the messages in a folder, print a table that judges each site, and write it as a picture."""
     if not folder.is_dir():
         raise ValueError(f"--messages: expected a folder, got {str(folder)!r}")
     inbox = covfree.Inbox(folder)

@@ -1,4 +1,4 @@
-"""``covfree export``: a head, alone or behind its network, in the file of another library."""
+"""``covfree export``: writes a head, alone or after its network, to a file for another library."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ def export_command(
 ) -> None:
     """Write a head for ONNX runtimes or PyTorch, and print how far its scores are from covfree's.
 
-    ONNX files take any kind of head, and any number of examples. The others hold a linear head's
-    weight [C, d] and bias [C], as torch.nn.Linear names them.
+    An ONNX file can contain any kind of head, and accepts any number of examples. The other formats
+    contain a linear head's weight [C, d] and bias [C], named as in torch.nn.Linear.
 
     Examples:
       covfree export --head head.npz --out head.onnx

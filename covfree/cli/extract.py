@@ -1,4 +1,4 @@
-"""``covfree extract``: from images or texts to a file of features."""
+"""``covfree extract``: computes features of images or texts, and writes them to a file."""
 
 from __future__ import annotations
 
@@ -112,8 +112,8 @@ def extract_command(
 ) -> None:
     """Compute features of images or texts with a pre-trained network, once, into a file.
 
-    If it is interrupted, the same command goes on where it stopped. If the file is there and made of the same
-    images or texts, nothing is computed: only labels, clients and split are brought up to date.
+    If it is interrupted, the same command goes on where it stopped. If the file exists and was made from the
+    same images or texts, only labels, clients and split are updated.
 
     Examples:
       covfree extract --images photos --backbone efficientnet-lite0 --out photos.npz

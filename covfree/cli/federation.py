@@ -53,7 +53,7 @@ from covfree.studies.progress import say
 app = typer.Typer(
     help="A federation between machines that share a folder: docs/deployment.md.", no_args_is_help=True
 )
-# Exit code: there is no head yet; the message says why.
+# The exit code if there is no head yet; a message says why.
 _NO_HEAD = 3
 
 Part = TypeVar("Part", SecureSums, PrivateSums)
@@ -195,7 +195,7 @@ def serve_command(
     """Run the rounds until there is a head. Killed and started again, it goes on where it was.
 
     The exit code is 3 if a round closed with too few answers, or covfree federation stop was called; the same
-    command opens it again. Sites are told, and end with exit code 3 too.
+    command opens the round again. Sites are told, and end with exit code 3 too.
 
     Example:
       covfree federation serve shared --key server.key --state server --out head.npz
@@ -327,7 +327,7 @@ def status_command(shared: Shared) -> None:
 
 
 def _public_keys(folder: Path, server: str) -> dict[str, str]:
-    """Return the sites' public keys by name; the server's own key may be in the same folder."""
+    """Read the sites' public keys from a folder, by name; skip the server's key, which may be there too."""
     keys = {path.stem: path.read_text().strip() for path in folder.glob("*.pub")}
     if keys.get(SERVER) == server:
         del keys[SERVER]
@@ -339,7 +339,7 @@ def _public_keys(folder: Path, server: str) -> dict[str, str]:
 
 
 def _numbers(name: str, text: str | None, kind: type[Part], needed: Sequence[str] = ()) -> Part | None:
-    """Parse a part of the description, such as bound=1e7:neighbours=40; return None if there is no text."""
+    """Make a `kind` from a text such as bound=1e7:neighbours=40; return None if there is no text."""
     if text is None:
         return None
     names = [each.name for each in fields(kind)]
@@ -358,7 +358,7 @@ def _numbers(name: str, text: str | None, kind: type[Part], needed: Sequence[str
 
 
 def _described(*given: Any, **fields_given: Any) -> Description:
-    """Make the description; an error names the option, not the field or its part."""
+    """Make a `Description`; its errors, which name a field, are reworded to name the command's option."""
     try:
         return Description(*given, **fields_given)
     except ValueError as error:
@@ -377,7 +377,7 @@ def _listed(names: Sequence[str]) -> str:
 
 
 def _promised(own: Description, promise: Promise) -> str:
-    """Describe a promise in words, and who would have to help a server that sees single uploads."""
+    """Describe a promise of privacy, and how many sites must help a lying server to see single uploads."""
     session = own.session(0, 1)
     helpers = max(1, 2 * session.threshold - session.degree)
     masks = f"this federation's masks hide single uploads if fewer than {helpers} sites help a lying server"

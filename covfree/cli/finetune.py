@@ -281,7 +281,7 @@ def finetune_command(
     with Progress(width=12) as progress:
         runs = list(study.runs(progress))
     shown = {**given, "init": list(starts), "algorithm": algorithms, "rounds": rounds, "seeds": seeds}
-    # Results name the weights that were found, but the command to repeat needs the text of the option.
+    # `shown` names the weights that were found; the command to repeat needs the text of --weights.
     repeat = {**shown, "weights": weights, "norms": None if part == "head" else norms}
     present("finetune", study, runs, output_format, shown, repeat, report)
     if any(run.diverged for run in runs):
@@ -289,7 +289,7 @@ def finetune_command(
 
 
 def _forward_flops(network: Backbone) -> int:
-    """Count the operations of a network on one image."""
+    """Return the number of floating-point operations of a network on one image."""
     size = network.spec.input_size
     image = jax.ShapeDtypeStruct((1, size, size, 3), jnp.float32)
     return call_flops(network.apply, network.shapes, image)

@@ -188,10 +188,10 @@ def evaluate_command(
 def _unseen(
     path: Path, saved: SavedHead, source: Source, seed: int | None, every: bool
 ) -> tuple[FeatureSet, int]:
-    """Load data split so that the test part is unseen by the head; return the data and the split's seed.
+    """Load data split by `seed`, or else by the seed of the head's training; return the data and the seed.
 
     Raises:
-        ValueError: if the head has seen the test part, unless all examples are asked for.
+        ValueError: if the head was fitted to examples of the test part, unless `every` is true.
     """
     origin = saved.origin
     if origin is None or not says_enough(origin):
@@ -240,7 +240,7 @@ def _numbered(saved: SavedHead, data: FeatureSet) -> FeatureSet:
 
 
 def _check_fit(path: Path, saved: SavedHead, data: FeatureSet) -> None:
-    """Raise unless the data fits the head's number of features and its classes."""
+    """Raise ValueError unless the data has the head's number of features and its classes."""
     dim = data.test_features.shape[1]
     if dim != saved.dim:
         raise ValueError(f"--head: {path} takes {saved.dim} features, got {dim} in {data.name}")
@@ -274,7 +274,7 @@ def _by_class(scores: np.ndarray, labels: np.ndarray, data: FeatureSet) -> list[
 
 
 def _title(name: str, by_class: list[dict[str, Any]]) -> str:
-    """Return a figure's title in the table; that of the worst class names the class."""
+    """Return a figure's title in the table; for ``worst_class``, the title names the class."""
     title = {**_SHARES, **_OTHERS}[name]
     known = [record for record in by_class if record["recall"] is not None]
     if name == "worst_class" and known:

@@ -1,4 +1,4 @@
-"""Options that commands share, and the parsers of their texts."""
+"""Options that several commands share, and functions that parse their texts."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ WeightsFile = Annotated[str | None, WEIGHTS]
 
 @contextmanager
 def named_option(name: str) -> Iterator[None]:
-    """Reword errors that start with the argument's name to name the option."""
+    """Put ``--`` before the message of a ValueError in the block, if the message begins with ``name:``."""
     try:
         yield
     except ValueError as error:
@@ -77,7 +77,7 @@ def split_names(text: str) -> list[str]:
 
 
 def names_of(option: str, text: str, known: Collection[str]) -> list[str]:
-    """Split names at commas, and raise unless all are known and different."""
+    """Split names at commas; raise ValueError unless all are in `known` and different."""
     names = split_names(text)
     for name in names:
         if name not in known:
@@ -88,7 +88,7 @@ def names_of(option: str, text: str, known: Collection[str]) -> list[str]:
 
 
 def values_of(option: str, text: str, kind: Callable[[str], T], expected: str) -> list[T]:
-    """Parse values separated by commas, and raise unless all are different."""
+    """Parse values separated by commas by `kind`; raise ValueError if one repeats or cannot be parsed."""
     parts, values = [each for each in text.split(",") if each.strip()], list[T]()
     wrong = text
     for wrong in parts:
@@ -131,7 +131,7 @@ Set = Annotated[
 
 
 def numbers_of(text: str | None) -> dict[str, list[Any]]:
-    """Parse the values of each number in a text such as ``shrinkage=auto,0.1:num_subsets=3``."""
+    """Parse a text such as ``shrinkage=auto,0.1:num_subsets=3`` into a list of values for each name."""
     if text is None:
         return {}
     expected = "set: expected numbers such as shrinkage=auto,0.1:num_subsets=3"
@@ -146,10 +146,10 @@ def numbers_of(text: str | None) -> dict[str, list[Any]]:
 def variants_of(
     methods: str, numbers: Mapping[str, list[Any]] | None = None, option: str = "methods"
 ) -> dict[str, Variant]:
-    """Make methods by name, with all combinations of the numbers that each takes.
+    """Make the methods that a text names, each with all combinations of the `numbers` that it takes.
 
     Raises:
-        ValueError: naming the option.
+        ValueError: if a name or a number is wrong; the message begins with the option.
     """
     try:
         return variants(method_names(methods), numbers or {})
@@ -160,12 +160,12 @@ def variants_of(
         from covfree.finetune import registry as trained
 
         if any(f"unknown method {each!r}" in text for each in trained()):
-            # It is no misspelt method.
+            # The name is an algorithm of training, not a misspelt method.
             text = text.partition("; did you mean ")[0] + "; covfree finetune trains by it in rounds"
         raise ValueError(f"--{shown}:{text}") from error
 
 
-# Partitioners' names for the arguments that `--clients` and `--alpha` set.
+# Arguments of partitioners, and the options that set them.
 _ARGUMENTS = {
     "num_partitions": "--clients",
     **dict.fromkeys(("alpha", "sigma", "num_classes_per_partition", "num_shards_per_partition"), "--alpha"),
@@ -179,7 +179,7 @@ def federation_of(
     """Make the federation that the options describe; options not given have their usual values.
 
     Raises:
-        ValueError: if an option is given but the data has clients of its own; it names the option.
+        ValueError: if an option is given but the data names its clients; the message names the option.
     """
     refuse_partition([data], {"clients": clients, "partition": partition, "alpha": alpha})
     return Federation(
@@ -190,7 +190,7 @@ def federation_of(
 
 
 def refuse_partition(every: Sequence[FeatureSet], given: Mapping[str, Any]) -> None:
-    """Raise if an option of partitions is given but all data has clients of its own."""
+    """Raise ValueError if an option in `given` is not None although all data names its clients."""
     for name, value in given.items():
         if value is not None and all(data.clients is not None for data in every):
             names = ", ".join(data.name for data in every)
@@ -199,7 +199,7 @@ def refuse_partition(every: Sequence[FeatureSet], given: Mapping[str, Any]) -> N
 
 
 def partition_settings(data: FeatureSet, federation: Federation) -> dict[str, Any]:
-    """Return the results' partition settings by option, each None if the data has clients of its own."""
+    """Return clients, partition and alpha, as results store them; each None if the data names its clients."""
     if data.clients is not None:
         return dict.fromkeys(("clients", "partition", "alpha"))
     return {"clients": federation.clients, "partition": federation.partition, "alpha": federation.alpha}
@@ -229,7 +229,7 @@ def assigned(federation: Federation, data: FeatureSet, seed: int) -> np.ndarray:
 
 
 def at_least(name: str, value: int, least: int) -> None:
-    """Raise unless an option is at least ``least``."""
+    """Raise ValueError if an option's value is below ``least``."""
     if value < least:
         raise ValueError(f"--{name}: expected at least {least}, got {value}")
 
@@ -237,9 +237,9 @@ def at_least(name: str, value: int, least: int) -> None:
 def check_file(
     option: str, path: Path, suffix: str, inputs: tuple[str | Path | None, ...], out: Path | None = None
 ) -> None:
-    """Raise unless a file may be written: it has the suffix, is no input, and its folder exists.
+    """Raise ValueError unless a file has the suffix, is not among `inputs`, and its folder exists.
 
-    The folder may also be ``out``, which is made later.
+    The folder may also be ``out``, which the command makes later.
     """
     if path.suffix != suffix:
         raise ValueError(f"--{option}: expected a file that ends in {suffix}, got {str(path)!r}")

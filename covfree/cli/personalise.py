@@ -1,4 +1,4 @@
-"""``covfree personalise``: a model for each client, and how well each does on its client's own examples."""
+"""``covfree personalise``: trains a model for each client, and tests it on examples of this client."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def personalise_command(
 ) -> None:
     """Train a model for each client, and test it on examples that the client holds back.
 
-    The defaults are FedCGS's (Table 3), and 20 clients of dominant_classes 0.2 where the data names none.
+    The defaults are FedCGS's (Table 3). If the data names no clients, dominant_classes 0.2 makes 20.
     With --images the whole network is trained, else an adapter and a head on features.
 
     Examples:
@@ -169,7 +169,7 @@ def _runs(
     test_share: float,
     folder: Path | None,
 ) -> list[dict[str, Any]]:
-    """Make the runs that the folder does not hold; return all."""
+    """Run each method for each seed, unless the folder has the run; return the records of all runs."""
     kept = None if folder is None else JsonLines(folder / RUNS, dict, "a run")
     done = {(run["method"], run["seed"]): run for run in (kept.records if kept else ())}
     with Progress() as progress:
@@ -218,13 +218,13 @@ def _task(source: Source, federation: Federation, test_share: float, seed: int) 
 
 
 def _kept(name: str, seed: int, found: Personalised) -> dict[str, Any]:
-    """Return a run's record; a client without tests has no accuracy."""
+    """Return a run's record for JSON; a client without test examples has accuracy None."""
     accuracy = [None if np.isnan(each) else float(each) for each in found.accuracy]
     return {"method": name, "seed": seed, **found._asdict(), "accuracy": accuracy}
 
 
 def _record(name: str, runs: list[dict[str, Any]]) -> dict[str, Any]:
-    """Return means over the seeds: of the clients' mean accuracy, and of their lowest fifth."""
+    """Average a method's runs over seeds: accuracy of all clients and of the lowest fifth, bytes, time."""
     tested = [np.sort([each for each in run["accuracy"] if each is not None]) for run in runs]
     mean = [float(each.mean()) for each in tested]
     low = [float(each[: max(1, len(each) // 5)].mean()) for each in tested]

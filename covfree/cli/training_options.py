@@ -62,10 +62,10 @@ Top = Annotated[
 
 
 def starts_of(text: str) -> dict[str, Variant | None]:
-    """Parse the heads that training starts from: `RANDOM` (None), or methods, perhaps with numbers.
+    """Parse ``--init``: the heads that training starts from, each a method, or None for `RANDOM`.
 
     Raises:
-        ValueError: if a method is unknown or refuses a number, its head is not linear, or it comes twice.
+        ValueError: if a method is unknown or refuses a number, its head is not linear, or a name comes twice.
     """
     names = split_names(text)
     refused = {*registry(), "all"} - set(TRAINABLE)
@@ -83,7 +83,7 @@ def starts_of(text: str) -> dict[str, Variant | None]:
 def check_descent(
     momentum: float, weight_decay: float, temperature: str, starts: Mapping[str, Any]
 ) -> Temperature:
-    """Parse the temperature; raise if an option of the clients' descent is out of range or fits no start."""
+    """Check the options of the clients' gradient descent; return the temperature, parsed."""
     check_share("--momentum", momentum)
     check_strength("--weight-decay", weight_decay)
     with named_option("temperature"):
@@ -96,7 +96,7 @@ def check_descent(
 
 
 def check_resume(resume: bool, out: Path | None) -> None:
-    """Raise if ``--resume`` has no folder to go on from."""
+    """Raise ValueError if ``--resume`` is given without ``--out``."""
     if resume and out is None:
         raise ValueError("--resume: expected --out beside it")
 
@@ -104,7 +104,7 @@ def check_resume(resume: bool, out: Path | None) -> None:
 def check_prompts(
     algorithms: list[str], part: Part, network: str | None, prompts: int | None, top: int | None
 ) -> None:
-    """Check the options about prompts."""
+    """Raise ValueError if an option of prompts is out of range, or does not fit --train or the network."""
     for name, number in {"prompts": prompts, "top": top}.items():
         if number is not None:
             at_least(name, number, 1)
@@ -117,7 +117,7 @@ def check_prompts(
 
 
 def check_stage(starts: Mapping[str, Variant | None]) -> None:
-    """Raise unless the starts can be made over several rounds."""
+    """Raise ValueError unless there are closed-form starts, and clients send once for each of them."""
     closed = {name: start.method for name, start in starts.items() if start is not None}
     for name, method in closed.items():
         if not method.one_shot:
@@ -134,7 +134,7 @@ def rates_of(
     mu: float | None,
     tune_rates: bool,
 ) -> dict[str, Rates]:
-    """Return each algorithm's learning rates, and check the options about them."""
+    """Check the options of learning rates; return each algorithm's rates: the given ones, or its own."""
     given = {"client-lr": client_lr, "server-lr": server_lr}
     for name, rate in given.items():
         if rate is None:

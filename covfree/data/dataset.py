@@ -41,7 +41,7 @@ class FeatureSet(NamedTuple):
             Numbered as in ``clients``; clients without training examples have the numbers after these.
         class_names: [C], if the data names its classes.
         client_names: the names of the clients, by number, if the data has clients.
-        extractor: the fingerprint of what made the features, if the file has it; `client_message` takes it.
+        extractor: the fingerprint of the network that made the features, if known; `client_message` takes it.
     """
 
     name: str
@@ -58,7 +58,7 @@ class FeatureSet(NamedTuple):
     extractor: str | None = None
 
 
-# A path, perhaps followed by names of columns.
+# A path, perhaps followed by names of columns, as in ``x.csv:labels=kind``.
 _NAMED = re.compile(r"(.*?)((?::\w+=[^:]+)*)", re.DOTALL)
 
 
@@ -77,16 +77,16 @@ def load(
             ``save_to_disk`` of Hugging Face's ``datasets`` wrote. Labels may be texts (spaces around them are
             dropped): classes are numbered by ``class_names`` if the file has them, else by the sorted texts.
             If a table has no column of lists ``features``, each column of numbers or booleans is one feature,
-            except the index of a pandas data frame. Other columns are refused unless features are named, and
-            so is a column named ``id`` or similar that numbers the examples. Columns may also be named here:
-            ``"x.parquet:features=embedding:labels=kind"``. ``is_test`` may hold the texts train and test.
+            except the index of a pandas data frame. Columns of other types are an error unless features are
+            named, and so is a column such as ``id`` that numbers the examples. Columns may be named here too:
+            ``"x.parquet:features=embedding:labels=kind"``. ``is_test`` may contain the texts train and test.
         test: path of such a file with the test part, if ``dataset`` has none. Its feature columns are found
             by name, and put in the order of ``dataset``. Its other columns have the names that they have in
             ``dataset``, unless ``test`` names them itself: ``"test.csv:labels=kind"``.
         seed: the seed that draws a third of the data as the test part, if the data marks none.
         columns: the names of ``features``, ``labels``, ``clients`` and ``is_test`` in the file, if they
-            differ. For features there may be several, such as ``"age+weight"`` or ``"f*"``. With a ``.npy``
-            file of features, these are the paths of the other parts' files.
+            differ. For features there may be several, such as ``"age+weight"`` or ``"f*"``. If ``dataset``
+            is an ``.npy`` file of features: the paths of the other arrays' files.
 
     Raises:
         ValueError: if the name is unknown, or a file does not contain what is expected.
@@ -144,7 +144,7 @@ def load_npz(path: StrPath, *, test: StrPath | None = None, seed: int = 0) -> Fe
 
     Args:
         path: a file with ``features [n, d]`` (any float), ``labels [n]`` (integers from 0) and, if there are
-            any, ``clients [n]`` (strings or integers; ``""`` and those below 0 are no client),
+            any, ``clients [n]`` (strings or integers; ``""`` or a number below 0: no client),
             ``is_test [n]`` (booleans) and ``class_names [C]``, without which C is the largest label plus 1.
         test: a second file with the test part's ``features`` and ``labels``. If both have ``feature_names
             [d]``, its features are put in the order of the first file. Without ``test`` and ``is_test``, a
@@ -167,7 +167,7 @@ def load_npz(path: StrPath, *, test: StrPath | None = None, seed: int = 0) -> Fe
 
 
 def _loaded(path: Path, test: StrPath | None, seed: int, read: Read) -> FeatureSet:
-    """Load features from files with the given ``read`` function."""
+    """Make a feature set of one file, or of a training and a test file; ``read`` returns a file's arrays."""
     arrays = _native(read(path))
     other = None if test is None else _native(read(Path(test)))
     parts = [(path, arrays)] + ([] if other is None or test is None else [(Path(test), other)])
@@ -231,7 +231,7 @@ def _loaded(path: Path, test: StrPath | None, seed: int, read: Read) -> FeatureS
 
 
 def _extractor_of(arrays: Mapping[str, np.ndarray]) -> str | None:
-    """Return the fingerprint of what made a file's features, if `covfree extract` wrote the file."""
+    """Return the fingerprint of the network that made a file's features; None if the file does not say it."""
     key = arrays.get("key")
     try:
         made = None if key is None or key.dtype.kind != "U" else json.loads(key.item())
@@ -251,7 +251,7 @@ def _native(arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
 def _in_order(
     arrays: dict[str, np.ndarray], path: Path, other: dict[str, np.ndarray], test: Path
 ) -> np.ndarray:
-    """Put the test features in the order of the training file's columns."""
+    """Return the test features, with columns in the training file's order if both files name them."""
     features, dim = other["features"], arrays["features"].shape[1]
     names, theirs = (np.ravel(part.get("feature_names", [])).tolist() for part in (arrays, other))
     if len(names) == dim and len(theirs) == features.shape[1]:
@@ -265,7 +265,7 @@ def _in_order(
 
 
 def _number_labels(parts: list[tuple[Path, dict[str, np.ndarray]]]) -> None:
-    """Number labels that are texts by the files' class names, or else by their own sorted texts."""
+    """Replace text labels by class numbers, in place: by ``class_names``, or else by the sorted texts."""
     labels = [part["labels"] for _, part in parts if "labels" in part]
     if not labels or any(own.dtype.kind != "U" or own.ndim != 1 for own in labels):
         return
@@ -286,7 +286,7 @@ def _number_labels(parts: list[tuple[Path, dict[str, np.ndarray]]]) -> None:
 
 
 def _check(path: Path, arrays: dict[str, np.ndarray]) -> None:
-    """Check the features and labels of a file."""
+    """Raise ValueError unless a file's arrays include valid features and labels."""
     missing = [name for name in ("features", "labels") if name not in arrays]
     if missing:
         raise ValueError(f"{path}: expected arrays features and labels, got {sorted(arrays)}")
@@ -309,7 +309,7 @@ def _split(
     is_test: np.ndarray | None = None,
     own_test: np.ndarray | None = None,
 ) -> FeatureSet:
-    """Split into training and test part; ``own_test`` has the test features if they are in another file."""
+    """Split arrays into training and test part; ``own_test``: the test features, if from another file."""
     fixed_split = is_test is not None
     if is_test is None:
         is_test = held_out(labels, seed)
@@ -353,7 +353,7 @@ def _numbered(clients: np.ndarray, train: np.ndarray) -> tuple[np.ndarray, tuple
 
 
 def _test_clients(clients: np.ndarray, other: dict[str, np.ndarray], path: Path) -> np.ndarray:
-    """Return the clients of a separate test file; the mark of no client if the file has no clients."""
+    """Return a test file's client of each example; if the file has no clients, ``""`` or −1 for each."""
     count = len(other["labels"])
     theirs = other.get("clients")
     if theirs is None:
@@ -367,7 +367,7 @@ def _test_clients(clients: np.ndarray, other: dict[str, np.ndarray], path: Path)
 
 
 def held_out(labels: np.ndarray, seed: int) -> np.ndarray:
-    """Mark a random third of each class, rounded down: none of a class of one or two examples."""
+    """Return a mask [examples] of the test part: a random third of each class, rounded down."""
     rng = np.random.default_rng(seed)
     order = rng.permutation(len(labels))
     order = order[np.argsort(labels[order], kind="stable")]

@@ -1,4 +1,4 @@
-"""Batches of images, which a pool of threads decodes ahead while the device computes with earlier ones."""
+"""Decode images in batches: threads decode ahead while the device computes on earlier batches."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class DecodedBatch(NamedTuple):
         size: number of images, including those that could not be read.
         pixels: [batch, crop, crop, 3], uint8, or what an `Extractor` prepares; 0 past ``size`` and for images
             that could not be read.
-        skipped: for each image that could not be read, the reason by its index in the set.
+        skipped: the reason for each image that could not be read, by the image's index in the set.
     """
 
     start: int
@@ -71,8 +71,8 @@ def decoded_batches(
 
     Args:
         images: the image set.
-        preprocessing: how to resize and crop; the device normalises, as uint8 needs a quarter of the bytes of
-            float32 to be sent. Or the ``inputs`` of an `Extractor`.
+        preprocessing: how to resize and crop; or the ``inputs`` of an `Extractor`. Pixels are not normalised
+            here, as sending uint8 to the device takes a quarter of the bytes of float32.
         batch_size: images of a batch; the last batch is filled with zeros.
         start: index of the first image.
         on_damaged: ``"skip"`` leaves out an image that cannot be read, and says why; ``"stop"`` raises.
@@ -90,14 +90,14 @@ def _batches(
     images: ImageSet, how: Prepared, batch_size: int, start: int, skip: bool
 ) -> Generator[DecodedBatch, None, None]:
     threads = _cores()
-    # Decode enough batches ahead that every thread has work while the consumer holds a batch.
+    # Decode enough batches ahead that every thread has work while the consumer uses a batch.
     ahead = 1 + -(-2 * threads // batch_size)
     damage = (*_DAMAGE, optional("PIL.Image", "pretrained").DecompressionBombError)
     shape = (batch_size, *how.shape)
     pool = ThreadPoolExecutor(threads, thread_name_prefix="covfree-decode")
 
     def decode(index: int, out: np.ndarray) -> None:
-        # Check the shape: assignment would broadcast an input of another one.
+        # Check the shape, as assignment would broadcast an input of another shape.
         if np.shape(made := how.prepare(images.read(index))) != how.shape:
             raise ValueError(f"prepared to {list(np.shape(made))}, expected {list(how.shape)}")
         out[...] = made
@@ -113,7 +113,7 @@ def _batches(
             try:
                 future.result()
             except damage as error:
-                # Image sets wrap the cause in an error that names the image; the text here names it too.
+                # Take the cause from the image set's error, which names the image, as `text` does.
                 cause = error.__cause__ or error
                 reason = " ".join(str(cause).split()) or type(cause).__name__
                 text = f"images: {images.ids[index]}: cannot be read ({reason})"

@@ -43,7 +43,7 @@ def feature_key(
     preprocessing: Preprocessing | None = None,
     dtype: str = "float32",
 ) -> dict[str, Any]:
-    """Return everything that features depend on; a feature file with an equal key is reused.
+    """Return all that features depend on; a feature file with an equal key is reused.
 
     Labels, clients and the batch size are not part of the key.
     """
@@ -54,7 +54,7 @@ def feature_key(
 def extractor_key(
     network: Backbone, weights: str, preprocessing: Preprocessing, dtype: str = "float32"
 ) -> dict[str, Any]:
-    """Return the part of `feature_key` that a federation's sites must share: how images become features."""
+    """Return `feature_key` without the images: all sites of a federation must have the same."""
     return {
         "backbone": network.name,
         "computed_in": network.dtype,
@@ -86,15 +86,15 @@ def extract_features(
 
     The file holds ``features [n, d]``, ``labels [n]``, ``ids [n]`` and ``class_names [C]``; ``clients [n]``
     and ``is_test [n]`` if the images have them; ``skipped_ids`` and ``skipped_reasons`` of images that were
-    left out. These images may be deleted later: the file, even an unfinished one, is still recognised.
+    left out. If these are later deleted, the file, even if unfinished, still counts as that of ``images``.
 
     Args:
         images: the image set.
         network: the backbone, whose classifier is not used; or an `Extractor`, which has its own weights and
             preprocessing, so that none may be given.
         params: the backbone's parameters; or a function that returns them, called only if they are needed; or
-            the file that holds them; or ``owner/name@commit``, as in ``covfree extract --weights``. With a
-            file or an address, the SHA-256 of the weights is known, with an address also their preprocessing.
+            their file; or ``owner/name@commit``, as in ``covfree extract --weights``. A file or an address
+            also gives the default of ``weights``; an address also that of ``preprocessing``.
         out: the file, ``.npz``.
         weights: a string that identifies the parameters, such as their file's SHA-256; None for the SHA-256
             of the parameters themselves.
@@ -108,8 +108,8 @@ def extract_features(
         The path of the file, and how many images were computed and left out.
 
     Raises:
-        ValueError: if an argument is wrong, an image is damaged, the file holds features of something else,
-            or a feature is not finite.
+        ValueError: if an argument is wrong, an image is damaged, the file's features were computed from
+            something else, or a feature is not finite.
         OSError: if the system refuses to read or write.
 
     >>> import tempfile, jax, jax.numpy as jnp, numpy as np
@@ -208,9 +208,9 @@ def encode_texts(
 ) -> Extracted:
     """Compute the features of all texts, once, into a file that `load_npz` reads.
 
-    As with `extract_features`, an interrupted call is continued by the next, nothing is computed again for
-    the same texts and encoder, and the file holds the same arrays. Parameters are read only if they are
-    needed. One device computes.
+    As with `extract_features`, the same call continues an interrupted one, an existing file of the same texts
+    and encoder is kept, and the file has the same arrays. Parameters are read only if needed. One device
+    computes.
 
     Args:
         texts: the text set.
@@ -224,8 +224,8 @@ def encode_texts(
         The path of the file, and how many texts were computed.
 
     Raises:
-        ValueError: if an argument is wrong, the file holds features of something else, or a feature is not
-            finite.
+        ValueError: if an argument is wrong, the file's features were computed from something else, or a
+            feature is not finite.
         OSError: if the system refuses to read or write.
         ImportError: if ``tokenizers`` or ``safetensors`` is not installed.
     """
@@ -285,7 +285,7 @@ def _compute(
     on_damaged: str,
     tell: Callable[[], None],
 ) -> None:
-    """Compute the features that the writer does not have yet."""
+    """Compute the features of the images that come after those of the writer, and append them."""
     devices = len(jax.local_devices())
     batches = decoded_batches(
         images,
@@ -318,5 +318,5 @@ def features_of_pixels(
     network: Backbone,
     preprocessing: Preprocessing,
 ) -> Float[Array, "batch features"]:
-    """Normalise on the device, and compute features; uint8 pixels need a quarter of the bytes to be sent."""
+    """Normalise pixels on the device, and return their features."""
     return network.apply(params, normalise(pixels, preprocessing)).astype(jnp.float32)

@@ -35,7 +35,7 @@ class FeatureFile(NamedTuple):
 
 
 def read_feature_file(path: StrPath) -> FeatureFile:
-    """Read a finished file. The checksums of the whole file are compared; the features stay on disk.
+    """Read a finished feature file and verify its checksums; the features are memory-mapped.
 
     Raises:
         ValueError: if the file is cut short, was altered, or no `FeatureWriter` wrote it; the error names the
@@ -85,7 +85,7 @@ def rewrite(path: StrPath, arrays: Mapping[str, np.ndarray]) -> None:
 
 
 def differences(theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> list[str]:
-    """List the differences between two descriptions; empty if they agree.
+    """List the entries in which two nested dictionaries differ; empty if there are none.
 
     >>> differences({"crop": {"size": 224}, "seed": 0}, {"crop": {"size": 256}, "seed": 0})
     ['crop.size: 224 there, 256 here']
@@ -144,7 +144,7 @@ def write_file(
     arrays: Mapping[str, np.ndarray],
     write_features: Callable[[Any], None],
 ) -> None:
-    """Write a finished file; ``write_features`` writes its ``features.npy``."""
+    """Write a feature file atomically; ``write_features`` writes its member ``features.npy``."""
     for name, array in arrays.items():
         if name in _OWN:
             raise ValueError(f"arrays: expected other names than the file's own {_OWN}, got {name!r}")

@@ -1,7 +1,7 @@
 """Writing features in a process that may be killed at any moment.
 
-Until all features are computed, a folder next to the file holds their bytes, and a small state file that says
-how many of them count. The state file is replaced atomically after each piece, so that a later process can
+Until all features are computed, a folder next to the file contains their bytes, and a small state file that
+says how many examples are finished. This is replaced atomically after each piece, so that a later process can
 continue.
 """
 
@@ -36,8 +36,8 @@ class FeatureWriter:
     """Writes a feature file piece by piece; continues where an earlier writer stopped or was killed.
 
     Attributes:
-        done: the number of finished examples, which have their features, or the reason for none, on disk.
-        skipped: for each of these examples without features, the reason.
+        done: the number of finished examples: on disk are their features, or why there are none.
+        skipped: the reason for each finished example without features, by its index.
 
     >>> import numpy as np, tempfile
     >>> from covfree.data import read_feature_file
@@ -107,7 +107,7 @@ class FeatureWriter:
         Args:
             features: [rows, d], the features of the next ``rows + len(skipped)`` examples, without those in
                 ``skipped``.
-            skipped: for each example without features, the reason, by its index.
+            skipped: the reason for each example without features, by its index.
         """
         if features.ndim != 2 or features.shape[1] != self._num_features:
             raise ValueError(
@@ -179,7 +179,7 @@ class FeatureWriter:
 
     @property
     def _size(self) -> int:
-        """The number of bytes of features that count."""
+        """The number of bytes of the finished examples' features."""
         return (self.done - len(self.skipped)) * self._num_features * self._dtype.itemsize
 
     def _resume(self) -> None:
@@ -200,7 +200,7 @@ class FeatureWriter:
             self._save(self.done, self.skipped)
 
     def _finished(self, state: Mapping[str, Any]) -> tuple[int, dict[int, str]] | None:
-        """Find an earlier writer's finished examples among the present ones; None unless all are there."""
+        """Return an earlier writer's `done` and `skipped` if its examples come first here, else None."""
         about, identities = state["about"], self._identities
         same = [
             {**each, "num_examples": 0, "key": {**each["key"], "images": ""}} for each in (about, self._about)
@@ -219,17 +219,17 @@ class FeatureWriter:
         return (done, skipped) if identity_of(identities[:done], skipped) == state.get("kept") else None
 
     def _kept(self, identities: Sequence[str], done: int, skipped: Mapping[int, str]) -> str:
-        """Compute `identity_of` the first examples, without hashing again those already hashed."""
+        """Return `identity_of` the first ``done`` examples; hash only those added since the last call."""
         before, digest = self._hashed
         self._hashed = done, _hashed(digest, identities, skipped, before, done)
         return digest.hexdigest()
 
     def _save(self, done: int, skipped: dict[int, str]) -> None:
-        """Replace the state, so that the features written so far count."""
+        """Replace the state file: it says that the first ``done`` examples are finished."""
         with replacing(self._folder / "state.json") as file:
             state = {"about": self._about, "done": done, "skipped": skipped}
             if self._identities is not None:
-                # With these, examples are recognised after damaged ones were removed.
+                # By these, `_finished` recognises the examples after damaged ones were removed.
                 state |= {"kept": self._kept(self._identities, done, skipped)}
                 state |= {"without": {example: self._identities[example] for example in skipped}}
             file.write(json.dumps(state).encode())

@@ -44,12 +44,12 @@ FEDERATIONS = ("femnist", *_TABLES)
 
 
 def federation(name: str, *, data_dir: StrPath | None = None) -> ImageSet:
-    """Open a federation by name: the images, the clients and the test part that papers share.
+    """Open the image set of a named federation, with the clients and the test part that papers use.
 
     Args:
         name: ``"femnist"``, ``"landmarks-user-160k"`` or ``"inaturalist-user-120k"``.
         data_dir: the folder that contains a folder of this name; by default ``$COVFREE_DATA``, or
-            ``covfree-data`` in the user's folder. Nothing is downloaded: if the folder is missing, the error
+            ``covfree-data`` in the home folder. Nothing is downloaded: if the folder is missing, the error
             says what belongs in it.
 
     Raises:
@@ -146,7 +146,7 @@ def image_table(
 
 
 def _lines(path: Path, needed: tuple[str, ...], other: tuple[str, ...]) -> list[tuple[str, str, str]]:
-    """Return image, class and client of each line of a table; no client is ``""``."""
+    """Read a table; return image, class and client of each line (``""`` if there is no client)."""
     with path.open(newline="", encoding="utf-8") as file:
         table = csv.DictReader(file)
         held = table.fieldnames or []
@@ -170,7 +170,7 @@ def leaf_images(folder: StrPath) -> ImageSet:
     in [0, 1], row by row, and labels from 0. Everything is read into memory.
 
     Raises:
-        ValueError: if a file does not hold this; the message names it.
+        ValueError: if a file is not of this form; the message names the file.
         FileNotFoundError: if there is no file.
     """
     pixels, labels, clients, is_test = [], [], [], []
@@ -195,7 +195,7 @@ def leaf_images(folder: StrPath) -> ImageSet:
 
 
 def _users(file: Path) -> list[tuple[str, np.ndarray, np.ndarray]]:
-    """Return name, grey levels [n, side, side] and labels of each user with examples."""
+    """Read a file of LEAF; return name, grey levels [n, side, side] and labels of each user with examples."""
     try:
         content = json.loads(file.read_bytes())
         found = [(user, content["user_data"][user]) for user in content["users"]]

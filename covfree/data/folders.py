@@ -16,7 +16,7 @@ import numpy as np
 from covfree.data.dataset import StrPath
 from covfree.data.image_set import ImageSet, decode_image, image_formats
 
-# The part of the data for each name of a folder, in lower case.
+# The part of the data that a folder contains, by the folder's name in lower case.
 PARTS = {"train": "train", "training": "train", "test": "test", "testing": "test"}
 PARTS.update({name: "validation" for name in ("val", "valid", "validation")})
 _BY_CLASS = "(?P<class>[^/]+)/"

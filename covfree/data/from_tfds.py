@@ -152,7 +152,7 @@ def _first_line(error: Exception) -> str:
 
 
 def _columns(library: Any, builder: Any, image: str, label: str, client: str | None) -> dict[str, Any]:
-    """Return the features asked for; raise unless they are of the right kind."""
+    """Return TFDS's features of these columns; raise ValueError if one is missing or of the wrong type."""
     kinds = library.features
     features = builder.info.features
     wanted = (
@@ -198,7 +198,7 @@ def _instructions(builder: Any, expression: str) -> Sequence[Any]:
 
 
 def _names(builder: Any, instructions: Sequence[Any]) -> list[str]:
-    """Return the ids of the examples: the split, and the index in the whole split."""
+    """Return each example's id: its split and its index in the whole split, as in ``train/17``."""
     # For each file its split, and the number of examples in that split's earlier files.
     before = {}
     for split, info in builder.info.splits.items():
@@ -215,7 +215,7 @@ def _names(builder: Any, instructions: Sequence[Any]) -> list[str]:
 
 
 def _records(library: Any, builder: Any, expression: str, instructions: Sequence[Any]) -> Sequence[Any]:
-    """Return the serialised examples, with random access."""
+    """Return the serialised examples of a split expression, as a sequence with random access."""
     if not instructions:
         return ()
     raw = library.decode.DeserializeMethod.RAW_BYTES

@@ -18,7 +18,7 @@ from covfree.data.dataset import StrPath
 
 
 class LabelledSet:
-    """Base class of `ImageSet` and `TextSet`: it checks these attributes, which they declare as fields."""
+    """Base class of `ImageSet` and `TextSet`: checks the attributes below, which both declare as fields."""
 
     name: str
     ids: tuple[str, ...]
@@ -70,8 +70,8 @@ class ImageSet(LabelledSet):
         ids: [n] distinct names of the images in errors and feature files; for a folder, paths below it.
         labels: [n] int32, in [0, C).
         class_names: [C].
-        read: returns image i as `covfree.backbones.preprocess` takes it: a Pillow image or uint8 grey levels.
-            Several threads call it at once. It raises OSError or ValueError if the image is damaged.
+        read: function from i to image i, in a form that `covfree.backbones.preprocess` takes: a Pillow image
+            or uint8 grey levels. Threads call it at once. It raises OSError or ValueError at a damaged image.
         fingerprint: a hash of the images and their order, in hexadecimal.
         clients: [n], the name or number of each image's client, if the data says so; ``""`` or below 0 for no
             client.
@@ -79,7 +79,7 @@ class ImageSet(LabelledSet):
         ignored: files and examples that were left out because they are no images or have no class. A folder
             that was left out as a whole is listed once, with a slash at the end.
         identities: [n] for each image, a string that distinguishes it from others, such as a file's path,
-            size and modification time. An extraction is continued if the identities of the finished images
+            size and modification time. An interrupted extraction continues if those of the finished images
             are unchanged; if this is None, only if the fingerprint is unchanged.
 
     Raises:
@@ -109,14 +109,14 @@ def image_arrays(
     class_names: Sequence[str] | np.ndarray | None = None,
     name: str = "arrays",
 ) -> ImageSet:
-    """View arrays as an image set.
+    """Make an image set of arrays in memory.
 
     Args:
         images: uint8 ``[n, height, width, 3]``, or ``[n, height, width]`` for grey images.
         labels: [n] integers from 0.
-        clients: [n] strings, or integers; those below 0 are no client.
+        clients: [n] strings, or integers, below 0 for no client.
         is_test: [n] booleans.
-        class_names: [C] strings; the labels themselves if not given.
+        class_names: [C] strings; by default the labels as strings.
         name: the name of the data in tables.
 
     Returns:
@@ -220,7 +220,7 @@ def decode_image(file: StrPath | BytesIO, name: str) -> Any:
 
 
 def is_damage(error: BaseException) -> bool:
-    """Whether reading failed because of the file's content, and not of the system (such as a lost disk)."""
+    """Return whether a file's content made reading fail, and not the system (such as a lost disk)."""
     if isinstance(error, OSError):
         # In a damaged file, a reader may seek before the beginning or past the end: EINVAL, EOVERFLOW.
         return error.errno in (None, errno.EINVAL, errno.EOVERFLOW)

@@ -1,4 +1,4 @@
-"""Image sets by name."""
+"""`load_images`, which opens an image set by its name or path."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Computing features once and keeping them in a file, for images and texts."""
+"""Compute features of images or texts once, and keep them in a file."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Extracted(NamedTuple):
     Attributes:
         path: the file.
         computed: the number of examples whose features were computed in this call.
-        skipped: for each example that was left out, the reason, by its id.
+        skipped: the reason for each example that was left out, by its id.
     """
 
     path: Path
@@ -42,7 +42,7 @@ def keep(
     on_damaged: str = "stop",
     progress: Progress | None = None,
 ) -> Extracted:
-    """Write a feature file, continue where an earlier call stopped, or reuse the finished file.
+    """Write the features that `compute` makes to a file; continue an unfinished file, reuse a finished one.
 
     Returns:
         An `Extracted`. Labels, clients and the split in the file are those of ``examples``.
@@ -69,7 +69,7 @@ def keep(
 
 
 def _reuse(path: Path, key: Mapping[str, Any], examples: LabelledSet, on_damaged: str) -> dict[str, str]:
-    """Update the labels in a finished file; return why it leaves out examples, by their ids."""
+    """Update labels, clients and split in a finished file; return the reasons for skipped examples."""
     file = read_feature_file(path)
     names = ("skipped_ids", "skipped_reasons")
     ids, reasons = (file.arrays.get(name, np.array([], str)).tolist() for name in names)
@@ -95,7 +95,7 @@ def _reuse(path: Path, key: Mapping[str, Any], examples: LabelledSet, on_damaged
 
 
 def _same_images(file: FeatureFile, key: Mapping[str, Any], examples: LabelledSet) -> bool:
-    """Whether the file's images are the present ones, apart from damaged images that were removed."""
+    """Return whether a file was made from the present images, and damaged ones that were removed since."""
     identities, without = getattr(examples, "identities", None), file.arrays.get("skipped_identities")
     if identities is None or without is None:
         return False
@@ -123,7 +123,7 @@ def _check_skipped(place: str, ids: list[str], on_damaged: str) -> None:
 
 
 def _arrays(examples: LabelledSet, skipped: Mapping[str, str]) -> dict[str, np.ndarray]:
-    """Return the file's arrays except the features, for the examples that have features."""
+    """Return the arrays of a feature file, except the features, for the examples not in `skipped`."""
     kept = np.array([name not in skipped for name in examples.ids], bool)
     arrays = {
         "labels": np.asarray(examples.labels)[kept].astype(np.int32),
@@ -134,7 +134,7 @@ def _arrays(examples: LabelledSet, skipped: Mapping[str, str]) -> dict[str, np.n
     }
     if (identities := getattr(examples, "identities", None)) is not None:
         without = {place: name for place, name in enumerate(examples.ids) if name in skipped}
-        # With these, the images are recognised after damaged ones were removed.
+        # By these, `_same_images` recognises the images after damaged ones were removed.
         arrays["kept_images"] = np.array(identity_of(identities, without))
         arrays["skipped_identities"] = np.array([identities[place] for place in without], str)
     if examples.clients is not None:

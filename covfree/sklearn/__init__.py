@@ -1,4 +1,4 @@
-"""covfree's methods as scikit-learn estimators, for its pipelines, searches and cross-validation."""
+"""Methods as scikit-learn estimators, for scikit-learn's pipelines, searches and cross-validation."""
 
 from covfree.core.optional import optional as _optional
 

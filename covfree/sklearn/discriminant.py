@@ -32,7 +32,7 @@ _scores = jit(lambda head, features: head(features))
 
 
 class FederatedDiscriminant(ClassifierMixin, BaseEstimator):
-    """Linear or quadratic discriminant analysis from what groups of examples send: class means, or sums.
+    """Classify by discriminant analysis, linear or quadratic, from class means or sums of groups of examples.
 
     The groups are the clients of a federation. With ``fedcof``, the default, each group sends the mean and
     the count of each of its classes, and the covariance of the discriminant is estimated from how these means
@@ -45,9 +45,9 @@ class FederatedDiscriminant(ClassifierMixin, BaseEstimator):
     Attributes:
         classes_: [C] the classes, sorted.
         head_: covfree's head, for `save_head` and ``covfree export``.
-        total_: what is kept of all examples, a total of `covfree.aggregate`. With ``fedcof``: the class means
-            of groups, or without groups the examples themselves. None for methods whose messages do not add
-            up.
+        total_: the statistics of all examples, as `covfree.aggregate` adds them up. For ``fedcof``: class
+            means of groups, or without groups the examples themselves. None for methods whose messages cannot
+            be added up.
         n_features_in_: d, the number of features.
         feature_names_in_: [d] the names of the columns, if ``X`` has names.
 
@@ -95,9 +95,9 @@ class FederatedDiscriminant(ClassifierMixin, BaseEstimator):
     ) -> FederatedDiscriminant:
         """Add examples to the earlier ones; the head is solved when it is next used.
 
-        However the data is split into parts, the head is that of ``fit`` on all data, to rounding, even if a
-        group is split. Memory grows with the groups' classes; with sums, such as those of ``fed3r``, only
-        with the groups' names.
+        Up to rounding, the head is that of ``fit`` on all data, even if a group comes in parts. Memory grows
+        with the pairs of group and class; for a method that sends sums, such as ``fed3r``, only with
+        the groups' names.
 
         Args:
             X: [examples, d] features.
@@ -158,7 +158,7 @@ class FederatedDiscriminant(ClassifierMixin, BaseEstimator):
         return self
 
     def _numbered(self, groups: Any, examples: int) -> np.ndarray:
-        """Number groups from 0; a name always has the same number."""
+        """Return each example's group as a number from 0; a name keeps its number in later calls."""
         if groups is None:
             self._clients += examples
             return np.arange(self._clients - examples, self._clients, dtype=np.int32)
@@ -195,12 +195,12 @@ class FederatedDiscriminant(ClassifierMixin, BaseEstimator):
 
     @property
     def coef_(self) -> np.ndarray:
-        """[C, d] weights of a linear head without a map; [1, d] for two classes, as `decision_function`."""
+        """[C, d] weights of a `LinearHead`; for two classes [1, d], the second class minus the first."""
         return self._linear()[0]
 
     @property
     def intercept_(self) -> np.ndarray:
-        """[C] biases of a linear head, or [1] for two classes.
+        """[C] biases of a `LinearHead`; for two classes [1], the second class minus the first.
 
         For a class without examples, the bias has a size above 10³⁸ and the sign that rules the class out.
         """
@@ -215,7 +215,7 @@ class FederatedDiscriminant(ClassifierMixin, BaseEstimator):
         return (weight[1:] - weight[:1], bias[1:] - bias[:1]) if len(weight) == 2 else (weight, bias)
 
     def _scored(self, X: Any) -> np.ndarray:
-        """Compute scores in float64; −∞ for a class without examples."""
+        """Return scores [examples, C] in float64; −∞ for a class without examples."""
         check_is_fitted(self)
         X = validate_data(self, X, dtype=_FLOATS, reset=False)
         head, found = self.head_, []
@@ -228,7 +228,7 @@ class FederatedDiscriminant(ClassifierMixin, BaseEstimator):
         return np.concatenate(found).astype(np.float64)
 
     def decision_function(self, X: Any) -> np.ndarray:
-        """Scores [examples, C]; for two classes [examples], above 0 for the second.
+        """Return scores [examples, C]; for two classes [examples], above 0 for the second.
 
         A class without examples has the lowest float32, as scikit-learn accepts no infinite scores.
         """
@@ -236,12 +236,12 @@ class FederatedDiscriminant(ClassifierMixin, BaseEstimator):
         return scores[:, 1] - scores[:, 0] if len(self.classes_) == 2 else scores
 
     def predict(self, X: Any) -> np.ndarray:
-        """Predict the class [examples] of the largest score."""
+        """Return each example's class, that of the largest score."""
         scores = self._scored(X)
         return self.classes_[scores.argmax(1)]
 
     def predict_proba(self, X: Any) -> np.ndarray:
-        """Probabilities [examples, C], the softmax of the scores.
+        """Return probabilities [examples, C], the softmax of the scores.
 
         For LDA, QDA and naive Bayes heads they are posteriors under the model. Scores of ridge heads are not
         log-densities: wrap the estimator in scikit-learn's ``CalibratedClassifierCV``.
@@ -252,7 +252,7 @@ class FederatedDiscriminant(ClassifierMixin, BaseEstimator):
 
 
 def _same(method: Method[Any], other: Method[Any]) -> bool:
-    """Whether two methods are equal, with their numbers."""
+    """Return whether two methods have the same parts and equal numbers."""
     if jax.tree.structure(method) != jax.tree.structure(other):
         return False
     return all(map(np.array_equal, jax.tree.leaves(method), jax.tree.leaves(other)))

@@ -1,4 +1,4 @@
-"""Studies: data sets × federations × methods × seeds, resumable, in one folder and one table."""
+"""Studies: run data sets × federations × methods × seeds, store the runs in a folder, tabulate them."""
 
 from covfree.studies.federation import Federation as Federation
 from covfree.studies.federation import LeftOut as LeftOut

@@ -1,4 +1,4 @@
-"""A method in closed form over several rounds: clients arrive, and each sends its statistics once."""
+"""Run a method in closed form over rounds in which clients arrive; each sends its statistics once."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ class Arrival(NamedTuple):
     """The outcome of a round.
 
     Attributes:
-        record: the round's line in the history, numbered from 1; has ``accuracy`` only if the head was made.
-        head: the head of all clients that came so far; None if it was not made.
+        record: the round's line in the history, numbered from 1; has ``accuracy`` only if it was measured.
+        head: the last head that was made, of the clients that had come by then; None before the first.
     """
 
     record: Record
@@ -38,19 +38,19 @@ def arrivals(
     extractor: int | float = 0,
     measured: Callable[[int], bool] = lambda number: True,
 ) -> Iterator[Arrival]:
-    """Yield each round with its cost, and the accuracy of the head of all clients that came so far.
+    """Yield an `Arrival` for each round: its cost, and the accuracy of the head of all clients so far.
 
     A client sends its statistics in its first round, and nothing later. The server adds them to those that it
     has, and solves for the head again. If no new client of a round has examples, the head stays the same.
 
     Args:
-        method: a method. If it is not `Method.one_shot`, clients would be asked again in later rounds; bytes
-            and operations are counted as if they were asked once.
+        method: a method. If it is not `Method.one_shot`, the server would ask earlier clients again when
+            others arrive; bytes and operations of this are not counted.
         data: training and test examples.
         clients: the client of each training example.
         schedule: [rounds, drawn], the clients of each round, −1 for nobody.
         seed: the seed of the method's draws.
-        extractor: operations of the extractor for each example, which are added to the clients' own.
+        extractor: operations of the feature extractor on one example, added to the clients' operations.
         measured: function from a round's number (from 1) to whether the head is made and tested; in the last
             round it always is.
     """
@@ -65,7 +65,7 @@ def arrivals(
     for number, drawn in enumerate(schedule, start=1):
         new = [client for client in drawn if client >= 0 and not came[client]]
         came[new] = True
-        # Make absent clients padding, so that all rounds share a compiled function.
+        # Mark absent clients' examples as padding (−1), so that all rounds share a compiled function.
         here, seconds = np.where((clients >= 0) & came[clients], clients, -1), 0.0
         senders = len(np.unique(clients[np.isin(clients, new)]))
         stale |= senders > 0

@@ -1,4 +1,4 @@
-"""Heads, alone or after their network, in the file formats of other libraries, compared with covfree."""
+"""Write heads, alone or after their network, to files for other libraries, and compare the scores."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _TOLERANCE = 1e-3
 
 
 class Difference(NamedTuple):
-    """The difference between an exported file and covfree.
+    """How far the scores of an exported file are from covfree's.
 
     Attributes:
         most: the largest difference between scores.
@@ -92,7 +92,7 @@ def export_onnx(
         output: the tensor of an ONNX file that is the head's input, as in `covfree.backbones.from_onnx`.
 
     Returns:
-        The differences between onnxruntime with the file and covfree, on random inputs.
+        How far onnxruntime's scores are from covfree's, on random inputs.
 
     Raises:
         ValueError: if the network's features do not fit the head, or the file's scores differ from covfree's.
@@ -139,7 +139,7 @@ def _traced(network: Backbone, params: Any) -> Any:
 
 
 def _loaded(onnx: Any, path: Path, output: str | None) -> Any:
-    """Read an ONNX file, and make the head's input one of its outputs."""
+    """Read an ONNX model, and make the tensor ``output``, if it is an inner one, an output of the model."""
     model = onnx.load(str(path))
     if _opset(model) < _OLDEST:
         model = onnx.version_converter.convert_version(model, _OLDEST)
@@ -158,7 +158,7 @@ def _opset(model: Any) -> int:
 
 
 def _shape(session: Any, path: Path) -> tuple[int, ...]:
-    """Return the shape of one example."""
+    """Return the shape of one example for a model's input; free sides become 3 channels, or 224 pixels."""
     inputs = {each.name: each.shape for each in session.get_inputs()}
     if len(inputs) != 1 or session.get_inputs()[0].type != "tensor(float)":
         raise ValueError(f"network: expected one input in float32 in {path}, got {inputs}")
@@ -172,7 +172,7 @@ def _shape(session: Any, path: Path) -> tuple[int, ...]:
 
 
 def _joined(onnx: Any, before: Any, saved: SavedHead, output: str | None) -> Any:
-    """Join a network and a head."""
+    """Return one ONNX model of a network ``before`` and the head after it."""
     settings: dict[str, Any] = {"opset": _opset(before), "ir_version": before.ir_version}
     after = head_to_onnx(saved.head, class_names=saved.class_names, **settings)
     del after.opset_import[:]

@@ -26,9 +26,8 @@ _LIBRARIES = tuple(sysconfig.get_path(name) for name in ("purelib", "platlib", "
 def fingerprint(method: Method) -> str:
     """Return a digest of a method's functions and numbers, which is the same in every process.
 
-    If a function or class is not covfree's, the text of its file counts, and that of the user's files that it
-    imports, so that a changed text gives another fingerprint. For functions without a file, as in a notebook,
-    the compiled code counts.
+    For a user's own function or class, the text of its file is hashed too, and that of the user's files that
+    it imports; for a function without a file, as in a notebook, its compiled code.
 
     >>> import covfree
     >>> fingerprint(covfree.fed3r(1.0)) == fingerprint(covfree.fed3r(1.0))
@@ -49,7 +48,7 @@ def fingerprint(method: Method) -> str:
 
 
 def _own_code(part: Any, seen: set[int]) -> Iterator[bytes]:
-    """Yield the code of the functions and classes in a method's parts that are not covfree's."""
+    """Yield the code of the user's functions and classes in a part of a method, and in what it contains."""
     yield from _files(sys.modules.get(type(part).__module__), seen)
     if isinstance(part, FunctionType):
         if id(part) in seen:
@@ -79,7 +78,7 @@ def _own_code(part: Any, seen: set[int]) -> Iterator[bytes]:
 
 
 def _files(module: ModuleType | None, seen: set[int]) -> Iterator[bytes]:
-    """Yield the text of a user's module, and of the user's modules that its names come from."""
+    """Yield the text of a user's module, and of the user's modules that it imports names from."""
     path = getattr(module, "__file__", None) or ""
     if id(module) in seen or not path.endswith(".py") or path.startswith(_LIBRARIES):
         return

@@ -26,12 +26,12 @@ class History:
         self._written, self._first, self._flops = 0, 0, np.zeros(0)
 
     def begin(self, records: list[Record], flops: np.ndarray) -> None:
-        """Take all records up to a closed-form stage, and clients' operations in each later round."""
+        """Start from the records up to a closed-form stage; `flops`: clients' operations by later round."""
         self.records, self._flops = list(records), flops
         self._first = self.records[-1]["round"]
 
     def __call__(self, rounds: list[Record]) -> bool:
-        """Take the records of the rounds since the last stage; return False, as a run is never stopped."""
+        """Add, write and report the new ones of the records since the last stage; return False (go on)."""
         for record in rounds[self.records[-1]["round"] - self._first :]:
             number, flops = self._first + record["round"] + 1, float(self._flops[record["round"]])
             self.records.append({**record, "round": number, "flops": flops})

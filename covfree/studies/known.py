@@ -17,7 +17,7 @@ from covfree.methods import Method, registry
 GROUP = "covfree.methods"
 # The family of other methods: what their clients send is not known before they run.
 _FAMILY = "other"
-# The text between the names of methods among which clients choose.
+# Joins names of methods, one of which clients choose: ``fedcof-or-fedcof-student``.
 JOINT = "-or-"
 _OPEN = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 
@@ -42,7 +42,7 @@ def entry_of(name: str) -> Entry[Method]:
 
 
 def is_own(name: str) -> bool:
-    """Whether the method of this name, with or without numbers, is not one of covfree's."""
+    """Return whether a name, with or without numbers, means or includes a method that is not covfree's."""
     return any(each.partition(":")[0] not in registry() for each in name.split(JOINT))
 
 
@@ -68,7 +68,7 @@ def function_of(name: str, option: str = "methods") -> Any:
 
 
 def _function(path: Path, function: str, option: str = "methods") -> Any:
-    """Import a file as ``python mine.py`` would, once, and return its function of this name."""
+    """Import a Python file once, with its folder in ``sys.path``, and return one of its functions."""
     if not path.is_file():
         raise ValueError(f"{option}: expected a Python file, got {str(path)!r}, which is not there")
     module = "covfree_user_" + re.sub(r"\W", "_", str(path.resolve()))

@@ -1,4 +1,4 @@
-"""Running a method in closed form on one federation: its accuracy, its cost, and its time."""
+"""Run a method in closed form on one federation; measure its accuracy, cost and time."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from covfree.studies.timing import timed
 
 
 class _Solved(NamedTuple):
-    """A head, the bytes that clients sent for it, and the seconds that it took."""
+    """A head, what clients sent for it, the seconds it took, and the method that clients chose, if any."""
 
     head: Any
     sent: covfree.SentBytes
@@ -43,7 +43,7 @@ def run_method(
     figures: Sequence[str] = (),
     predictions: bool = False,
 ) -> Run:
-    """Run a method as `covfree.fit` and `covfree.evaluate` do, but step by step, to time each step."""
+    """Run a method as `covfree.fit` and `covfree.evaluate` do, and time clients and server separately."""
     data, clients = task.data, task.clients
     if method is POOLED:
         return _run_pooled(name, task, figures, predictions)
@@ -68,7 +68,7 @@ def run_method(
 
 
 def _run_pooled(name: str, task: Task, figures: Sequence[str], predictions: bool) -> Run:
-    """Train on all clients' examples in one place; sending the examples there is counted."""
+    """Train `pooled_head` on all clients' examples in one place; bytes are those of sending the examples."""
     data, clients = task.data, task.clients
     labels = np.where(clients >= 0, np.asarray(data.train_labels), -1)
     train = np.asarray(task.inputs), labels, data.num_classes

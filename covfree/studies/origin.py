@@ -32,12 +32,12 @@ def origin_of(data: FeatureSet, seed: int) -> dict[str, Any]:
 
 
 def says_enough(origin: Mapping[str, Any] | None) -> bool:
-    """Whether an origin was made by `origin_of`; `covfree.save_head` accepts others too."""
+    """Return whether an origin has the entries of `origin_of`; `covfree.save_head` accepts others too."""
     return origin is not None and {"dataset", "examples", "seed", "train", "hashes"} <= set(origin)
 
 
 def seen_in_training(data: FeatureSet, seed: int, origin: Mapping[str, Any]) -> str:
-    """Say why the test part holds examples that the head was fitted to; empty if it has none or few."""
+    """Explain why the head was fitted to examples of the test part; empty if it was not, or to few."""
     known = np.array([int(one, 16) for one in origin["hashes"]], np.uint64)
     looked_at = found = 0
     for hashes in _hashes(data.test_features):
@@ -66,7 +66,7 @@ def _examples(data: FeatureSet) -> int:
 
 
 def _hashes(features: Any) -> Iterator[np.ndarray]:
-    """Yield hashes of the examples rounded to float16: a copy in another precision has the same hashes."""
+    """Yield hashes of examples, rounded to float16 so that a copy in another precision hashes alike."""
     for part in blocks(features):
         block = np.asarray(features[part])
         largest = abs(block).max(1, initial=0, keepdims=True).astype(np.float64)

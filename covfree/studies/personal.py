@@ -1,4 +1,4 @@
-"""A model for each client, as in FedCGS's Table 3: local training, FedAvg, and methods between them."""
+"""Train and test a model for each client, as in FedCGS's Table 3, by local training, FedAvg and others."""
 
 from __future__ import annotations
 
@@ -38,14 +38,14 @@ _EVERY = 10
 
 
 class Part(NamedTuple):
-    """Some examples and their clients."""
+    """Features, labels and clients of some examples."""
 
     features: np.ndarray
     labels: np.ndarray
     clients: np.ndarray
 
     def split(self, share: float, rng: np.random.Generator) -> tuple[Part, Part]:
-        """Split off a share of each client's examples; return the others first."""
+        """Split off a random share of each client's examples; return the rest, then the share."""
         order = rng.permutation(len(self.labels))
         order = order[np.argsort(self.clients[order], kind="stable")]
         sizes = np.bincount(self.clients)
@@ -55,10 +55,10 @@ class Part(NamedTuple):
 
 
 class Start(NamedTuple):
-    """The common start of all methods.
+    """What all methods start from.
 
     Attributes:
-        model: the model.
+        model: the model before training.
         again: function from the result of a FedAvg run to a model for further training.
         prototypes: class means of all clients' features.
     """
@@ -72,10 +72,10 @@ class Personalised(NamedTuple):
     """The result of personalised training.
 
     Attributes:
-        accuracy: [clients] the share of a client's own test examples that it predicts correctly; NaN without
-            any.
-        diverged: the round that gave no finite model and was undone, so that the accuracies are not those of
-            the full training; None if there was none.
+        accuracy: [clients] the share of correct predictions on a client's own test examples; NaN if it has
+            none.
+        diverged: the first round whose model was not finite; it was undone and the rounds ended, so that the
+            accuracies are of fewer rounds. None if there was none.
         bytes_up: bytes that clients sent in the rounds.
         bytes_down: bytes that clients received in the rounds.
         seconds: the time of the rounds.
@@ -103,7 +103,7 @@ def personalised(
     checkpoint: Path | None = None,
     batch_size: int = 32,
 ) -> Personalised:
-    """Train each client's own model, or FedAvg's one model for all; all clients take part in each round.
+    """Train a model for each client, or one by FedAvg, with all clients in each round; test it by client.
 
     Args:
         method: one of `TITLES`.
@@ -162,7 +162,7 @@ def personalised(
 
 
 def _closed_form(train: Part, test: Part, num_classes: int) -> Personalised:
-    """Solve a global ridge regression from one message, then one in closed form at each client."""
+    """Solve AFL's ridge regression from one message a client, then `ridge_at_home` at each client."""
     if train.features.ndim != 2:
         raise ValueError("methods: afl: expected features, got images")
     begun, method = time.perf_counter(), covfree.afl()
@@ -207,7 +207,7 @@ class Personalisation:
     norms: Norms = "frozen"
 
     def start(self, task: Task) -> Start:
-        """Make the common start of all methods: a head on an adapter, or on a network."""
+        """Make what all methods start from: a head on an adapter, or on a network."""
         data, network = task.data, task.network
         begun = start_of(From(self.init, self.temperature, "once", 1.0, 1, 0), task)
         fixed = begun.temperature
@@ -219,7 +219,7 @@ class Personalisation:
             return finetune.network_model(network.backbone, params, head, **about)
 
         if network is None:
-            # Use a random stream apart from the head's.
+            # Use another random key than the head's.
             own = derive(jax.random.key(task.seed), "adapter")
             first = finetune.adapter_model(begun.head, rank=self.rank, key=own)
         else:
@@ -265,9 +265,9 @@ def dealt(
     pixels: tuple[np.ndarray, np.ndarray] | None = None,
     network: Network | None = None,
 ) -> Task:
-    """Assign all examples to clients, which keep a share of theirs aside for tests.
+    """Assign examples to clients, each of which sets a share of its examples aside for tests.
 
-    If the data has clients, they are kept; if it also assigns test examples to clients, so are those.
+    If the data has clients, they split its training part alone; if also clients of the test part, it stays.
     """
     features = data.train_features, data.test_features
     inputs = features if pixels is None else pixels

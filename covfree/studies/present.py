@@ -1,4 +1,4 @@
-"""Output of a study's results: printed, written to its folder, drawn, and as a page."""
+"""Print a study's results, write and draw them in its folder, and make a page of them."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def _one(study: Study, lost: Sequence[LeftOut]) -> str:
 
 
 def _several(study: Study, lost: Sequence[str]) -> str:
-    """Name the settings that all federations share, then the examples left out of each."""
+    """Return a title of the settings that all federations share, followed by the lines of `lost`."""
     clients, partitions, alphas = (
         {getattr(place, name) for place in study.federations} for name in ("clients", "partition", "alpha")
     )

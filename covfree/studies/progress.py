@@ -19,14 +19,14 @@ class Listener:
 
 
 class Lines(Listener):
-    """Progress in lines on stderr, the first after some seconds: short work is silent."""
+    """Prints progress as lines on stderr, the first after some seconds, so that short work prints none."""
 
     def __init__(self, every: float = 5.0) -> None:
         """Print at most one line in ``every`` seconds."""
         self.every, self._last = every, time.monotonic()
 
     def step(self, text: str, done: int, total: int, line: str = "") -> None:
-        """Print how far the work is, unless a line was printed a moment ago."""
+        """Print how far the work is, unless the last line is less than ``every`` seconds old."""
         if time.monotonic() - self._last >= self.every:
             say(f"{done} of {total} done, now {text}")
             self._last = time.monotonic()

@@ -110,7 +110,7 @@ def inner_dirichlet(
 
 
 def _random_turns(room: list[int], rng: np.random.Generator) -> np.ndarray:
-    """Draw the order in which clients take examples: each step picks uniformly among clients with `room`."""
+    """Draw the order in which clients take examples: each step picks uniformly among clients with room."""
     uniform = _uniforms(rng).__next__
     clients = _OpenSet(room)
     turns = []
@@ -157,7 +157,7 @@ def _urn_draws(
 
 
 class _OpenSet:
-    """The indices for which `left` is above 0, as unordered `items`, updated in constant time."""
+    """The set of indices i with ``left[i] > 0``: a list `items` in no order, updated in constant time."""
 
     def __init__(self, numbers: list[int]):
         self.left = list(numbers)
@@ -273,7 +273,7 @@ def _concentration(alpha: object, num_partitions: int) -> np.ndarray:
 def _class_splits(
     counts: list[int], alpha: np.ndarray, self_balancing: bool, rng: np.random.Generator
 ) -> np.ndarray:
-    """Draw once for `dirichlet`: return the client of each example, in the order of `by_class`."""
+    """Draw one partition for `dirichlet`: the client of each example, in the order of `by_class`."""
     num_partitions = alpha.size
     average = sum(counts) / num_partitions
     sizes = np.zeros(num_partitions, np.int64)

@@ -122,7 +122,7 @@ def _random_of_sizes(sizes: np.ndarray, rng: np.random.Generator) -> Clients:
 
 
 def warn_of_left_out(labels: np.ndarray, clients: Clients) -> Clients:
-    """Return the clients, and warn how many examples and whole classes no client holds."""
+    """Warn how many examples, and how many whole classes, are on no client; return `clients` unchanged."""
     held = clients >= 0
     if not held.all():
         classes = np.unique(labels).size - np.unique(labels[held]).size
@@ -136,7 +136,7 @@ def warn_of_left_out(labels: np.ndarray, clients: Clients) -> Clients:
 
 
 def check_num_examples(labels: ArrayLike | int) -> int:
-    """Return n for a partitioner that does not use the labels, and therefore accepts n instead."""
+    """Return the number of examples n, given their labels or n itself."""
     if np.ndim(labels) == 0:
         return check_integer("labels", labels, 1)
     return check_integers("labels", labels, 0).size

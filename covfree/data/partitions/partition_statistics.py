@@ -13,8 +13,8 @@ from covfree.core.checks import check_integer, check_integers
 class PartitionStatistics:
     """Counts of a partition of n examples of C classes over K clients, from `partition_statistics`.
 
-    A pair is a client and a class of which it holds an example. Methods that send class means send one mean
-    for each pair.
+    A pair is a client and a class that the client has examples of. Methods that send class means send one
+    mean for each pair.
 
     Attributes:
         num_examples: n, including unassigned examples.
@@ -60,7 +60,7 @@ class PartitionStatistics:
         return int((self.sizes == 0).sum())
 
     def as_table(self) -> str:
-        """Write the statistics as a few lines of plain text."""
+        """Return the statistics as a few lines of plain text."""
         rows = [
             ("examples per client", self.sizes, "d"),
             ("classes per client", self.classes_per_client, "d"),
@@ -96,7 +96,7 @@ def partition_statistics(
 ) -> PartitionStatistics:
     """Count the examples of each client and class.
 
-    Takes a sort of n numbers, and memory of order n + K + C; the table [K, C] is never made.
+    It sorts n numbers and needs O(n + K + C) memory; the table [K, C] is never made.
 
     Args:
         labels: [n] class of each example, integers ≥ 0.
@@ -159,7 +159,7 @@ def partition_statistics(
 def check_assignment(
     labels: ArrayLike, clients: ArrayLike, num_clients: int | None
 ) -> tuple[np.ndarray, np.ndarray, int]:
-    """Return labels, clients and K; raise unless each example has a class, and a client or −1 for none."""
+    """Check labels [n] and clients [n] (−1 for none); return both as arrays, and the number of clients."""
     labels = check_integers("labels", labels, 0)
     clients = check_integers("clients", clients, -1)
     if labels.size != clients.size:

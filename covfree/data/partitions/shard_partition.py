@@ -115,7 +115,7 @@ def pathological(
 
     - "random": a uniform choice without replacement;
     - "deterministic": the classes k, k + 1, … modulo C. With one class a client and as many clients as
-      classes, it is Fed3R's split of CIFAR-100 (Fanì et al. 2024, α = 0), which holds all examples;
+      classes, it is Fed3R's split of CIFAR-100 (Fanì et al. 2024, α = 0), which assigns all examples;
     - "first-deterministic": class k modulo C and a uniform choice of others.
 
     Args:

@@ -32,7 +32,7 @@ def detail(
     partitions: Mapping[int, PartitionStatistics],
     names: Sequence[str],
 ) -> dict[str, Any]:
-    """Summarise a method's runs."""
+    """Return a method's section of the page: bars by class, a histogram of clients, confused classes."""
     counts = confusion_counts(predictions.values(), len(names))
     accuracy = class_accuracy(counts)
     confused = _confused(counts, names)
@@ -126,7 +126,7 @@ def _bar(name: str, length: float, text: str) -> dict[str, Any]:
 def _expected(
     by_seed: Mapping[int, Predictions], partitions: Mapping[int, PartitionStatistics]
 ) -> np.ndarray:
-    """Return the clients' expected accuracies in all runs."""
+    """Return each client's accuracy in each run, as expected from the accuracies of the classes."""
     found = []
     for seed, predictions in by_seed.items():
         accuracy = class_accuracy(confusion_counts([predictions], partitions[seed].num_classes))
@@ -163,7 +163,7 @@ def _confused(counts: Integer[np.ndarray, "classes predicted"], names: Sequence[
 
 
 def _matrix(counts: Integer[np.ndarray, "classes predicted"], names: Sequence[str]) -> dict[str, Any]:
-    """Lay out all counts, with a column for examples without a prediction if there are any."""
+    """Lay out the confusion matrix; a last column counts examples without a prediction, if there are any."""
     some = counts[:, -1].any()
     shown = counts if some else counts[:, :-1]
     every = np.maximum(counts.sum(1, keepdims=True), 1)

@@ -70,13 +70,13 @@ def ranked(scored: Sequence[Scored]) -> list[Scored]:
 
 
 def headline(scored: Sequence[Scored], num_tests: int, bytes_name: str) -> list[str]:
-    """Write the headline of one federation."""
+    """Return the sentences on the methods' accuracy and cost in one federation."""
     first, *others = _of_all(scored, num_tests, bytes_name)
     return [first, *others, *_left_out(scored)]
 
 
 def gains(scored: Sequence[Scored], said: Sequence[str]) -> list[str]:
-    """Add to the headline what training gained or lost.
+    """Return the headline ``said`` with sentences on what training gained or lost.
 
     If the best start is above all results of training, the sentence about it comes first.
     """
@@ -163,7 +163,7 @@ def over_places(places: Sequence[Sequence[Scored]]) -> list[str]:
 
 
 def _at_the_top(order: Sequence[Scored]) -> list[str]:
-    """Return the best method and those of the same digits, or else a second that seeds do not tell apart."""
+    """Return the best method and those equal in print; else also the second, if the interval includes 0."""
     best = percent(order[0].mean, None)
     level = [one.title for one in order if percent(one.mean, None) == best]
     if len(order) > len(level) == 1 and (found := interval(order[1].over(order[0]))) and found[1] >= 0:
@@ -176,7 +176,7 @@ def _tied(number: int) -> str:
 
 
 def _ahead(best: Scored, second: Scored, share: str, over: str) -> list[str]:
-    """Say which method is best, by how much, and how sure that is."""
+    """Return sentences on which method is best, by how much, and how certain that is."""
     first = f"{best.title} has the highest test accuracy: {share} % {over}."
     apart = best.over(second)
     if not apart:
@@ -197,7 +197,7 @@ def _ahead(best: Scored, second: Scored, share: str, over: str) -> list[str]:
 
 
 def _sureness(best: Scored, num_tests: int) -> list[str]:
-    """For a single seed, or seeds that change nothing, give the standard error of the test examples."""
+    """If all seeds give the same accuracy, return a sentence on the standard error by the test examples."""
     values = best.accuracy.values()
     if max(values) - min(values) >= 1e-7 or not num_tests:
         return []
@@ -210,7 +210,7 @@ def _sureness(best: Scored, num_tests: int) -> list[str]:
 
 
 def _cost(best: Scored, others: Sequence[Scored], bytes_name: str) -> str:
-    """Say the bytes of the best method, and a method that is nearly as good for fewer."""
+    """Return a sentence on the best method's bytes, and on a method nearly as good for fewer bytes."""
     text = f"{best.title} takes {as_bytes(best.bytes)} ({bytes_name})"
     near = [one for one in others if one.bytes < best.bytes and best.mean - one.mean <= _NEAR]
     if near:

@@ -52,7 +52,7 @@ def shown(value: Any) -> str:
 
 
 def unbroken(text: str) -> str:
-    """Keep numbers on one line with their units, by no-break spaces.
+    """Put no-break spaces between numbers and their units.
 
     >>> unbroken("0.3 % for 2.1 MB").replace("\N{NO-BREAK SPACE}", "_")
     '0.3_% for 2.1_MB'
@@ -72,7 +72,7 @@ def command_line(command: str, settings: Mapping[str, Any]) -> str:
             continue
         words = [f"--{name.replace('_', '-')}"]
         if isinstance(value, list):
-            # Without the trailing comma, `--seeds 3` would mean three seeds.
+            # End lists of one seed with a comma: "3," is the seed 3, but "3" means three seeds.
             words.append(",".join(map(str, value)) + ("," if name == "seeds" and len(value) == 1 else ""))
         elif value is not True:
             words.append(str(value))

@@ -70,7 +70,7 @@ def page_of(
 
 
 def scored_of(results: Sequence[Result], down: bool) -> list[Scored]:
-    """Return the methods' figures; the accuracy is NaN for a seed with which a method failed."""
+    """Return a `Scored` for each method; the accuracy is NaN for a seed with which the method failed."""
     lost = {run.seed: nan for result in results for run in result.runs}
     scored = []
     for result in results:
@@ -90,7 +90,7 @@ def _place(
     down: bool,
     prefix: str,
 ) -> dict[str, Any]:
-    """Make the section of one federation."""
+    """Make the page's section on one federation."""
     federation, trained = results[0].runs[0].federation, report.is_trained(results)
     assert federation is not None
     seeds = list(dict.fromkeys(run.seed for result in results for run in result.runs))
@@ -135,7 +135,7 @@ def _rank(scored: Scored) -> tuple[bool, float]:
 
 
 def _with_gap(table: Table, scored: Sequence[Scored], place: int) -> Table:
-    """Add to the terminal's table, after the accuracies, each method's difference to the best."""
+    """Add a column to a table, after column ``place``: each method's difference to the best."""
     columns = (*table.columns[: place + 1], "behind the best", *table.columns[place + 1 :])
     lines = tuple(
         (*line[: place + 1], gap, *line[place + 1 :])
@@ -155,7 +155,7 @@ def _points(results: Sequence[Result], bytes_name: str, prefix: str) -> dict[str
 
 
 def _sweep(results: Sequence[Result]) -> list[dict[str, Any]]:
-    """Draw the picture of a sweep, if a number was swept."""
+    """Draw accuracy against the number in which methods differ; return no picture if there is none."""
     number = sweep.swept(results)
     if number is None:
         return []

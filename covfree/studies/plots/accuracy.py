@@ -1,4 +1,4 @@
-"""The picture of ``covfree compare``: accuracy against bytes, labels beside the points, the Pareto front."""
+"""The picture of ``covfree compare``: accuracy against bytes, with labelled points and a Pareto front."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ FRONT = "grey line and bold labels: the best accuracy at so many bytes or fewer"
 def plot(path: Path, title: str, results: Sequence[Result]) -> list[Path]:
     """Draw accuracy (mean and standard deviation) against bytes, as PNG, PDF and SVG.
 
-    Bytes are counted up, or up and down if clients receive anything before the head.
+    Bytes are those that clients send, plus those that they receive, if any, before the head.
     """
     with figures.style():
         return figures.save_all(draw(title, results), path)
 
 
 def draw(title: str, results: Sequence[Result], width: float | None = None) -> Figure:
-    """Draw the figure; see `plot`. Without a width in inches, it follows the number of methods."""
+    """Draw the figure; see `plot`. ``width`` in inches is by default chosen by the number of methods."""
     down = receives(results)
     every = [point_of(result, down) for result in results]
     points = [point for point in every if isfinite(point.accuracy) and point.size > 0]
@@ -76,7 +76,7 @@ def draw(title: str, results: Sequence[Result], width: float | None = None) -> F
 
 
 def set_limits(axes: Axes, points: Sequence[Point]) -> None:
-    """Leave room for labels around the points; show at least a decade of bytes and two percent."""
+    """Set the axes' limits: at least a decade of bytes and two percent, with room for labels."""
     exponent = np.log10([point.size for point in points] or [1e5])
     low, high = exponent.min(), exponent.max()
     room = max(0.2 * (high - low), (1 - (high - low)) / 2, 0.3)
@@ -98,7 +98,7 @@ def add_legend(figure: Figure, points: Sequence[Point]) -> None:
 
 
 def draw_points(figure: Figure, axes: Axes, points: Sequence[Point], labelled: Iterable[int]) -> None:
-    """Draw points, their Pareto front, and labels, which are bold for points on the front."""
+    """Draw points and their Pareto front; label the points in `labelled`, in bold if on the front."""
     page = _Page(figure, axes)
     chosen = [points[i] for i in labelled]
     faint = [point for point in points if point not in chosen]
@@ -130,7 +130,7 @@ def _handle(family: Family) -> Any:
 
 
 class _Page(NamedTuple):
-    """A figure and its axes, with conversions between data and places in points of the page."""
+    """A figure and its axes; converts between data and places on the page in points (1/72 inch)."""
 
     figure: Figure
     axes: Axes
@@ -161,7 +161,7 @@ class _Marks(NamedTuple):
 
 
 def _marks(page: _Page, points: Sequence[Point]) -> _Marks:
-    """Place the marks for the present size of the axes."""
+    """Place the marks for the present size of the axes; move marks that overlap apart sideways."""
     data = np.array([[point.size, point.accuracy] for point in points])
     bars = np.array([point.deviation or 0.0 for point in points])
     halves = np.array([_half(point.family) for point in points])
@@ -192,7 +192,7 @@ def _describe(figure: Figure, axes: Axes, down: bool, notes: Sequence[str], heig
 
 
 def _stairs(corners: np.ndarray) -> np.ndarray:
-    """Return boxes [2n - 2, 4] of the lines between corners [n, 2], each to the right and then up."""
+    """Return boxes [2n − 2, 4] of the lines that lead right, then up, from each corner [n, 2] to the next."""
     left, bottom = corners[:-1].T
     right, top = corners[1:].T
     return np.concatenate(

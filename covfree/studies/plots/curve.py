@@ -24,7 +24,7 @@ _DASHES = ("-", "--", "-.", *((0, pattern) for pattern in _ON_AND_OFF))
 
 
 def plot(path: Path, title: str, every: Sequence[Result], num_classes: int) -> list[Path]:
-    """Draw accuracy against rounds, bytes up and operations, from the first client on, as PNG, PDF and SVG.
+    """Draw accuracy against rounds, bytes up and operations, as PNG, PDF and SVG.
 
     Colours show starts, and dashes algorithms. Lines are means over the seeds, bands standard deviations. A
     dotted line shows the closed-form stage: from chance, 1/C, through its rounds to the start of training.
@@ -118,7 +118,7 @@ def _draw_curve(
     deviation: np.ndarray,
     style: dict[str, Any],
 ) -> None:
-    """Draw the rounds from the start of training on, which are the last ones."""
+    """Draw a curve and its band over the rounds of training, which are the last entries of `mean`."""
     mean, deviation = mean[-len(places) :], deviation[-len(places) :]
     axes.plot(places, mean, label=curve.title, **style)
     mark = {"color": style["color"], "linestyle": ""}

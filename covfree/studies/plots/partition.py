@@ -114,7 +114,7 @@ def _draw_map(figure: "Figure", axes: "Axes", statistics: PartitionStatistics) -
 
 
 def _heading(statistics: PartitionStatistics, shown: str) -> list[str]:
-    """Return lines that count the examples on clients, and what is on no client or empty."""
+    """Return lines that count examples on clients, examples and classes on no client, and empty clients."""
     held = statistics.num_examples - statistics.num_unassigned
     lines = [f"{held:,} examples on {statistics.num_clients:,} clients ({shown})"]
     absent = int((statistics.clients_per_class == 0).sum())

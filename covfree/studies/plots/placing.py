@@ -18,7 +18,7 @@ _NEAREST = 300  # number of candidate places per label
 _SWEEPS, _ORDERS = 3, 16
 # Costs, in points of line length: labels that overlap, a line through a label or mark, lines that cross.
 _COVER, _THROUGH, _CROSS = 1e4, 400.0, 100.0
-# Costs of texts that run together, and of each point of the page by which another point is too near.
+# Costs of texts that run together, and, per point of distance, of a label too near to another point.
 _BESIDE, _NEARER = 200.0, 6.0
 
 
@@ -105,7 +105,7 @@ def _settle(
 def _candidates(
     point: np.ndarray, size: np.ndarray, marks: np.ndarray, bounds: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return free boxes [m, 4] for a label in rings around its point, and the place in each nearest to it."""
+    """Return free boxes [m, 4] for a label, in rings around its point, and their nearest places to it."""
     reach = np.hypot(*(bounds[2:] - bounds[:2]))
     radii = np.concatenate([np.arange(5, 40, 3), np.arange(40, reach, 8)])
     direction = np.stack([np.cos(_ANGLES), np.sin(_ANGLES)], 1)
@@ -121,7 +121,7 @@ def _candidates(
 
 
 def _meet(first: np.ndarray, second: np.ndarray, sideways: float = _GAP) -> np.ndarray:
-    """Whether boxes [m, 4] and [k, 4] are nearer than ``sideways`` and, vertically, `_GAP`: [m, k]."""
+    """Return whether boxes [m, 4] and [k, 4] are nearer than ``sideways`` and, vertically, `_GAP`: [m, k]."""
     gap = np.array([sideways, _GAP])
     near = (first[:, None, :2] < second[:, 2:] + gap) & (first[:, None, 2:] > second[:, :2] - gap)
     return np.asarray(near.all(-1))
@@ -134,7 +134,7 @@ def _distance(boxes: np.ndarray, points: np.ndarray) -> np.ndarray:
 
 
 def _lines_meet(start: np.ndarray, ends: np.ndarray, boxes: np.ndarray) -> np.ndarray:
-    """Whether lines from a point [2] to ends [m, 2] pass through boxes [k, 4]: [m, k]."""
+    """Return whether lines from a point [2] to ends [m, 2] pass through boxes [k, 4]: [m, k]."""
     step = (ends - start)[:, None]
     step = np.where(step == 0, 1e-9, step)
     # The parameter in [0, 1] where a line crosses each side: [m, k, x and y].
@@ -145,7 +145,7 @@ def _lines_meet(start: np.ndarray, ends: np.ndarray, boxes: np.ndarray) -> np.nd
 
 
 def _cross(start: np.ndarray, ends: np.ndarray, starts: np.ndarray, others: np.ndarray) -> np.ndarray:
-    """Whether lines from a point [2] to ends [m, 2] cross the lines from starts to others, [k, 2]: [m, k]."""
+    """Return whether lines from a point [2] to ends [m, 2] cross lines from starts to others [k, 2]."""
     ends = ends[:, None]
     here = _side(start, ends, starts) * _side(start, ends, others)
     there = _side(starts, others, start) * _side(starts, others, ends)
@@ -153,5 +153,5 @@ def _cross(start: np.ndarray, ends: np.ndarray, starts: np.ndarray, others: np.n
 
 
 def _side(a: np.ndarray, b: np.ndarray, c: np.ndarray) -> np.ndarray:
-    """On which side of the line from a to b c is: −1, 0 or 1."""
+    """Return on which side of the line from a to b the point c is: −1, 0 or 1."""
     return np.sign((b - a)[..., 0] * (c - a)[..., 1] - (b - a)[..., 1] * (c - a)[..., 0])

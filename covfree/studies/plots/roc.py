@@ -1,4 +1,4 @@
-"""The picture of ``covfree audit``: the share of members found against that of others taken for members."""
+"""The picture of ``covfree audit``: ROC curves of the attack that tells members from others."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def plot(path: Path, title: str, findings: Sequence[Finding]) -> list[Path]:
 
 
 def _curve(finding: Finding) -> tuple[np.ndarray, np.ndarray]:
-    """Shares of others and of members above each threshold."""
+    """Return the shares of others, and of members, with a score of each threshold or above."""
     thresholds = np.unique(np.r_[finding.members, finding.others])[::-1]
     shares = [
         1 - np.searchsorted(np.sort(each), thresholds, side="left") / len(each)

@@ -1,4 +1,4 @@
-"""A picture of sites: how far their class means are from the others', and in which order."""
+"""A picture of sites: how far each site's class means are from the others', and how its classes agree."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _NAMED = 24
 
 
 def plot_sites(report: SiteReport) -> Figure:
-    """Draw each site as a point; those that fail are named, with the kind of reason."""
+    """Draw each site as a point; label those not to be believed with name and reason."""
     with figures.style():
         figure = figures.new_figure(5.5, 3.6)
         axes = figure.add_subplot()

@@ -180,7 +180,7 @@ def legend_below(figure: Figure, handles: Sequence[Any]) -> None:
 
 
 def band() -> Any:
-    """Return the legend's entry of the bands around lines."""
+    """Return the legend's entry for the bands around lines."""
     from matplotlib.patches import Patch
 
     return Patch(color=GREY, alpha=BAND, linewidth=0, label="mean ± one standard deviation")

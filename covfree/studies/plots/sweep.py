@@ -1,4 +1,4 @@
-"""The picture of a sweep: accuracy against the swept number, with a panel for each other setting."""
+"""The picture of a sweep: accuracy against the number that varies, with a panel for each other setting."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _FAR = 3.0
 
 
 class _Point(NamedTuple):
-    """A result in the picture; ``place`` is None if its method does not take the swept number."""
+    """A result in the picture; ``place`` is the number that varies, None if the method does not take it."""
 
     panel: tuple[str, Any]
     curve: str
@@ -37,7 +37,7 @@ class _Point(NamedTuple):
 
 
 def swept(results: Sequence[Result]) -> str | None:
-    """Name the number with the most values: ``"alpha"``, ``"clients"`` or a method's; None if none varies."""
+    """Return which number has most values: ``"alpha"``, ``"clients"`` or a method's; None if none varies."""
     values: dict[str, set[float]] = {"alpha": set(), "clients": set()}
     for result in results:
         federation, own = result.place[1], _numbers(result)
@@ -52,11 +52,11 @@ def swept(results: Sequence[Result]) -> str | None:
 
 
 def plot(path: Path, title: str, results: Sequence[Result], number: str) -> list[Path]:
-    """Draw accuracy against the swept number, as PNG, PDF and SVG.
+    """Draw accuracy against ``number``, which varies between results, as PNG, PDF and SVG.
 
-    Lines are means over the seeds, bands standard deviations, which the legend says. A method that does not
-    take the number is a horizontal line. A curve far below all others is left out of the axes, so that it
-    does not squeeze them; the legend says so.
+    Lines are means over the seeds, bands one standard deviation. A method that does not take the number is a
+    horizontal line. A curve far below all others is left out of the axes, as it would squeeze the others; the
+    legend says so.
     """
     with figures.style():
         return figures.save_all(draw(title, results, number), path)
@@ -111,7 +111,7 @@ def draw(title: str, results: Sequence[Result], number: str, *, narrow: bool = F
 
 
 def _numbers(result: Result) -> dict[str, Any]:
-    """The method's own numbers; none if clients choose among several methods."""
+    """Return the numbers in a method's name; none if clients choose among several methods."""
     return {} if JOINT in result.method else parsed(result.method, "")[1]
 
 
@@ -133,7 +133,7 @@ def _is_number(value: Any) -> TypeGuard[float]:
 
 
 def _set_scale(axes: Axes, places: Sequence[float]) -> None:
-    """Make an axis logarithmic if its numbers are at least 0 and span much; tick all results if few."""
+    """Make the x axis logarithmic if its values are at least 0 and span a factor of 8; tick each if few."""
     from matplotlib.ticker import NullLocator
 
     values = sorted(set(places))
@@ -151,7 +151,7 @@ def _set_scale(axes: Axes, places: Sequence[float]) -> None:
 
 
 def _draw_curve(axes: Axes, points: Sequence[_Point], style: dict[str, Any]) -> np.ndarray:
-    """Draw the results of a curve; return the ends of its bands: empty without bands."""
+    """Draw a curve through points, and its band; return the band's ends, or [0] numbers without points."""
     if not points:
         return np.zeros(0)
     accuracy = np.array([point.result.accuracy[0] for point in points], float)
