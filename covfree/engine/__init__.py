@@ -1,4 +1,4 @@
-"""Running a method: its rounds over rows, then its head."""
+"""Run a method: sum its rounds over clients' rows, then solve for the classifier (the head)."""
 
 from covfree.engine import aggregate as aggregate
 from covfree.engine import distributed as distributed

@@ -1,8 +1,7 @@
-"""Totals of examples: each worker of a cluster sums its shards, and totals merge in any order.
+"""Sums over examples (totals) that determine a head: each worker sums its shards; totals merge in any order.
 
-`zero` starts, `add` takes a shard's examples, `merge` puts two totals together, `finish` solves for the head.
-Totals are NumPy arrays and can be pickled. In whatever order they are merged, the head is that of `fit` to
-rounding.
+`zero` makes an empty total, `add` adds a shard's examples, `merge` merges two totals, and `finish` solves for
+the head. Totals are NumPy arrays and can be pickled. The head equals that of `fit` within rounding.
 """
 
 from __future__ import annotations
@@ -27,7 +26,8 @@ from covfree.methods import Method
 from covfree.methods.method import check_method
 from covfree.methods.rounds import option
 
-# Merge only once at least this many rows wait: merging costs d² memory traffic, however few the rows.
+# Merge only if more rows than this are unmerged: each merge reads and writes d² numbers, however few the
+# rows.
 _WAITING = 2048
 
 
@@ -139,13 +139,13 @@ def add(
 ) -> Aggregate[H]:
     """Return the total with more examples; the given total does not change.
 
-    Takes the time of a Gram matrix if the method needs one, else of a sum by client and class. Beside the
-    total it needs memory for some thousand rows, not for the features.
+    The cost is that of a Gram matrix if the method needs one, or else of a sum by client and class. The extra
+    memory is that of some thousand rows, not of all features.
 
     Args:
         total: from `zero`, `add` or `merge`.
-        features: features of some examples. They may be of many clients, and of a part of a client's
-            examples.
+        features: features of some examples. They may belong to several clients, and need not be all examples
+            of a client.
         labels: their classes; below 0 is padding.
         clients: their clients: numbers, below 0 for padding, or names, as texts. A client has the same number
             or name in all shards. A name is hashed to 63 bits; that any two of a million names share a hash
@@ -189,8 +189,8 @@ def merge(first: Aggregate[H], second: Aggregate[H]) -> Aggregate[H]:
 
     Args:
         first: a total.
-        second: a total with the same number of classes and dimension, of a method whose clients send the
-            same. `finish` uses the method of ``first``, and its shrinkage.
+        second: a total with the same number of classes and dimension. Clients of its method must send the
+            same statistics. `finish` uses the method of ``first``, with its shrinkage.
 
     Raises:
         TypeError: if an argument is no total.
@@ -231,9 +231,9 @@ def finish(total: Aggregate[H]) -> H:
         total: the total of all examples.
 
     Returns:
-        The head, of the method's kind: that of `fit` on the same examples, to rounding. With more than 256
-        clients, the automatic shrinkage may sample other clients than `fit` does, where several have the same
-        counts.
+        The head, of the method's kind. It equals that of `fit` on the same examples within rounding. With
+        more than 256 clients, automatic shrinkage uses a sample of them; if clients have equal counts, `fit`
+        may sample other clients.
 
     Raises:
         TypeError: if ``total`` is no total.
@@ -267,7 +267,7 @@ def finish(total: Aggregate[H]) -> H:
 
 
 def _numbered(clients: Any) -> Any:
-    """Return clients' numbers. A name's number is a hash of its text, as no shard knows all names."""
+    """Replace clients' names by 63-bit hashes, which agree between shards; return numbers unchanged."""
     if not isinstance(clients, np.ndarray) or clients.dtype.kind not in "UOT" or clients.ndim != 1:
         return clients
     if not all(isinstance(name, str) for name in clients):
@@ -278,7 +278,7 @@ def _numbered(clients: Any) -> Any:
 
 
 def _features_of(method: Method[Any], features: Any) -> np.ndarray:
-    """Map features as the method does, in float32 at least. Copies, as the caller may reuse the array."""
+    """Apply the method's feature map. Return a copy, as callers may reuse the array, in float32 at least."""
     if method.feature_map is not None:
         given = {"features": np.asarray(features)}
         padded = pad_rows(given, {"features": 0})["features"]
@@ -301,7 +301,7 @@ def _check_dim(total: Aggregate[Any], dim: int, name: str) -> None:
 
 
 def _settled(total: Aggregate[H]) -> Aggregate[H]:
-    """Merge the waiting rows once they outweigh the merged ones, so that each row is moved few times."""
+    """Merge the waiting rows if there are over `_WAITING` and they take more memory than the merged rows."""
     rows, size = (
         sum(len(table.count) for table in total.waiting),
         sum(table.nbytes for table in total.waiting),
@@ -311,7 +311,7 @@ def _settled(total: Aggregate[H]) -> Aggregate[H]:
 
 
 def compacted(total: Aggregate[H]) -> Aggregate[H]:
-    """Merge all waiting rows: the result is the smallest form of a total."""
+    """Return the total with all waiting rows merged, which takes the least memory."""
     if not total.waiting:
         return total
     rows, pooled = one_table(total.tables, total.layout, total.dtype)

@@ -1,4 +1,4 @@
-"""Clients that arrive over rounds: the rows that the server has after each round."""
+"""Clients that first take part in different rounds: the rows that the server has after a given round."""
 
 from __future__ import annotations
 

@@ -93,27 +93,28 @@ def accumulate(
 
     For rows in memory, products are summed part by part, so the extra memory does not grow with the number of
     rows. On a mesh each device sums its own rows, and devices exchange only the totals: C·d + d² numbers,
-    unless the method keeps its rows.
+    unless the method's state contains all rows.
 
     Args:
-        method: the method. If it keeps rows, ``source`` cannot be `Generated` or `Stream`.
+        method: the method. If its state contains rows (as a `Table`), ``source`` must be `Rows`.
         source: all rows: in memory (`Rows`), made part by part (`Generated`), or in files (`Stream`). Under
             ``shard_map``, the device's own rows.
         num_classes: C, static.
-        mesh: the mesh over which `shard_rows` has spread the rows, with the method's ``whole_clients``.
+        mesh: the mesh over which `shard_rows` spread the rows; it must be called with the method's
+            ``whole_clients``.
         axis_name: under a ``shard_map`` of the caller's, the mesh axes over which the rows are sharded. The
             totals are then those of all devices. If the method has ``whole_clients``, all rows of a client
             must lie on one device, as `shard_rows` places them.
 
     Returns:
-        The server's state after the last round: for most methods, one total for each round. It holds
-        a `covfree.linalg.Scatter` for a `Factor`, and the items of a `Table`.
+        The server's state after the last round: for most methods, one total for each round. The total of a
+        `Factor` is a `covfree.linalg.Scatter`, and that of a `Table` its items.
 
     Raises:
         TypeError: if ``method`` is no method or ``source`` holds no rows.
-        ValueError: if the method also needs sums over clients' examples, or keeps rows that are not in
-            memory; if the method needs whole clients and a client's rows are on several devices (not checked
-            under the caller's ``jit``); if reading the source fails.
+        ValueError: if the method also needs sums over clients' examples; if its state contains rows and
+            ``source`` is not `Rows`; if the method needs whole clients and a client's rows are on several
+            devices (not checked under the caller's ``jit``); if reading the source fails.
     """
     check_over_rows(method)
     if isinstance(source, Stream):
@@ -132,7 +133,7 @@ def accumulate(
 
 
 def solve_rows(method: Method[H], rows: Source, *, num_classes: int) -> H:
-    """Solve for the head from the rows that a server holds.
+    """Solve for the head from the rows of all clients.
 
     Args:
         method: the method; its numbers may be traced, so that ``vmap`` sweeps them.
@@ -155,8 +156,7 @@ def solve_rows(method: Method[H], rows: Source, *, num_classes: int) -> H:
     if isinstance(rows, Stream):
         check_over_rows(method)
         return over_stream(method, rows, num_classes, partial(solve_totals, method))
-    # The totals are compiled apart from the head: the head takes longer, but does not depend on the row
-    # count.
+    # Compile totals and head apart: the head compiles longer, but only once for all numbers of rows.
     return solve_totals(method, *accumulate(method, rows, num_classes=num_classes))
 
 
@@ -234,7 +234,7 @@ def fit(
     num_classes: int | None = None,
     key: PRNGKey | None = None,
 ) -> H:
-    """Simulate a federation in one call: from the examples of all clients to the server's head.
+    """Simulate a federation: summarise each client's examples, and solve for the server's head.
 
     Args:
         method: e.g. ``covfree.fedcof()``, `covfree.refined` of it, or ``covfree.deepafl()``.

@@ -52,7 +52,7 @@ def message_bytes(message: Message) -> SentBytes:
     sketch = False if rows.sketch is None else np.asarray(rows.sketch)
     kept = (np.asarray(rows.count) > 0) & ((np.asarray(rows.label) >= 0) | sketch)
     number = int(kept.sum())
-    # Compute with shapes: selecting the rows would compile a function for each number of rows.
+    # Use shapes alone: selecting the rows would compile a function for each number of rows.
     tables = [rows.mean] if rows.covariance is None else [rows.mean, rows.covariance]
     size = number * sum(math.prod(table.shape[1:]) * table.dtype.itemsize for table in tables)
     return SentBytes(size + (0 if message.matrix is None else message.matrix.nbytes), 8 * number)
@@ -68,9 +68,9 @@ def sent_bytes(
     """Compute the bytes that all clients of a federation send, without making their messages.
 
     Equals the sum of `message_bytes` over the clients' messages in float32; larger if a transform drops
-    rows, or if `covfree.select` keeps aside all examples of a row. A client without examples sends nothing.
-    Rounds of sums, after the message or instead of it, are counted too: in each round of `covfree.refined` a
-    client sends d·q + 2 numbers.
+    rows, or if `covfree.select` holds out all examples of a row. A client without examples sends nothing.
+    Sums that clients upload in later rounds, or instead of a message, are counted too: in each round of
+    `covfree.refined` a client sends d·q + 2 numbers.
 
     Args:
         method: the method.
@@ -132,7 +132,7 @@ def _numbers(leaves: Iterable[Any]) -> int:
 
 
 def of_rounds(method: Method[Any], labels: AnyArray, clients: AnyArray, dim: int) -> list[Passed]:
-    """List what is sent and received in the rounds that follow the clients' messages.
+    """List the shapes of what clients receive and upload in each round after their messages.
 
     Args:
         method: see `sent_bytes`.
@@ -142,7 +142,7 @@ def of_rounds(method: Method[Any], labels: AnyArray, clients: AnyArray, dim: int
     """
     num_classes = int(np.max(labels, initial=0)) + 1
 
-    # Count all rows: a round may send a head to clients, and a head may hold all rows.
+    # Use the number of all rows: a round may broadcast a head that contains all of them.
     sends_rows = method.message is None and not method.summary.stays
     number = method.summary.cost(np.asarray(labels), np.asarray(clients), dim).rows if sends_rows else 1
 

@@ -1,4 +1,4 @@
-"""A computed bound on how far a head is, after `forget`, from one solved without the forgotten clients."""
+"""Bounds on the difference between a head after `forget` and one solved without the forgotten clients."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from covfree.protocol.checks import check_known
 
 
 class Certificate(NamedTuple):
-    """Bounds between a server that forgot clients and one that never had them; 0 if there is no difference.
+    """Bounds on the difference between a server that forgot clients and one that never had them.
 
     Attributes:
         statistics: bound on ‖A − A₀‖_F: A is the server's matrix, A₀ the exact sum over the remaining
@@ -26,7 +26,7 @@ class Certificate(NamedTuple):
         solutions: bound on ‖S⁻¹B − S₀⁻¹B‖_F/‖S₀⁻¹B‖_F for any right-hand side B, also column by column. S and
             S₀ are the method's systems made from A and A₀. Infinite if A may be singular.
 
-    If columns are scaled to norm 1, they move by at most twice ``solutions``.
+    If a column of the solution is then scaled to norm 1, it differs by at most twice ``solutions``.
     """
 
     statistics: float
@@ -36,15 +36,16 @@ class Certificate(NamedTuple):
 def certify(method: Method[Any], collected: Collected, *, num_classes: int) -> Certificate:
     """Bound how far the collected statistics are from those of a server that never had the forgotten clients.
 
-    Both servers are given the same messages of the other clients. But the forgotten clients
-    influenced which messages count: kind, class names and extractor (by majority), the bounds on counts and
-    norms, and the judgement of sites. To decide these without them, collect the others' messages anew.
+    The bounds assume that both servers use the same messages of the other clients. In `collect`, the
+    forgotten clients influenced which messages were accepted: kind, class names and extractor (by majority),
+    the bounds on counts and norms, and the judgement of sites. To undo this, collect the others' messages
+    anew.
 
     Rows are stored as they come and removed exactly. So if clients send rows only, or a covariance with each
     row, the head after `forget` equals that of retraining: both bounds are 0. Matrices are summed in float64,
-    which leaves rounding (`Collected.rounding`): A = A₀ + E. The system is linear in A, S = S₀ + sE. So S⁻¹B
-    − S₀⁻¹B = −sS⁻¹E S₀⁻¹B, and its norm is at most s‖E‖/λ_min(S) times that of S₀⁻¹B. The bound leaves out
-    the rounding of solving with S, which any head has, retrained or not.
+    which leaves rounding (`Collected.rounding`): A = A₀ + E. The system is linear in A with slope s: S = S₀ +
+    sE. So S⁻¹B − S₀⁻¹B = −sS⁻¹E S₀⁻¹B, and its norm is at most s‖E‖/λ_min(S) times that of S₀⁻¹B. The bound
+    leaves out the rounding of the solve itself, which a retrained head has too.
 
     Args:
         method: the method; clients must send a single message each.

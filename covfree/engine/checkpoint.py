@@ -39,7 +39,7 @@ class State(NamedTuple):
 def identity_of(
     method: Method[Any], parts: Parts, forms: Sequence[Passed], *, num_classes: int, part_rows: int
 ) -> dict[str, str]:
-    """List the values that must be equal for a run to be resumed, under the names that errors use."""
+    """Return named values that identify a run: it is resumed only if all equal those in the checkpoint."""
 
     def described(value: Any) -> str:
         # Remove the memory addresses in the repr of functions: they differ between processes.
@@ -77,7 +77,7 @@ def save_state(path: Path, state: State, rejected: Mapping[str, str], identity: 
 def load_state(
     path: Path, identity: Mapping[str, str], forms: Sequence[Passed]
 ) -> tuple[State, dict[str, str]] | None:
-    """Read an earlier run's progress, and why it set files aside; None if there is no checkpoint."""
+    """Read a checkpoint: the progress, and why files were rejected. Return None if there is none."""
     if not path.exists():
         return None
     try:

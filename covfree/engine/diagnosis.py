@@ -1,4 +1,4 @@
-"""Diagnosis of rows: how good the covariance behind a head is, and what would improve it."""
+"""Measure how well rows determine the covariance that a head uses, and say what would improve it."""
 
 from __future__ import annotations
 
@@ -51,13 +51,13 @@ class Diagnosis:
         effective_rank: r = (tr Σ)²/tr Σ², estimated.
         class_error: expected relative error of each Σ̂_c, √((1 + r)/(K_c − 1)); infinite if K_c < 2.
         error: expected relative error of Σ̂ in the Frobenius norm, √((1 + r)/ν), for Gaussian features.
-        condition_before: condition number of Σ̂; infinite where it is singular.
+        condition_before: condition number of Σ̂ before shrinkage; infinite if Σ̂ is singular.
         system: how the regularised system is solved, and its condition number; None if the method has none.
         shift: whether clients' features differ.
-        offset: ‖μ_g‖/√tr Σ̂, the distance of the features from zero in units of their spread within classes;
-            infinite if no covariance could be estimated. Above 1/√(100 eps), 290 in float32, rounding harms
-            heads that are not centred (nearest mean, ridge). Above 1/(100 eps) rounding has harmed the
-            features themselves.
+        offset: ‖μ_g‖/√tr Σ̂, the distance of the grand mean μ_g from zero in units of the spread within
+            classes; infinite if no covariance could be estimated. Above 1/√(100 eps), 290 in float32,
+            rounding harms heads that are not centred (nearest mean, ridge). Above 1/(100 eps) rounding has
+            harmed the features themselves.
     """
 
     num_rows: Integer[Array, " classes"]
@@ -75,7 +75,7 @@ class Diagnosis:
     offset: Float[Array, ""]
 
     def __str__(self) -> str:
-        """The verdict in plain words."""
+        """Return the verdict in plain words."""
         parts = [_of_classes, _of_covariance, _of_system]
         # If all means are equal, there is no spread by which to measure a distance or a shift.
         if not _means_are_equal(self):
@@ -93,8 +93,8 @@ def _check_rows(rows: Any, *, num_classes: int, method: Any = None) -> None:
 def diagnose(rows: Rows, *, num_classes: int, method: Method | None = None) -> Diagnosis:
     """Report how well the rows determine the covariance, how it is conditioned, and whether clients differ.
 
-    Use it where values cannot raise errors, as under ``jit``: the diagnosis shows bad values. It takes the
-    time of several solves.
+    It works under ``jit``, where bad values cannot raise errors but show in the diagnosis. It takes the time
+    of several solves.
 
     Args:
         rows: all rows.

@@ -1,4 +1,4 @@
-"""Heads and features from shards on a Dask cluster: tasks sum the shards, and a tree merges the sums."""
+"""Fit heads to shards, and compute features of shards, on a Dask cluster."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Read: TypeAlias = Callable[[Any], Any]
 StrPath: TypeAlias = str | os.PathLike[str]
 
 _COLUMNS: Columns = ("features", "labels", "clients")
-# Tasks for each thread of the cluster: enough to balance the load, few enough totals to merge.
+# Tasks for each thread of the cluster. More balance the load better, but leave more totals to merge.
 _TASKS = 4
 # How many totals a task of the tree merges.
 _MERGED = 4
@@ -84,9 +84,9 @@ def total(
     client: Any = None,
     retries: int = 3,
 ) -> Aggregate[H]:
-    """Compute the total of shards, as `fit` does, to keep it or to merge it with later shards.
+    """Compute the total of shards, which can be saved, or merged with the total of later shards.
 
-    Takes the arguments of `fit`, and raises as it does. `covfree.aggregate.finish` solves for the head.
+    The arguments and errors are those of `fit`. `covfree.aggregate.finish` solves for the head.
     """
     empty = zero(method, num_classes=num_classes)
     dask = optional("dask", "dask")
@@ -158,7 +158,7 @@ def extract(
 
 
 def _parts(shards: Any) -> list[Any]:
-    """Return the shards as a list; of a Dask collection, its partitions."""
+    """Return a list of the shards, or of a Dask collection's partitions; raise if a path occurs twice."""
     if hasattr(shards, "to_delayed"):
         parts = list(np.ravel(shards.to_delayed()))
     elif isinstance(shards, (str, os.PathLike)) or not isinstance(shards, Iterable):
@@ -204,7 +204,7 @@ def _array(column: Any) -> np.ndarray:
 def _folded(
     start: Aggregate[Any], shards: Sequence[Any], columns: Columns, read: Read | None
 ) -> Aggregate[Any]:
-    """Add all shards of a task to the total."""
+    """Read a task's shards, and add their examples to the total ``start``."""
     total = start
     for shard in shards:
         features, labels, clients = _columns_of(shard, columns, read, start.layout.by_client)

@@ -19,7 +19,7 @@ from covfree.core.types import AnyArray, Head, is_traced
 
 
 def _check_structure(head: Any, features: Any, labels: Any) -> None:
-    """Raise unless ``head`` is a function and the labels belong to the features."""
+    """Raise unless ``head`` is callable and there is one label for each row of features."""
     if not callable(head):
         raise TypeError(f"head: expected a head such as fit gives, got {type(head).__name__}")
     shape, axes = np.shape(features), np.ndim(labels)
@@ -32,7 +32,7 @@ def _check_structure(head: Any, features: Any, labels: Any) -> None:
 
 
 def _check_values(head: Any, features: Any, labels: Any, numbers: Any) -> None:
-    """Raise if the head scores too few classes, or the features ``numbers``, if given, are not finite."""
+    """Raise if a label is not below the head's number of classes, or a number in ``numbers`` not finite."""
     # Under ``jit`` every new array is traced, even one made from concrete values: then checks are impossible.
     if is_traced(jax.device_put(np.float32(0))):
         return
@@ -44,7 +44,7 @@ def _check_values(head: Any, features: Any, labels: Any, numbers: Any) -> None:
 
 
 def _ones(shape: tuple[int, ...]) -> np.ndarray:
-    """Return one feature of 1 for each example in an array of this shape, as a view without memory."""
+    """Return ones [examples, 1] as a view that takes no memory; ``shape`` is that of the features."""
     return np.broadcast_to(np.float32(1), (*shape[:1], 1))
 
 

@@ -1,4 +1,4 @@
-"""The rows of rounds, made from clients' examples: in memory, or part by part if features are large."""
+"""Make the rows of a method's rounds from clients' examples, part by part if the features are large."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from covfree.methods import Method
 from covfree.methods.method import check_method
 from covfree.methods.rounds import Round, dense
 
-# At most this many bytes of features are gathered at once to be summarised, unless a client has more.
+# Features are summarised in groups of whole clients of at most this many bytes; a larger client is one group.
 _GATHERED = 2**28
 
 
@@ -73,8 +73,7 @@ def summarise(
     else:
         if not fits_int32(np.asarray(clients)):
             clients = consecutive(np.asarray(clients))
-        # Check before jax has the labels: if only features are traced, as under `jax.checkpoint`, jax traces
-        # all.
+        # Read the labels before they become jax arrays: under `jax.checkpoint` these would be traced.
         known = np.asarray(labels).astype(np.int64)
         labels = as_int32("labels", labels)
         sizes = tuple(padded_size(size) for size in method.summary.sizes(known, np.asarray(clients)))
@@ -108,7 +107,7 @@ def examples_of(method: Method[Any], features: Any, labels: Any) -> Rows:
 def over_rows(
     method: Method[Any], features: Any, labels: Any, clients: Any, how: How, key: PRNGKey | None
 ) -> InMemory | InParts:
-    """Make the function that computes totals over clients' rows, from the arguments of `summarise`."""
+    """Return a callable that computes a round's total over the rows that `summarise` would make."""
     if not is_large(features) or not method.summary.stays or method.transforms:
         return InMemory(with_numbers(summarise(method, features, labels, clients, key=key), few=how.few), how)
     # Each row is one example: read them part by part, as a table of rows would copy the features.
@@ -128,7 +127,7 @@ def _numbers(
     rank: np.ndarray,
     senders: int,
 ) -> np.ndarray:
-    """Number the clients of large features; reads the features again if counts do not tell clients apart."""
+    """Number clients as `sample_numbers` does; read the large features only if clients have equal counts."""
     if senders <= SAMPLE:
         return np.arange(senders, dtype=np.int32)
     keys = np.zeros(senders, np.uint32)
@@ -147,7 +146,7 @@ def _numbers(
 def over_examples(
     method: Method[Any], features: Any, labels: Any, clients: Any, how: How
 ) -> InMemory | InParts:
-    """Make the function that computes totals over examples; examples without a client are padding."""
+    """Return a callable that computes a round's total over examples; a client below 0 is padding."""
     if is_large(features):
         labels = np.where(np.asarray(clients) >= 0, np.asarray(labels), -1)
         return InParts(method, features, labels, None, how)
@@ -159,7 +158,7 @@ class InParts:
     """Computes totals over examples on the host; each round reads the features part by part.
 
     Attributes:
-        method: the method, whose map is applied to the features.
+        method: the method; its feature map is applied to each part.
         features: [examples, dim], large.
         labels: [examples]; below 0 is padding.
         clients: [examples], already numbered; None if the rounds do not tell clients apart.

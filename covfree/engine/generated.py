@@ -20,7 +20,7 @@ from covfree.methods.rounds import Round, dense
 
 
 class Generated(NamedTuple):
-    """Rows that a function makes part by part: a federation of any size in the memory of one part.
+    """Rows that a function makes part by part, so that any number of clients needs the memory of one part.
 
     Every round calls the function once for each index; it must return the same rows each time, so draw with
     ``jax.random.fold_in(key, index)``. Sums are compensated: their rounding does not grow with the number of

@@ -21,7 +21,7 @@ from covfree.protocol.door import check_messages
 from covfree.protocol.inbox import Inbox, none_sound
 from covfree.protocol.values import sound_rows
 
-# How many rows of the means identify a table; reading all of them would take a pass over the file.
+# A table is identified by this many of its means, as reading all of them would take a pass over the file.
 _SAMPLE = 64
 
 
@@ -259,7 +259,7 @@ Parts: TypeAlias = TableParts | FolderParts
 
 
 def bad_value(rows: Rows, start: int, types: RowTypes, *, num_classes: int) -> str | None:
-    """Return the error of `sound_rows` for a slice of a table that starts at row ``start``, or None."""
+    """Return the error of `sound_rows` for the rows of a table from ``start`` on; None if they are valid."""
     try:
         sound_rows(rows, types, num_classes=num_classes)
     except (TypeError, ValueError) as error:

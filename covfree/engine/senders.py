@@ -1,4 +1,4 @@
-"""Numbering the clients of a table or of messages on the host, as `numbered` does in memory."""
+"""Number the clients of a table or of messages, on the host, to sample clients for automatic shrinkage."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def senders(rows: Rows) -> np.ndarray:
 
 
 def numbers_of(rows: Rows, known: np.ndarray, types: RowTypes, part_rows: int) -> np.ndarray:
-    """Number the clients of a table. Reads means only of clients with equal counts."""
+    """Number the clients of a table by `sample_numbers`; read the means only of clients with equal counts."""
     if len(known) <= SAMPLE:
         return np.arange(len(known), dtype=np.int32)
     keys, asked = np.zeros(len(known), np.uint32), np.ones(len(known), bool)
@@ -50,7 +50,7 @@ def numbers_of(rows: Rows, known: np.ndarray, types: RowTypes, part_rows: int) -
 def numbers_of_messages(
     counted: Sequence[tuple[np.ndarray, np.ndarray]], rows: Callable[[int], Rows], dim: int
 ) -> np.ndarray:
-    """Number the clients of messages. Reads rows only of messages with equal counts."""
+    """Number the clients of messages by `sample_numbers`; read rows only of messages with equal counts."""
     if len(counted) <= SAMPLE:
         return np.arange(len(counted), dtype=np.int32)
     keys = np.array([count_keys(count, label, np).sum(dtype=np.uint32) for label, count in counted])
@@ -63,6 +63,6 @@ def numbers_of_messages(
 
 
 def repeated(keys: np.ndarray) -> np.ndarray:
-    """Whether each key occurs more than once."""
+    """Return, for each key, whether it occurs more than once."""
     _, place, times = np.unique(keys, return_inverse=True, return_counts=True)
     return times[place] > 1

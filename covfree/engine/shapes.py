@@ -29,7 +29,7 @@ class Passed(NamedTuple):
 def passed(
     method: Method, make_rows: Callable[[], Rows], num_classes: int, *, start: int = 0
 ) -> list[Passed]:
-    """List the shapes of the rounds from ``start`` on, in which clients upload sums."""
+    """List the shapes of what passes in each round from ``start`` on; clients upload sums in these rounds."""
 
     def look() -> list[Any]:
         rows, found = make_rows(), []

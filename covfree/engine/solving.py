@@ -37,7 +37,8 @@ def _with_choice(system: Any, params: Any, state: tuple[Any, ...]) -> Any:
     """Return the method's numbers, with the automatic rule replaced by what it chooses.
 
     The rule takes longer to compile than everything else. It is compiled by itself, once for all methods
-    whose sums have the same shapes. If arrays are traced, the numbers are returned unchanged.
+    whose sums have the same shapes. The numbers are returned unchanged if arrays are traced, or unless one
+    automatic rule is called exactly once.
     """
     nodes, structure = jax.tree.flatten(params, is_leaf=_is_rule)
     places = [place for place, node in enumerate(nodes) if is_automatic(node)]
@@ -56,7 +57,7 @@ def _is_rule(node: Any) -> bool:
 
 
 def _given(strength: Any, *_: Any) -> tuple[jax.Array, jax.Array]:
-    """A rule that returns a choice already made."""
+    """Return the two numbers in ``strength``: a shrinkage rule whose choice was already made."""
     return strength[0], strength[1]
 
 

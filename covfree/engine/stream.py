@@ -35,7 +35,7 @@ Result = TypeVar("Result")
 
 
 class Stream(NamedTuple):
-    """Rows in files, more than memory holds.
+    """Rows that do not fit in memory, read part by part from files.
 
     Each round of a method is one pass over the rows. While one part is computed, the next ones are read and
     checked. All parts have one shape, so each round compiles one function. Memory holds a few parts and the
@@ -80,7 +80,7 @@ class Stream(NamedTuple):
 def over_stream(
     method: Method[Any], stream: Stream, num_classes: int, finish: Callable[..., Result]
 ) -> Result:
-    """Run a method's rounds over a stream, then ``finish(*state)``; if that fails, the checkpoint stays."""
+    """Run a method's rounds over a stream; return ``finish(*state)``. After an error the checkpoint stays."""
     parts = _cut(method, stream, num_classes)
     while True:
         try:

@@ -21,9 +21,9 @@ class Layout(NamedTuple):
     """Which sums over examples a method needs.
 
     Attributes:
-        by_client: whether there is a row for each client and class, or else for each class.
+        by_client: whether there is a row for each client and class; otherwise there is one for each class.
         squares: what is kept of the scatter about a row's mean; None if nothing is kept.
-        pooled: whether one scatter is kept for all rows, or else one for each row.
+        pooled: whether one scatter is kept for all rows; otherwise there is one for each row.
     """
 
     by_client: bool

@@ -39,7 +39,7 @@ def through(
     *,
     do: Callable[[Literal["clients", "server"], Callable[[], Any]], Any] | None = None,
 ) -> tuple[Any, ...]:
-    """Run a method's rounds; all callers use this loop, whatever the source of the totals.
+    """Run a method's rounds: broadcast, ask ``source`` for the total, and compute the server's next state.
 
     Args:
         rounds: the method's rounds, or some of them.
@@ -74,7 +74,7 @@ def _call(function: Callable[..., Any], *arguments: Any) -> Any:
 
 
 def _in_parts(terms: Callable[[Rows], Any], rows: Rows) -> bool:
-    """Whether to sum the terms part by part."""
+    """Return whether to sum the terms part by part: for products over many rows, without tables."""
     length, kept, widest = rows.label.shape[0], False, 0
 
     def look(rows: Rows) -> None:
@@ -92,7 +92,7 @@ def _in_parts(terms: Callable[[Rows], Any], rows: Rows) -> bool:
 
 
 def _across(terms: Any, axis_name: AxisName) -> Any:
-    """Sum the terms over all devices."""
+    """Sum the terms over all devices; concatenate tables."""
 
     def one(term: Any) -> Any:
         if isinstance(term, Table):
@@ -103,7 +103,7 @@ def _across(terms: Any, axis_name: AxisName) -> Any:
 
 
 class How(NamedTuple):
-    """How rows are summed.
+    """Options of a sum over rows.
 
     Attributes:
         num_classes: C.
@@ -119,7 +119,7 @@ class How(NamedTuple):
 
 
 def have_few_numbers(clients: Any) -> bool:
-    """Whether all clients' numbers are below `SAMPLE`; False if that is unknown."""
+    """Return whether all clients' numbers are below `SAMPLE`; False if they are traced or None."""
     if clients is None or is_traced(clients):
         return False
     return int(np.asarray(clients).max(initial=0)) < SAMPLE
@@ -171,7 +171,7 @@ def with_numbers(rows: Rows, axis_name: AxisName | None = None, few: bool = Fals
 @jax.tree_util.register_static
 @dataclass(frozen=True)
 class _Kept:
-    """The structure of a state, and which of its leaves are the rows' means, so that these are not copied."""
+    """A state's structure, and which leaves are the rows' means; compiled code would copy these."""
 
     structure: Any
     places: tuple[int, ...]
@@ -198,7 +198,7 @@ def _in_memory(
 
 
 def _keeps_form(function: Callable[[Any], Any], state: Any) -> bool:
-    """Whether the result of a function has the structure, shapes and data types of its argument."""
+    """Return whether a function's result has the structure, shapes and data types of its argument."""
     before, after = forms_of(lambda state: (state, function(state)), state)
     return before == after
 
@@ -234,7 +234,7 @@ def in_memory(
 
 
 def check_over_rows(method: Any) -> None:
-    """Raise unless ``method`` is a method whose rounds all run over rows."""
+    """Raise if ``method`` is no `Method`, or if some of its rounds run over clients' examples."""
     check_method(method)
     if more := len(method.rounds) - method.rounds_over_rows:
         raise ValueError(

@@ -102,7 +102,7 @@ def augmented(model: Model, augment: Callable[[Any, PRNGKey], Any] = crop_and_fl
     return replace(check_model(model), features=_Augmented(model.features, augment))
 
 
-# Compared by value, so that another model of the same kind does not recompile.
+# Instances with equal fields are equal, so another model of the same kind needs no compilation.
 @dataclass(frozen=True)
 class _Augmented:
     features: Callable[..., tuple[Any, Any]]

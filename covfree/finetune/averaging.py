@@ -1,4 +1,4 @@
-"""FedAvg, and algorithms that differ in the server's or the clients' optimiser: FedAdam, …, FedProx."""
+"""FedAvg, and its variants with another optimiser of the server (FedAdam, …) or of the clients (FedProx)."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def client(
 
 
 def scaled(weight: jax.Array, tree: Any) -> Any:
-    """Multiply by the weight, in float32 at least; a bfloat16 sum over 1,000 clients may be 40 % off."""
+    """Multiply a pytree by a client's weight, in float32 at least, as sums in bfloat16 may be 40 % off."""
 
     def term(x: jax.Array) -> jax.Array:
         dtype = jnp.promote_types(x.dtype, jnp.float32)
@@ -101,12 +101,12 @@ def scaled(weight: jax.Array, tree: Any) -> Any:
 
 
 def mean(sums: Any, weight: jax.Array) -> Any:
-    """Return Σ w a / Σ w, or 0 if no upload arrived."""
+    """Divide sums Σ w_i a_i by ``weight`` = Σ w_i; return 0 if no upload arrived."""
     return jax.tree.map(lambda x: x / jnp.where(weight > 0, weight, 1).astype(x.dtype), sums)
 
 
 def step(numbers: Numbers, state: State, direction: Any, statistics: Any, weight: jax.Array) -> State:
-    """Take the server's step; if no upload arrived, only the round number changes."""
+    """Update the server's model along ``direction``; if no upload arrived, change only the round number."""
     direction, statistics = (
         jax.tree.map(lambda new, old: new.astype(old.dtype), *pair)
         for pair in ((direction, state.trained), (statistics, state.statistics))
@@ -118,7 +118,7 @@ def step(numbers: Numbers, state: State, direction: Any, statistics: Any, weight
 
 
 def server(numbers: Numbers, state: State, total: Update) -> State:
-    """Take the server's step along the mean change."""
+    """Update the server's model along the mean of the clients' changes."""
     weight = total.weight
     return step(numbers, state, mean(total.change, weight), mean(total.statistics, weight), weight)
 
@@ -251,12 +251,12 @@ def fedadam(
 ) -> Algorithm:
     """FedAdam: `fedavg` whose server takes Adam's steps.
 
-    There are three forms in use, and learning rates of one do not suit another. ``"reddi"`` is the paper's,
-    see `adaptive`: v starts at τ² and there is no bias correction, so with small changes (√v < τ = 1e-3) it
-    is momentum with a rate of η/τ. ``"torch"`` is PyTorch's Adam, which FLSim and hence FedCOF's tables use:
+    Three forms of Adam are in use, and need different learning rates. ``"reddi"`` is the paper's
+    (`adaptive`): v starts at τ² and there is no bias correction. If changes are small (√v < τ = 1e-3), it is
+    momentum with a rate of η/τ. ``"torch"`` is PyTorch's Adam, which FLSim and hence FedCOF's tables use:
     with bias correction, β₂ = 0.999, ε = 1e-8, and a weight decay that is added to the gradient, 1e-5 in
     FedCOF's code. ``"flower"`` is the Adam of Flower's strategy: v starts at 0, τ is 1e-9 by default, and
-    step t has the bias correction of step t + 1. With the same rates their trajectories differ widely.
+    step t has the bias correction of step t + 1.
 
     Args:
         model: see `fedavg`.

@@ -82,17 +82,17 @@ def as_optimiser(name: str, optimiser: Any) -> Optimiser:
 
 
 def _draws(part: Any) -> bool:
-    """Whether this is the state of an optax transformation that draws random numbers (`optax.add_noise`)."""
+    """Return whether a state is that of a transformation that draws random numbers (`optax.add_noise`)."""
     return hasattr(part, "rng_key")
 
 
 def _waits(part: Any) -> bool:
-    """Whether this is the state of `optax.MultiSteps` or `optax.apply_every`, which accumulate gradients."""
+    """Return whether a state is that of `optax.MultiSteps` or `optax.apply_every`, which sum gradients."""
     return isinstance(part, (optax.MultiStepsState, optax.ApplyEvery))
 
 
 def check_classes(labels: Any) -> None:
-    """Raise unless labels are classes, which algorithms that use each example's class need."""
+    """Raise a TypeError unless labels are classes: a vector of integers."""
     if not is_classes(labels):
         got = f"{jnp.result_type(labels)}{list(jnp.shape(labels))}"
         raise TypeError(f"labels: expected a class of each example, integers [examples], got {got}")
@@ -108,7 +108,7 @@ def class_counts(data: ClientData, num_classes: int) -> Int32[Array, " classes"]
 
 
 def _check_scores(model: Model, scores: Any, labels: jax.Array) -> None:
-    """Raise unless there is one score for each example and class; with another loss, shapes may differ."""
+    """Raise unless scores are [examples, C]; if the model has no C, check only the number of examples."""
     shape, wide = jnp.shape(scores), model.num_classes
     if shape[:1] != (len(labels),) or (wide is not None and shape[1:] != (wide,)):
         expected = "…" if wide is None else wide
@@ -138,7 +138,7 @@ class Local(NamedTuple):
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Training:
-    """How a client trains in a round; all algorithms of `covfree.finetune` use it.
+    """The settings of a client's training in a round, and (when called) the training itself.
 
     Attributes:
         optimiser: the optimiser of the steps; it is initialised again in each round.
@@ -169,7 +169,7 @@ class Training:
         schedule: Callable[[Any], Any] | None = None,
         own_classes: bool = False,
     ) -> Training:
-        """Make the training from a caller's arguments, and check them."""
+        """Check the arguments of an algorithm such as `fedavg`, and make the settings from them."""
         if steps is None:
             epochs = 1 if epochs is None else epochs
             check_positive("epochs", epochs)

@@ -30,7 +30,7 @@ def lora(
     h·w·in rows. Biases, norms and other parameters are frozen. The server averages A and B, not their
     product, so with several clients the new layer is near the mean of the clients' layers, not equal to it.
 
-    The result of a run is that of the model, with s A B added to its layers.
+    The result of a run is the model's own result, with s A B added to its layers.
 
     Args:
         model: a model such as `network_model`, in which the network's layers get A and B, or `linear_model`,
@@ -92,7 +92,7 @@ def _merged(trained: Any, frozen: Any) -> Any:
     return {**made, **trained["whole"]} if isinstance(made, Mapping) else made
 
 
-# Compared by value, as a model's functions must be.
+# Instances with equal fields are equal, so another model of the same kind needs no compilation.
 @dataclass(frozen=True)
 class _Around:
     """A function of a model, called with the merged parameters."""

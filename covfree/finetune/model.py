@@ -39,7 +39,7 @@ def cross_entropy(
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Model:
-    """A classifier to train: a pytree, with the functions that use it.
+    """A classifier to train: a pytree of parameters, with the functions that use them.
 
     Attributes:
         trained: parameters that gradients change.
@@ -52,9 +52,8 @@ class Model:
         finish: ``(trained, frozen, statistics) -> result``, a callable: the result of a run; None for the
             model itself.
         loss: ``(scores [batch, classes], labels [batch, …]) -> [batch]``, which training minimises. Without
-            ``num_classes``, scores may have any shape [batch, …]. If there is one integer label for each
-            example, it counts as a class, below 0 as padding, whatever the loss: give numbers to predict as
-            floats.
+            ``num_classes``, scores may have any shape [batch, …]. A vector of integer labels is always taken
+            as classes (below 0 is padding): give numbers to predict as floats.
         num_classes: C; labels are then classes, integers below C. None for a loss of other labels, such as
             ``replace(linear_model(head), loss=…, num_classes=None)`` for regression or several labels for
             each example.
@@ -172,7 +171,7 @@ def random_head(dim: int, num_classes: int, *, key: PRNGKey) -> LinearHead:
 
 @dataclass(frozen=True)
 class _Network:
-    """The settings that the functions of a network's model share."""
+    """The settings shared by the functions of a `network_model`: features, scores and result."""
 
     backbone: Backbone
     train: Trained
@@ -187,7 +186,7 @@ class _Network:
         return network, replace(head, present=frozen["present"])
 
 
-# A model's functions are compared by value, so that another model of the same kind does not recompile.
+# Instances with equal fields are equal, so another model of the same kind needs no compilation.
 class _NetworkFeatures(_Network):
     def __call__(
         self, trained: Any, frozen: Any, statistics: Any, inputs: Any, train: bool, key: Any

@@ -52,7 +52,7 @@ def adaptive(
     b2: Scalar = 0.99,
     tau: Scalar = 1e-3,
 ) -> optax.GradientTransformation:
-    """Make an adaptive optimiser of servers as in the paper, without bias correction.
+    """Make the adaptive optimiser of FedAdam's, FedYogi's or FedAdagrad's server, without bias correction.
 
     m ← β₁m + (1 − β₁)g;  v ← v + g² (Adagrad), β₂v + (1 − β₂)g² (Adam), v − (1 − β₂)g² sign(v − g²) (Yogi); x
     ← x − η m/(√v + τ), from m = 0 and v = τ². Optax's versions differ: ``optax.adam`` corrects the bias,

@@ -39,7 +39,8 @@ class Entry(NamedTuple):
             transformation; the options are ``epochs``, ``steps``, ``batch_size`` and ``schedule`` of
             `fedavg`, and those in ``accepts``.
         head: rates that need no tuning for a linear head on features, see docs/fine-tuning.md.
-        network: rates for a network; with a plain server those of FedCOF's authors (Table 13).
+        network: rates for a network; those of FedCOF's authors (Table 13) if the server's optimiser is
+            gradient descent.
         accepts: names of the algorithm's further numbers.
     """
 

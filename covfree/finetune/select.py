@@ -1,4 +1,4 @@
-"""`select`: clients' own examples choose among learning rates, or other numbers of an algorithm."""
+"""Choose a learning rate, or other numbers of an algorithm, by examples that clients keep aside."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Numbers(NamedTuple):
         def one(parts: tuple[Any, ...]) -> Any:
             return function(parts[0]._replace(model=self.model), *parts[1:])
 
-        # Under `vmap`, a network would have weights of a batch, whose convolutions are many times slower.
+        # Under `vmap`, weights would have a batch axis, with which convolutions are many times slower.
         return jax.lax.map(one, (self.each, *stacked))
 
 
@@ -50,7 +50,7 @@ class State(NamedTuple):
 
     Attributes:
         states: the candidates' states, stacked.
-        counted: the sums of the last round, of the models with which that round began.
+        counted: errors or losses in the last round, summed over clients, of the models that the server sent.
     """
 
     states: Any
@@ -58,7 +58,7 @@ class State(NamedTuple):
 
 
 class Upload(NamedTuple):
-    """A client's upload: the candidates' uploads, stacked, and the results of the models it was sent."""
+    """A client's upload: the candidates' uploads, stacked, and the errors of the models that it received."""
 
     uploads: Any
     counted: Count
@@ -86,31 +86,31 @@ def _client(
     by: By,
     keep: float,
 ) -> tuple[Upload, tuple[()], dict[str, Any]]:
-    """Count with the sent models, and train each on the rest of the client's examples."""
+    """Count the received models' errors on examples kept aside, and train each on the other examples."""
     kept = _kept(data, keep)
     index = jnp.asarray(data.index)
     rest = replace(data, index=_first(index, ~kept))
 
     def train(p: averaging.Numbers, sent: Any) -> tuple[Any, dict[str, Any]]:
         upload, _, metrics = own.client(p, sent, rest, (), key)
-        # A candidate that diverges at this client leaves the client out.
+        # Upload zeros for a candidate that diverges at this client.
         finite = _is_finite(upload)
         return jax.tree.map(lambda x: jnp.where(finite, x, jnp.zeros_like(x)), upload), metrics
 
     counted = _count(params, sent, replace(data, index=_first(index, kept)), by)
     uploads, metrics = params.map(train, sent)
-    # A median, as the loss of a candidate that diverges says nothing of the others.
+    # Use the median, as one candidate that diverges would dominate a mean.
     return Upload(uploads, counted), (), jax.tree.map(partial(jnp.nanmedian, axis=0), metrics)
 
 
 def _first(index: Array, chosen: Array) -> Array:
-    """Move the chosen examples to the front; the others become padding."""
+    """Move the indices of chosen examples to the front; the others become −1 (padding)."""
     index = jnp.where(chosen, index, -1)
     return index[jnp.argsort(index < 0, stable=True)]
 
 
 def _kept(data: ClientData, keep: float) -> Array:
-    """Return which of the client's examples are kept aside, as in `covfree.select`."""
+    """Return a mask of the client's examples that are kept aside, chosen as in `covfree.select`."""
 
     def part(place: Array) -> Array:
         features, label = data.take(place[None])
@@ -123,7 +123,7 @@ def _kept(data: ClientData, keep: float) -> Array:
 
 
 def _count(params: Numbers, sent: Any, kept: ClientData, by: By) -> Count:
-    """Count the sent models' errors, or losses, on the examples that are kept aside."""
+    """Sum each received model's errors, or losses, over the examples that are kept aside."""
     number = kept.num_examples
 
     def add(place: Array, scores: Array) -> Array:
@@ -138,7 +138,7 @@ def _count(params: Numbers, sent: Any, kept: ClientData, by: By) -> Count:
         return scores + params.map(one, sent)
 
     none = jnp.zeros(jax.tree.leaves(sent)[0].shape[0])
-    # As many steps as hold examples: padding costs no evaluation.
+    # Loop only over batches that have examples, so that padding costs nothing.
     scores = jax.lax.fori_loop(0, -(-number // _BATCH), add, none) if len(kept.index) else none
     return Count(scores, number.astype(jnp.float32))
 
@@ -181,15 +181,15 @@ def select(candidates: Sequence[Algorithm], *, by: By = "errors", keep: float = 
     """Let clients choose a learning rate, or other numbers, by examples on which they do not train.
 
     All candidates are trained side by side, from the same examples in the same order. In each round, each
-    client first counts the errors of all models that it was sent, on the examples that it keeps aside. The
-    counts add up. The result is the model of the candidate with the fewest errors in the last round, the
-    first of equals. So nobody needs a validation set, and no round is added; bytes and computation grow with
-    the number of candidates. A candidate that diverges stays as it was before.
+    client first counts the errors of all models that it receives, on examples that it keeps aside. The server
+    adds the counts. The result is the model of the candidate with the fewest errors in the last round, the
+    first of equals. This needs no validation set and no more rounds; bytes and computation grow with the
+    number of candidates. A candidate that diverges keeps its last finite state.
 
-    The models that are counted are those with which the round began, without its training. So run two rounds
-    at least, and if clients are sampled, many of them: only the last round's examples count. Which examples
-    are kept aside is decided as in `covfree.select`, by a hash of their features. The count is honest only if
-    the model's start was made without them too: fit it with the labels of `covfree.kept_aside` set to −1.
+    The errors are those of the models before the round's training. So run two rounds at least, and if clients
+    are sampled, many of them: only the last round's examples count. Which examples are kept aside is decided
+    as in `covfree.select`, by a hash of their features. The count is honest only if the model's start was
+    made without them too: fit it with the labels of `covfree.kept_aside` set to −1.
 
     Args:
         candidates: two or more of `fedavg`, `fedprox`, `fedadam`, `fedyogi` or `fedadagrad` of one model,
@@ -255,7 +255,7 @@ def select(candidates: Sequence[Algorithm], *, by: By = "errors", keep: float = 
 
 
 def _form(algorithm: Algorithm) -> Any:
-    """Return all of an algorithm but its model, its numbers and its name."""
+    """Return an algorithm's structure, and its numbers' shapes, without its model and its name."""
     own = replace(algorithm, params=algorithm.params._replace(model=None), name="")
     leaves, structure = jax.tree.flatten(own)
     return structure, list(map(jnp.shape, leaves))

@@ -34,7 +34,7 @@ def at_temperature(model: Model, temperature: float) -> Model:
     return replace(model, scores=_Divided(model.scores, number), finish=finish)
 
 
-# Compared by value, so that another model of the same kind does not recompile.
+# Instances with equal fields are equal, so another model of the same kind needs no compilation.
 @dataclass(frozen=True)
 class _Divided:
     scores: Callable[..., Any]

@@ -1,4 +1,4 @@
-"""Rounds of sums: the interface of federated algorithms, and their simulation."""
+"""Federated algorithms in rounds (clients upload, the server sums), and their simulation on one machine."""
 
 from covfree.core.sums import Table as Table
 from covfree.rounds.adding import add as add

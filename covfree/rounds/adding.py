@@ -1,4 +1,4 @@
-"""The addition of uploads (a commutative monoid): arrays are added, tables are concatenated."""
+"""Add clients' uploads: arrays are added, tables are concatenated."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from covfree.core.sums import Table
 
 
 def is_table(part: Any) -> bool:
-    """Whether a part of an upload is a `Table`."""
+    """Return whether a part of an upload is a `Table`."""
     return isinstance(part, Table)
 
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Parts:
-    """An upload as lists of arrays, which may have an extra axis that the upload's own types do not allow.
+    """An upload as lists of arrays. Unlike the upload's own types, they may have an extra leading axis.
 
     Attributes:
         sums: arrays that are added.
         tables: the arrays of each `Table`.
-        structure: the structures of the upload and its tables, from which `upload` rebuilds it.
+        structure: the tree structures of the upload and of its tables; `upload` uses them.
     """
 
     sums: Any
@@ -35,7 +35,7 @@ class Parts:
 
     @classmethod
     def of(cls, upload: Any) -> Parts:
-        """Take an upload apart."""
+        """Split an upload into its arrays and the arrays of its tables."""
         parts, whole = jax.tree.flatten(upload, is_leaf=is_table)
         tables = tuple(jax.tree.structure(part) if is_table(part) else None for part in parts)
         return cls(
@@ -45,7 +45,7 @@ class Parts:
         )
 
     def upload(self) -> Any:
-        """Rebuild the upload."""
+        """Rebuild the upload from the arrays; the inverse of `of`."""
         whole, tables = self.structure
         sums, items = iter(self.sums), iter(self.tables)
         parts = [next(sums) if table is None else table.unflatten(next(items)) for table in tables]
@@ -55,7 +55,7 @@ class Parts:
 def add(first: Any, second: Any) -> Any:
     """Add two uploads of the same algorithm and round.
 
-    Addition is associative and commutative, but for the rounding of sums and the order of tables' items.
+    Addition is associative and commutative, up to the rounding of sums and the order of items in tables.
 
     >>> import jax.numpy as jnp
     >>> one = {"count": jnp.array(2), "seen": Table(jnp.array([3.0]), jnp.array([True]))}
@@ -73,13 +73,13 @@ def add(first: Any, second: Any) -> Any:
 
 
 def packed(table: list[Any]) -> list[Any]:
-    """Remove a table's padding, on the host, as the new size depends on the data."""
+    """Remove a table's padding; on the host, as the new size depends on the values."""
     *_, kept = table
     return [as_array(np.asarray(part)[np.asarray(kept)]) for part in table]
 
 
 def size_in_bytes(tree: Any) -> int:
-    """Return the size in bytes of a pytree when it is sent; the padding of tables is not sent."""
+    """Count the bytes of a pytree when it is sent, without the padding of tables."""
 
     def size(part: Any) -> int:
         leaves = jax.tree.leaves(part.items if is_table(part) else part)

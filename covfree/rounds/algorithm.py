@@ -1,4 +1,4 @@
-"""A federated algorithm: a record of pure functions, and a pytree whose leaves are its numbers."""
+"""The record of a federated algorithm's pure functions and numbers, and the data that it gives a client."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from covfree.core.types import AnyArray
 class ClientData:
     """One client's examples, as indices into a table of examples.
 
-    In a simulation the table holds the examples of the whole federation, and only the examples in use are
-    copied. A real client has ``ClientData.own(features, labels)``.
+    In a simulation the table has the examples of all clients, and only a batch is copied at a time. A real
+    client has ``ClientData.own(features, labels)``.
 
     Attributes:
         features: [table, …] the table's features, of any rank: vectors, images, …; or a pytree of such
@@ -55,7 +55,7 @@ class ClientData:
         return (self.index >= 0).sum(dtype=jnp.int32)
 
     def take(self, places: AnyArray) -> tuple[Any, jax.Array]:
-        """Take a batch of the client's examples.
+        """Return a batch of the client's examples.
 
         Args:
             places: [batch] places among the client's examples; a place beyond them gives padding.
@@ -71,19 +71,19 @@ class ClientData:
         return jax.tree.map(lambda x: jnp.asarray(x)[safe], self.features), labels
 
     def all(self) -> tuple[Any, jax.Array]:
-        """Take all of the client's examples, padded to ``size`` as in `take`."""
+        """Return all of the client's examples, padded to the length of ``index`` as in `take`."""
         return self.take(jnp.arange(self.index.shape[0]))
 
 
 def is_classes(labels: Any) -> bool:
-    """Whether labels are classes: one integer for each example, below 0 for padding."""
+    """Return whether labels are classes: a vector of integers, one for each example."""
     return np.ndim(labels) == 1 and jnp.issubdtype(jnp.result_type(labels), jnp.integer)
 
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Algorithm:
-    """A federated algorithm: what passes between clients and a server, in rounds whose uploads add up.
+    """A federated algorithm as pure functions of clients and server; in each round the server sums uploads.
 
     In round r the server broadcasts, each client that takes part answers with an upload, the uploads are
     added (`covfree.rounds.add`), and the server computes its next state from the sum:
@@ -92,8 +92,8 @@ class Algorithm:
           ▲                                                              │ summed over clients
           └─────────────────── server(state, total) ◀────────────────────┘   … result(state, memory)
 
-    The caller chooses which clients take part and how they are batched; the algorithm does not depend on it.
-    An algorithm is a pytree with the leaves of ``params``, so another learning rate needs no recompilation.
+    The caller chooses which clients take part, and how many are computed at once. An algorithm is a pytree
+    with the leaves of ``params``, so another learning rate needs no recompilation.
 
     Attributes:
         params: numbers that may be swept, and initial arrays.
@@ -109,12 +109,12 @@ class Algorithm:
         result: ``(params, state, memory) -> result``, such as a head; it returns None as long as there is no
             result. The memory is that of all clients, with a leading axis of clients.
         rounds: the number of rounds; None for any number.
-        whole: whether a client takes all of its examples at once (`ClientData.all`), and so computes with
-            padding too; then only clients of similar size are padded to a common one. If False, clients take
-            batches, and padding costs only its share of sorting the examples.
+        whole: whether ``client`` takes all examples at once (`ClientData.all`). Padding then costs
+            computation, so only clients of similar size are padded to a common size. If False, ``client``
+            takes batches, and padding costs little.
         num_classes: C; labels are then classes, integers below C. None if labels may be anything, such as
             targets of a regression.
-        same_clients: whether all rounds need the same clients, as they are steps of one computation.
+        same_clients: whether the same clients must take part in all rounds.
         report: ``(params, state) -> dict`` of numbers about the state after a round, which the history
             records; None if there are none.
     """
@@ -139,7 +139,7 @@ class Algorithm:
 
 
 def check_algorithm(algorithm: Any) -> None:
-    """Raise unless this is an algorithm."""
+    """Raise unless the argument is an `Algorithm`."""
     if not isinstance(algorithm, Algorithm):
         hint = type(algorithm).__name__
         if hint == "Model":

@@ -1,4 +1,4 @@
-"""The records of a run's rounds, their evaluations, and the best round."""
+"""Keep the history of a run: a record for each round, its evaluation, and which round was best."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Records = list[dict[str, Any]]
 
 @dataclass(frozen=True)
 class Evaluation:
-    """What is measured of an algorithm's result, and when.
+    """A function that measures an algorithm's result, and the rounds after which it is called.
 
     Attributes:
         measure: function from the result to numbers that the history records, such as ``{"accuracy": 0.9}``.
@@ -40,7 +40,7 @@ class Evaluation:
         check_positive("evaluate: every", self.every)
 
     def __call__(self, result: Any) -> dict[str, Any]:
-        """Return the numbers in the form of JSON; ``{}`` if there is no result yet."""
+        """Measure a result; return numbers that JSON can represent, or ``{}`` if the result is None."""
         if result is None:
             return {}
         measured = self.measure(result)
@@ -51,15 +51,16 @@ class Evaluation:
 
 @dataclass
 class Book:
-    """The records of a run's rounds and their evaluations, and where they are saved.
+    """The history of a run so far, with the settings for evaluating, stopping and saving it.
 
     Attributes:
-        simulation: what computes the rounds.
+        simulation: computes the rounds.
         rounds: the number of rounds to run.
         evaluate: the evaluation; None to measure nothing.
         stop: function from the records to whether to stop; None for never.
         records: one for each finished round.
-        items: lengths of the tables in each finished round's total, for a fixed number of rounds.
+        items: the lengths of the tables in each finished round's total, if the algorithm's number of rounds
+            is fixed.
         stopped: why the run stopped; None while it goes on.
         best_round: the round with the best evaluation so far.
         folder: the folder in which the run is saved every ``save_every`` rounds; None to save nothing.
@@ -79,7 +80,7 @@ class Book:
     saved: int = 0
 
     def end(self, held: Held, record: dict[str, Any], due: bool = True) -> Held:
-        """Record a round: save the state if ``due``, evaluate, ask whether to stop, append to the history."""
+        """Append a round's record: save the state if ``due``, evaluate it, and ask whether to stop."""
         number = record["round"]
         self.records.append({**record})
         if self.folder is not None and due and number % self.save_every == self.save_every - 1:
@@ -137,7 +138,7 @@ class Book:
             raise ValueError(f"evaluate: expected {best!r}, to choose the best by, among {sorted(measured)}")
 
     def load(self, first: Held, bank: Bank) -> Held:
-        """Load the saved state, if any; evaluate its last round if it was saved before its evaluation."""
+        """Return the saved state, or ``first`` if none is saved; evaluate the last round if it was not."""
 
         def structure(saved: Saved) -> Any:
             here = self.simulation._replace(delays=saved.delays)

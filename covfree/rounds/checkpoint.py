@@ -20,13 +20,13 @@ from covfree.core.checks import check_positive
 from covfree.core.optional import optional
 from covfree.engine.parts import digest
 
-# Errors show the values of an array of at most this size, or else its shape.
+# Errors show the values of arrays with at most this many numbers, and only the shapes of larger ones.
 _FEW = 4
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A folder in which a run is saved; if the folder already holds the run, it is resumed.
+    """A folder in which a run is saved. If the run was saved there before, it is resumed.
 
     After each round, a line of JSON is appended to ``history.jsonl`` in the folder, with null for numbers
     that are not finite. Needs the ``rounds`` extra.
@@ -44,11 +44,11 @@ class Checkpoint:
 
 
 class Mark(NamedTuple):
-    """A fingerprint of one setting or array of a run, to notice that a saved run is another one.
+    """A fingerprint of one setting or array of a run; if it differs, a saved run cannot be resumed.
 
     Attributes:
         shown: the text that errors show.
-        checksum: a checksum of the values; empty if ``shown`` says all.
+        checksum: a checksum of the values; empty if ``shown`` identifies the setting.
     """
 
     shown: str
@@ -56,7 +56,7 @@ class Mark(NamedTuple):
 
     @classmethod
     def of(cls, array: Any) -> Mark:
-        """Make the mark of an array; it shows the values if they are few, else type and shape."""
+        """Make the mark of an array; ``shown`` is the values if they are few, or else type and shape."""
         array = np.asarray(array)
         shown = str(array) if array.size <= _FEW else f"{array.dtype}{list(array.shape)}"
         return cls(shown, digest([array]))
@@ -69,12 +69,12 @@ class Mark(NamedTuple):
 
 
 class Saved(NamedTuple):
-    """What is saved of a run after a round, besides its arrays.
+    """The data saved after a round, besides the run's arrays.
 
     Attributes:
         done: the number of finished rounds.
-        delays: the number of rounds in which the uploads of one round may arrive.
-        items: see `Book.items`; the structure of the saved arrays follows from these lengths.
+        delays: the number of possible delays of an upload: 0 to ``delays`` − 1 rounds.
+        items: see `Book.items`; the lengths determine the structure of the saved arrays.
         record: the record of the last round, perhaps without its evaluation.
     """
 
@@ -126,10 +126,10 @@ class Folder:
     def load(
         self, rounds: int, structure: Callable[[Saved], Any]
     ) -> tuple[Any, Saved, list[dict[str, Any]]] | None:
-        """Load the arrays, what was saved with them, and the rounds' records; None if nothing is saved.
+        """Return the arrays, the `Saved` data and the rounds' records; None if nothing is saved.
 
-        ``history.jsonl`` is cut to these rounds; the last one is missing if it was saved before its
-        evaluation.
+        Lines of later rounds are removed from ``history.jsonl``. The last record is missing if the round was
+        saved before its evaluation.
 
         Args:
             rounds: the number of rounds that the run is to have.
@@ -179,7 +179,7 @@ class Folder:
 
 
 def _named(trees: Any) -> dict[str, Any]:
-    """Name the leaves by number; `Folder.load` is given their tree."""
+    """Return the leaves of a pytree under names such as ``leaf0``."""
     return {f"leaf{index}": leaf for index, leaf in enumerate(jax.tree.leaves(trees))}
 
 

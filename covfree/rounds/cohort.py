@@ -1,4 +1,4 @@
-"""The clients of one round: each computes its upload from the broadcast, and uploads are added up."""
+"""Compute one round: the uploads of its clients, their sum, and the server's next state."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Examples(NamedTuple):
 
 
 class Members(NamedTuple):
-    """Some clients of a round, padded to a number that many rounds share, so that few functions are compiled.
+    """Some clients of a round, padded to a number that many rounds share, to compile few functions.
 
     Attributes:
         client: each client's number; −1 for padding, which comes last.
@@ -53,7 +53,7 @@ class Answers(NamedTuple):
     """The members' uploads, memory and metrics after a round.
 
     Attributes:
-        uploads: the total of the members' sums, with a leading axis of delays; each member's tables, with a
+        uploads: the sums over members, with a leading axis of delays; and each member's tables, with a
             leading axis of members.
         memory: each member's new memory.
         sound: whether each member's new memory is finite.
@@ -82,8 +82,8 @@ def answers(
 ) -> Answers:
     """Run the members, ``width`` of them at once, and add their uploads in their order.
 
-    Whatever the width, uploads are added one by one with compensation. So how a cohort is split changes the
-    sum only by the rounding within each client's own computation.
+    Uploads are added one by one with compensated summation, for any width. So the width changes the sum only
+    by the rounding within each client's own computation.
 
     Args:
         algorithm: the algorithm.
@@ -107,7 +107,7 @@ def answers(
             index = examples.order[jnp.minimum(member.start + place, examples.order.shape[0] - 1)]
             index = jnp.where(place < member.size, index, -1)
             data = ClientData(examples.features, examples.labels, index, member.client)
-            # Fold in the client's number, so that its draws do not depend on who else takes part.
+            # Fold in the client's number, so that its draws do not depend on the other clients of the round.
             own = jax.random.fold_in(keys, member.client)
             upload, remembered, metrics = algorithm.client(algorithm.params, broadcast, data, memory, own)
             sent = member.arrives.any()
@@ -200,6 +200,6 @@ def serve(algorithm: Algorithm, state: Any, total: Any) -> tuple[Any, Array]:
 
 
 def is_finite(tree: Any) -> Bool[Array, ""]:
-    """Whether all floats of a pytree are finite."""
+    """Return whether all floats of a pytree are finite."""
     floats = [x for x in jax.tree.leaves(tree) if jnp.issubdtype(x.dtype, jnp.inexact)]
     return jnp.array([jnp.isfinite(x).all() for x in floats], bool).all()

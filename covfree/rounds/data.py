@@ -1,4 +1,4 @@
-"""The examples of a simulated federation: one table; each client is a view into it."""
+"""The examples of a simulated federation in one table; a client is a list of indices into it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ from covfree.rounds.algorithm import is_classes
 from covfree.rounds.checkpoint import Mark
 from covfree.rounds.cohort import Examples, Members
 
-# Sorting this many padded examples in each round of a typical run takes about as long as one compilation.
+# Two sizes are merged if that adds fewer padded examples than this. Sorting so many in each round of a
+# typical run takes about as long as one compilation.
 _SORTED = 2**16
 
 
@@ -41,7 +42,7 @@ class Federation:
 
     Attributes:
         examples: the table.
-        start: [clients] where in the table's order each client's examples start.
+        start: [clients] where in ``examples.order`` each client's examples start.
         size: [clients] the number of each client's examples.
         longest: [clients] the size to which each client's examples are padded.
     """
@@ -55,7 +56,7 @@ class Federation:
     def of(
         cls, features: Any, labels: Any, clients: Any, *, whole: bool, num_classes: int | None = None
     ) -> Federation:
-        """Make a federation of flat arrays, and check them.
+        """Check the examples, and sort their indices by client.
 
         Args:
             features: [examples, …], floats, or integers such as pixels; or a pytree of such arrays.
@@ -79,7 +80,7 @@ class Federation:
 
     @property
     def num_clients(self) -> int:
-        """The largest number of a client plus 1."""
+        """The largest client number plus 1."""
         return len(self.size)
 
     @property
@@ -120,7 +121,7 @@ class Federation:
         return groups
 
     def identity(self) -> dict[str, Mark]:
-        """Return marks of the examples and their owners, by which another federation is noticed."""
+        """Return fingerprints of the examples and their clients; `Checkpoint` compares them."""
         order, size = np.asarray(self.examples.order), self.size
         parts, _ = jax.tree_util.tree_flatten_with_path(self.examples.features)
         return {
@@ -131,7 +132,7 @@ class Federation:
 
 
 def _owners(features: Any, labels: Any, clients: Any, num_classes: int | None) -> np.ndarray:
-    """Return the client of each example, −1 for padding; raise unless the arrays fit."""
+    """Return the client of each example, −1 for padding; raise if a shape, type or value is wrong."""
     parts = jax.tree.leaves(features)
     if not parts or any(np.ndim(part) < 1 for part in parts):
         raise ValueError(f"features: expected arrays [examples, …], got {type(features).__name__}")
@@ -185,15 +186,15 @@ def _owners(features: Any, labels: Any, clients: Any, num_classes: int | None) -
 
 @jit
 def _finite(features: jax.Array) -> jax.Array:
-    """Whether all numbers of each example are finite."""
+    """Return, for each example, whether all of its numbers are finite."""
     return jnp.isfinite(features).reshape(features.shape[0], -1).all(1)
 
 
 def _padded_sizes(size: np.ndarray, whole: bool) -> np.ndarray:
-    """Return the size to which each client's examples are padded, at most that of the largest client.
+    """Return the size to which each client's examples are padded, at most the largest client's size.
 
     Sizes are 16 times powers of 4, so that few functions are compiled. Unless ``whole``, padding costs only
-    sorting, so neighbouring sizes are merged where that is cheaper than compiling another function.
+    sorting. Neighbouring sizes are then merged if that costs less than compiling another function.
     """
     steps = np.ceil(np.log2(np.maximum(size, 16) / 16) / 2)
     padded = np.minimum(size.max(), (16 * 4**steps).astype(int))

@@ -1,4 +1,4 @@
-"""Training-free methods as algorithms: a round of messages, then rounds of sums; or only rounds of sums."""
+"""Training-free methods as algorithms. Clients upload messages in the first round, or sums in every round."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class _Known:
     Attributes:
         state: the method's state.
         num_clients: K.
-        done: the number of the method's rounds that are done; one message may stand for several.
+        done: the number of the method's rounds that are done; a round of messages counts as several.
     """
 
     state: Any
@@ -56,7 +56,7 @@ class _Known:
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class _Asked:
-    """What the server broadcasts.
+    """The server's broadcast.
 
     Attributes:
         sent: the broadcast of the method's round; None if clients send their messages.
@@ -77,7 +77,8 @@ class _Run:
     Attributes:
         method: the method.
         num_classes: C.
-        messages: the number of the method's rounds that a message stands for; 0 if all uploads are sums.
+        messages: the number of the method's rounds that the server runs over clients' messages; 0 if all
+            uploads are sums.
     """
 
     method: Method
@@ -155,7 +156,7 @@ def _report(run: _Run, known: _Known) -> dict[str, Any]:
 
 
 def _message(message: Message, client: AnyArray) -> Sent:
-    """Turn a client's message into an upload."""
+    """Convert a client's message to an upload: rows in a table, and a matrix that can be added."""
     rows, matrix = _class_sums(message) if message.solved else (message.rows, message.matrix)
     rows = replace(rows, client=jnp.full(rows.label.shape, client, jnp.int32))
     kept = (jnp.asarray(rows.count) > 0) & (rows.label >= 0)
@@ -165,7 +166,7 @@ def _message(message: Message, client: AnyArray) -> Sent:
 
 
 def _class_sums(message: Message) -> tuple[Rows, jax.Array]:
-    """Convert a client's solution W to the sums C W = Xᵀ Y: the server can add sums, but not solutions."""
+    """Convert a client's solution W to the sums C W = Xᵀ Y, which the server can add."""
     rows, matrix = message.rows, jnp.asarray(message.matrix)
     sums = product(matrix, jnp.asarray(rows.mean).T).T
     count = jnp.asarray(rows.count)
@@ -189,10 +190,9 @@ def as_algorithm(
     In the first round each client uploads the message that it would send in a real federation, and the server
     runs the method's rounds over the rows in the messages. With ``uploads="sums"`` each of the method's
     rounds becomes a round of the algorithm: the server broadcasts its state, and each client evaluates the
-    round on its own rows and uploads only sums of fixed size. That is how a method runs behind secure
-    aggregation. FedCOF then takes two rounds. In the first, clients upload `Moments`: class sums, N_c, K_c
-    and magnitudes; in the second, client k uploads the matrix
-    Σ_c (N_c − 1)/(K_c − 1) n_kc (μ_kc − μ_c)(μ_kc − μ_c)ᵀ.
+    round on its own rows and uploads only sums of fixed size. Secure aggregation needs this. FedCOF then
+    takes two rounds. In the first, clients upload `Moments`: class sums, N_c, K_c and magnitudes; in the
+    second, client k uploads the matrix Σ_c (N_c − 1)/(K_c − 1) n_kc (μ_kc − μ_c)(μ_kc − μ_c)ᵀ.
 
     Rounds over clients' examples, such as those of `covfree.refined`, upload sums in either case, and so do
     all rounds of methods without a message, such as `covfree.deepafl`.
@@ -242,5 +242,5 @@ def as_algorithm(
 
 
 def sends_messages(algorithm: Algorithm) -> bool:
-    """Whether clients upload messages of class rows in the first round, rather than sums."""
+    """Return whether clients upload messages in the first round, and not sums."""
     return isinstance(algorithm.params, _Run) and algorithm.params.messages > 0

@@ -20,13 +20,13 @@ Place = Literal["device", "host"]
 
 @dataclass(frozen=True)
 class Placement:
-    """Where a simulation runs and keeps the clients' memory. The result depends on it by rounding only.
+    """The devices that run a simulation and keep clients' memory. Results differ only by rounding.
 
     Attributes:
-        width: the number of clients that ``vmap`` simulates at once. More than one pays on accelerators.
-        memory: where the clients' memory lies: ``"device"``, or ``"host"`` if the device is too small.
+        width: the number of clients that ``vmap`` simulates at once. More than 1 is faster on accelerators.
+        memory: where the clients' memory is kept: ``"device"``, or ``"host"`` if the device is too small.
         mesh: devices over which the clients of a round are spread; each has a copy of all examples.
-        multiple: ``width`` times the mesh's devices; clients run in groups of a multiple of this.
+        multiple: ``width`` times the mesh's devices; clients run in groups whose size is a multiple of this.
     """
 
     width: int = 1
@@ -53,7 +53,7 @@ class Bank:
 
     Attributes:
         leaves: the pytree.
-        place: where the leaves lie.
+        place: where the leaves are kept.
     """
 
     leaves: Any
@@ -70,7 +70,7 @@ class Bank:
 
     @classmethod
     def holding(cls, leaves: Any, place: Place) -> Bank:
-        """Make a bank of the saved leaves."""
+        """Make a bank from a copy of saved leaves."""
         return cls(jax.tree.map(np.array if place == "host" else jnp.array, leaves), place)
 
     def of_clients(self, clients: np.ndarray) -> Any:

@@ -1,4 +1,4 @@
-"""Running an algorithm: all clients of a federation simulated on one machine, round by round."""
+"""Run an algorithm: simulate all clients of a federation on one machine, round by round."""
 
 from __future__ import annotations
 
@@ -70,14 +70,13 @@ def run(
 ) -> Run:
     """Simulate a federation that runs an algorithm.
 
-    The examples are in one table, and clients are views into it, so more clients take more memory only for
-    what they remember. Uploads are added as soon as they are made. The simulation calls only the algorithm's
-    own functions, as a real server and real clients would.
+    The examples are in one table, and a client is a list of indices into it. So a client takes memory only
+    for what it remembers. Uploads are added as soon as they are made.
 
     Args:
         algorithm: e.g. ``covfree.finetune.fedavg(...)``.
-        features: [examples, …], numbers of any rank: feature vectors, images; or a pytree of such arrays,
-            such as ``{"ids": …, "mask": …}``.
+        features: [examples, …], arrays of any rank: feature vectors, images; or a pytree of such arrays, such
+            as ``{"ids": …, "mask": …}``.
         labels: [examples], integers; below 0 is padding. If the algorithm has no number of classes,
             [examples, …] numbers of any kind.
         clients: [examples], integers from 0; below 0 is padding. A number without examples counts as a client
@@ -184,7 +183,7 @@ def run(
 
 
 def _as_key(key: Any) -> PRNGKey:
-    """Return a typed PRNG key, also for an old-style key of two integers."""
+    """Return a typed PRNG key; convert an old-style key of two integers."""
     if isinstance(key, jax.Array) and jnp.issubdtype(key.dtype, jax.dtypes.prng_key):
         return key
     if np.shape(key) != (2,) or not np.issubdtype(np.asarray(key).dtype, np.unsignedinteger):
@@ -193,7 +192,7 @@ def _as_key(key: Any) -> PRNGKey:
 
 
 def number_of_rounds(algorithm: Algorithm, rounds: int | None) -> int:
-    """Return how many rounds to run, or raise if the algorithm does not take that many."""
+    """Return the number of rounds to run; raise if the algorithm has another fixed number."""
     if algorithm.rounds is None:
         if rounds is None:
             raise TypeError(f"rounds: expected how many, as {algorithm.name!r} takes any number; got None")

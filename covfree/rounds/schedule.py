@@ -1,4 +1,4 @@
-"""Which clients take part in which round, which drop out or are late, and when all have taken part."""
+"""Draw which clients take part, drop out or are late in each round; count rounds until all took part."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from covfree.data.partitions.partition import generator
 
 
 class Schedule(NamedTuple):
-    """Which clients are drawn in which round, and when their uploads arrive.
+    """The clients drawn in each round, and when their uploads arrive.
 
     Attributes:
         clients: the clients drawn in each round, from 0; −1 for nobody. No client is twice in a round.
@@ -77,7 +77,7 @@ def as_schedule(
     """Convert an argument ``participation`` to a `Schedule`, and check it.
 
     Args:
-        participation: a `Schedule`; the clients of each round, all of whose uploads arrive; or how many
+        participation: a `Schedule`; an array of each round's clients, if all uploads arrive; or how many
             clients a round draws, as a number or a share.
         num_clients: K.
         num_rounds: the number of rounds that the schedule must have at least.
@@ -109,7 +109,7 @@ def as_schedule(
 
 
 def check_schedule(name: str, value: Schedule | np.ndarray, num_clients: int) -> Schedule:
-    """Check a `Schedule`; or make one from an array of each round's clients, whose uploads all arrive."""
+    """Check a `Schedule`, or make one from an array of each round's clients with all delays 0."""
     if not isinstance(value, Schedule):
         value = Schedule(np.asarray(value), np.zeros_like(value))
     clients, delay = (np.asarray(part) for part in value)
@@ -143,8 +143,7 @@ def participation(
 ) -> Int64[np.ndarray, "rounds drawn"]:
     """Draw the clients that take part in each round.
 
-    A round draws ``per_round`` different clients, uniformly. Takes 8 bytes for each entry of the result, and
-    with replacement O(K) time for each round.
+    A round draws ``per_round`` different clients, uniformly. With replacement each round takes O(K) time.
 
     Args:
         num_clients: K.
@@ -212,9 +211,9 @@ def rounds_to_meet(num_clients: int, per_round: int | float, share: float = 1.0)
 
     This is the batch coupon collector: each round draws ``per_round`` different clients uniformly, and rounds
     are independent (`participation` with replacement). The number m of clients that have taken part is a
-    Markov chain, from which the moments follow exactly up to rounding. A round adds j new clients with the
-    hypergeometric probability p_j of j in b draws from K − m new and m earlier ones. So the number T_m of
-    rounds that are left satisfies
+    Markov chain, from which the moments follow exactly up to rounding. Of the b clients that a round draws, j
+    are new with the hypergeometric probability p_j, as K − m are new and m are not. So the number T_m of
+    remaining rounds satisfies
 
         E T_m = (1 + Σ_{j≥1} p_j E T_{m+j}) / (1 − p_0),
         Var T_m = (Σ_{j≥1} p_j Var T_{m+j} + Σ_{j≥0} p_j (E T_{m+j} + 1 − E T_m)²) / (1 − p_0).
@@ -228,7 +227,7 @@ def rounds_to_meet(num_clients: int, per_round: int | float, share: float = 1.0)
         share: share of the clients, in (0, 1]: rounds are counted until ⌈share·K⌉ have taken part.
 
     Returns:
-        Mean and standard deviation, in rounds.
+        Mean and standard deviation of the number of rounds.
 
     Raises:
         TypeError: if an argument has another type.
@@ -259,7 +258,7 @@ def rounds_to_meet(num_clients: int, per_round: int | float, share: float = 1.0)
 
 
 def _new_clients(unmet: int, met: int, drawn: int) -> np.ndarray:
-    """Return chances of 0, 1, … new clients in a round, up to a factor; ``met`` is at least ``drawn``."""
+    """Return the chances of 0, 1, … new clients in a round, up to a factor; requires ``met`` ≥ ``drawn``."""
     j = np.arange(min(unmet, drawn))
     # The ratio is p_{j+1}/p_j. Add logarithms, as products of thousands of ratios overflow or underflow.
     ratio = (unmet - j) * (drawn - j) / ((j + 1) * (met - drawn + j + 1))

@@ -1,4 +1,4 @@
-"""Statistics of a participation schedule: how much of the federation a server has seen after each round."""
+"""Statistics of a schedule: how many clients, examples and classes a server has seen after each round."""
 
 from typing import NamedTuple
 

@@ -1,4 +1,4 @@
-"""One round of a simulated federation: from the state before it to the state after it."""
+"""Compute one round of a simulated federation: the next state, clients' memory, and the round's record."""
 
 from __future__ import annotations
 
@@ -26,12 +26,13 @@ from covfree.rounds.schedule import Schedule
 
 
 class Held(NamedTuple):
-    """What a run passes from one round to the next.
+    """The part of a run that changes from round to round.
 
     Attributes:
         state: the server's state.
         memory: the clients' memory.
-        pending: sums of uploads that arrive in later rounds, with an axis of delays; None without delays.
+        pending: sums of uploads that arrive in later rounds, with a leading axis of delays; None without
+            delays.
         best: state and memory after the round whose evaluation was best; None if no best round is chosen.
     """
 
@@ -62,7 +63,7 @@ class Round(NamedTuple):
 
 
 class Simulation(NamedTuple):
-    """The fixed parts of a run, with the functions that compute a round from them."""
+    """The part of a run that does not change, with the functions that compute a round."""
 
     algorithm: Algorithm
     federation: Federation
@@ -132,7 +133,7 @@ class Simulation(NamedTuple):
         )
 
     def given(self, state: Any, bank: Bank) -> cohort.Answers:
-        """Return zeros in the shapes of the answers of one group of members."""
+        """Return zeros in the shapes of the answers of one group of clients."""
         one = np.zeros(1, int)
         group = self.federation.groups(one, one, self.place.multiple, self.delays)[0]
 
@@ -162,7 +163,7 @@ class Simulation(NamedTuple):
         }
 
     def structure_after(self, items: list[list[int]], held: Held, bank: Bank) -> Any:
-        """Return the pytree structure of what the run holds after some rounds."""
+        """Return the pytree structure of `Held` after rounds whose tables have the lengths ``items``."""
         state = held.state
         for counts in items:
             given = self.given(state, bank).uploads
@@ -175,7 +176,7 @@ class Simulation(NamedTuple):
         return jax.tree.structure(held._replace(state=state))
 
     def identity(self, state: Any, memory: Any, best: str | None) -> Callable[[int], dict[str, Mark]]:
-        """Return a function from the number of finished rounds to the marks that a resumed run must share."""
+        """Return a function from the number of finished rounds to the fingerprints of a saved run."""
         numbers, _ = jax.tree_util.tree_flatten_with_path(self.algorithm.params)
         about = {
             "algorithm": Mark(self.algorithm.name),
@@ -195,7 +196,7 @@ class Simulation(NamedTuple):
         return after
 
     def _computation(self, state: Any, memory: Any) -> str:
-        """Return a checksum of the client's and server's computation as JAX traces it, without ``params``."""
+        """Return a checksum of the jaxpr of one round (broadcast, one client, server), without ``params``."""
         examples, longest = self.federation.examples, int(self.federation.size.max(initial=1))
 
         def one_round(algorithm: Algorithm, examples: Any, state: Any, memory: Any, key: PRNGKey) -> Any:
@@ -216,7 +217,7 @@ def _items(here: np.ndarray, part: Any) -> np.ndarray:
 
 
 def _means(metrics: dict[str, np.ndarray], sizes: np.ndarray) -> dict[str, float]:
-    """Average clients' metrics over those who took part, weighted by their examples."""
+    """Average the metrics over the clients of a round, weighted by their numbers of examples."""
     if not sizes.sum():
         return {}
     weight = sizes.astype(float)
@@ -226,7 +227,7 @@ def _means(metrics: dict[str, np.ndarray], sizes: np.ndarray) -> dict[str, float
 def _by_client(
     metrics: dict[str, np.ndarray], sizes: np.ndarray, who: np.ndarray
 ) -> dict[str, list[int] | list[float]]:
-    """List the clients' metrics in the order of their numbers.
+    """Return columns of clients' numbers, examples and metrics, sorted by number.
 
     Float metrics of clients without examples are nan, as a mean over no examples is undefined.
     """

@@ -1,1 +1,1 @@
-"""Baselines for closed-form heads, other than FedAvg and variants of its optimisers."""
+"""Baselines to compare closed-form heads with, other than FedAvg and its variants (``averaging.py``)."""

@@ -1,4 +1,4 @@
-"""Matching clients' prompts and summarising them in one set: PFPT's probabilistic model."""
+"""PFPT's probabilistic model, which matches clients' prompts and summarises them in one set."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ class Layer(NamedTuple):
 
 
 class Networks(NamedTuple):
-    """Two networks with one hidden ReLU layer; they give the logits of σ_i and p_i.
+    """Two networks with one hidden ReLU layer, which compute σ_i and p_i from a centre θ_i.
 
     Attributes:
         deviation: network from centre θ_i to the logits of σ_i, the standard deviation of each coordinate.
-        chance: network from centre θ_i to the logit of p_i, the probability that a client has a prompt from
-            it.
+        chance: network from centre θ_i to the logit of p_i, the probability that a client has a prompt drawn
+            from θ_i.
     """
 
     deviation: tuple[Layer, Layer]

@@ -126,12 +126,11 @@ def pfpt(
 ) -> Algorithm:
     """PFPT: probabilistic federated prompt tuning.
 
-    Clients train a pool of prompts and a head. Heads are averaged, weighted by examples. Prompts cannot be
-    averaged, as different clients may have turned the same prompt of the pool into different ones; they are
-    matched instead. Each client's set is modelled as a random choice among summarising prompts, each with its
-    own noise. The server finds the summarising prompts by alternating assignments and gradient steps. Prompts
-    that no client of a round changed are left out. The pool's size varies by round; the history records it as
-    ``prompts``.
+    Clients train a pool of prompts and a head. Heads are averaged, weighted by examples. Prompts are not
+    averaged, as two clients may train the same prompt of the pool in different directions. They are matched:
+    each client's prompts are modelled as noisy copies of some of the summarising prompts. The server finds
+    the summarising prompts by alternating assignments and gradient steps. Prompts that no client of a round
+    changed are left out. The pool's size varies by round; the history records it as ``prompts``.
 
     Each client uploads its prompts as a table, which is not a sum, so PFPT cannot run behind secure
     aggregation. Late uploads are refused, as prompts are matched with those of their own round.

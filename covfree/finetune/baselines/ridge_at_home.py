@@ -43,11 +43,10 @@ def ridge_at_home(
         W_k = W + Fᵀ (F Fᵀ + λI)⁻¹ R.
 
     A class that the global head lacks has W = 0 and b = 0: only clients that have the class can predict it.
-    Each client chooses λ from `RATIOS` by the squared error when each example is left out in turn; of equal
-    ones it takes the largest. One eigendecomposition of F Fᵀ gives these errors: that of example i is [(F Fᵀ
-    + λI)⁻¹R]_i / [(F Fᵀ + λI)⁻¹]_ii. No client sends anything, and its head does not depend on how examples
-    are spread over the others. Clients are solved one after another, with n_k³ operations and n_k² memory
-    each.
+    Each client chooses from `RATIOS` the λ with the smallest leave-one-out squared error; of equal ones, the
+    largest. One eigendecomposition of F Fᵀ gives these errors: the error of example i is [(F Fᵀ + λI)⁻¹R]_i /
+    [(F Fᵀ + λI)⁻¹]_ii. No client sends anything, and its head does not depend on other clients' examples,
+    given W and b. Clients are solved one after another, with n_k³ operations and n_k² memory each.
 
     Args:
         head: the global head, scaled for one-hot labels, such as that of `covfree.afl`, which is ridge
@@ -57,8 +56,7 @@ def ridge_at_home(
         clients: their clients, numbered from 0; below 0 is padding.
 
     Returns:
-        The models, for as many clients as ``clients`` numbers. A client without examples keeps the global
-        head.
+        The models of the clients 0 … max(``clients``). A client without examples keeps the global head.
 
     Raises:
         TypeError: if the head is not linear, or a data type is wrong.

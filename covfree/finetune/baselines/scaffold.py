@@ -43,7 +43,7 @@ class Update(NamedTuple):
 
 
 def _corrected(client: Any) -> Any:
-    """Add ``correction`` to the gradients before the client's optimiser; the state sums the gradients."""
+    """Make an optimiser that adds ``correction`` to the gradients, and whose state sums the gradients."""
 
     def init(params: Any) -> Any:
         return jax.tree.map(lambda x: jnp.zeros(x.shape, jnp.promote_types(x.dtype, jnp.float32)), params)
@@ -99,7 +99,7 @@ def _result(numbers: averaging.Numbers, state: State, memory: Any) -> Any:
 
 
 def scaffold(model: Model, client: Any = 0.01, server: Any = 1.0, **options: Any) -> Algorithm:
-    """SCAFFOLD: each client descends along g − c_i + c: its mean gradient c_i is replaced by that of all, c.
+    """SCAFFOLD: a client descends along g − c_i + c, with mean gradients c_i (its own) and c (all clients').
 
     Clients keep c_i from round to round; c_i⁺ is the mean of the gradients g of the client's steps in the
     round. The server updates x ← x − server(mean of x − y_i) and c ← c + (1/N) Σ (c_i⁺ − c_i). All c_i and c
@@ -107,8 +107,8 @@ def scaffold(model: Model, client: Any = 0.01, server: Any = 1.0, **options: Any
     losses, however their data differ.
 
     For gradient descent c_i⁺ is the paper's option II, c_i − c + (x − y_i)/(K_i η), as x − y_i is η times the
-    sum of g − c_i + c. With momentum or a schedule x − y_i is another sum, with which c_i would grow without
-    bound. The mean of the gradients works for any optimiser.
+    sum of g − c_i + c. With momentum or a schedule, x − y_i is another sum, and a c_i made from it would grow
+    without bound. The mean of the gradients works for any optimiser.
 
     Args:
         model: see `fedavg`.
