@@ -23,7 +23,7 @@ _COSTS = ("client FLOPs", "client time", "server time")
 
 
 def environment() -> dict[str, str]:
-    """Return the versions and the machine, which a later reader of the figures needs."""
+    """Return versions of software, the device and the platform, to store with results."""
     return {
         "covfree": covfree.__version__,
         "jax": jax.__version__,
@@ -35,12 +35,12 @@ def environment() -> dict[str, str]:
 
 
 def is_trained(results: Sequence[Result]) -> bool:
-    """Whether the results come from trainings."""
+    """Return whether the results come from trainings in rounds."""
     return bool(results[0].runs[0].history)
 
 
 def receives(results: Sequence[Result]) -> bool:
-    """Whether any method sends its clients something before the head."""
+    """Return whether any method sends its clients something before the head."""
     return any(run.received for result in results for run in result.runs)
 
 
@@ -75,12 +75,12 @@ def _line(result: Result, down: bool, seeds: int) -> tuple[Cell, ...]:
 
 
 def start_of(run: Run) -> float:
-    """Accuracy before any training."""
+    """Return a training's accuracy before its first round."""
     return run.trained[0]["accuracy"]
 
 
 def gain_of(run: Run) -> float:
-    """Accuracy gained by training; negative if it lost."""
+    """Return the accuracy that training gained; negative if it lost."""
     return run.accuracy - start_of(run)
 
 
@@ -155,7 +155,7 @@ def _trained_record(result: Result) -> dict[str, Any]:
 
 
 def as_json(config: Mapping[str, Any], environment: Mapping[str, str], results: Sequence[Result]) -> str:
-    """Return settings, machine, the table's figures and every run as JSON; rounds are in the histories."""
+    """Return settings, environment, the table's figures and every run as JSON, without trainings' rounds."""
     found = records(results)
     for record, result in zip(found, results, strict=True):
         record["runs"] = [_trained_run(run) if run.history else _run(run) for run in result.runs]
@@ -203,7 +203,7 @@ def _trained_run(run: Run) -> dict[str, Any]:
 
 
 def notes(results: Sequence[Result]) -> list[str]:
-    """Say what clients chose, and which names `--methods` has for the titles in the table."""
+    """Return notes: how often clients chose each method, and the names of titles for ``--methods``."""
     lines = []
     for method in dict.fromkeys(result.method for result in results if JOINT in result.method):
         runs = [run for result in results if result.method == method for run in result.runs]
@@ -219,12 +219,12 @@ def notes(results: Sequence[Result]) -> list[str]:
 
 
 def _taken(run: Run) -> str:
-    """Name the method that clients took."""
+    """Return the name of the method that clients chose."""
     return run.method.split(JOINT)[run.taken or 0]
 
 
 def _more(result: Result) -> list[str]:
-    """Names of the figures other than the accuracy."""
+    """Return the names of the figures other than the accuracy."""
     return [name for name in result.runs[0].figures if name != "accuracy"]
 
 
@@ -250,7 +250,7 @@ def _shown(name: str, mean: float, deviation: float | None) -> str:
 
 
 def _place(result: Result) -> dict[str, Any]:
-    """Name the data and the federation in a record."""
+    """Return the entries of a record that name the data and the federation."""
     dataset, federation = result.place
     if federation is None:
         return {"dataset": dataset}

@@ -1,4 +1,4 @@
-"""Results of a study: a run of one cell, which a file keeps, and the summary over its seeds."""
+"""Results of a study: a `Run` for one seed, a `Result` over seeds, and the file of runs."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Run:
         sent: bytes up of all clients.
         received: bytes down to all clients, before the head.
         clients: number of clients that hold examples.
-        rows: rows that the method's rounds summed over.
+        rows: number of rows (`covfree.Rows`) that the method's rounds summed over.
         client_flops: floating-point operations of all clients, from features to messages; with training also
             those of its rounds, and of the extractor if known.
         client_seconds: time of all clients' work, run as one batch, without compilation.
@@ -45,7 +45,7 @@ class Run:
         federation: how the examples were spread, if the data did not say so.
         figures: other metrics of the test examples, by their names in `covfree.metrics.NAMES`.
         predictions: counts of the test predictions by class and client; None if they were not counted.
-        history: a training's records, one per round; round 0 is the start, the last of the closed-form stage.
+        history: a training's records, one per round; round 0 is the last of the closed-form stage.
         rates: the learning rates of the clients and the server.
         tried: the rates that were tried on clients set aside; None without tuning.
         diverged: the round that was undone as its state was not finite; None if there was none.
@@ -91,7 +91,7 @@ class Run:
 
 @dataclass(frozen=True)
 class Result:
-    """A method's runs over all seeds, with their mean, median and, from two seeds on, standard deviation."""
+    """A method's runs on one federation, over all seeds; computes means, medians and standard deviations."""
 
     method: str
     title: str
@@ -99,26 +99,26 @@ class Result:
 
     @property
     def place(self) -> tuple[str, Federation | None]:
-        """The data and the federation."""
+        """The name of the data, and the federation."""
         return self.runs[0].dataset, self.runs[0].federation
 
     @property
     def accuracy(self) -> tuple[float, float | None]:
-        """Mean and standard deviation of the accuracy."""
+        """Mean and standard deviation of the accuracy, see `spread`."""
         return self.spread(lambda run: run.accuracy)
 
     def spread(self, value: Callable[[Run], float]) -> tuple[float, float | None]:
-        """Mean of a figure over the runs, and its standard deviation; None for a single run."""
+        """Return a figure's mean over the runs, and its standard deviation, None for a single run."""
         values = [value(run) for run in self.runs]
         # Use NumPy, as `statistics.stdev` fails on NaN.
         return fmean(values), float(np.std(values, ddof=1)) if len(values) > 1 else None
 
     def mean(self, value: Callable[[Run], float]) -> float:
-        """Mean of a figure over the runs."""
+        """Return a figure's mean over the runs."""
         return fmean(value(run) for run in self.runs)
 
     def median(self, value: Callable[[Run], float]) -> float:
-        """Median of a figure over the runs. Use it for times, which other work on the machine may inflate."""
+        """Return a figure's median over the runs. Use it for times, which other work may inflate."""
         return float(median(value(run) for run in self.runs))
 
 
@@ -137,7 +137,7 @@ def summarise(runs: Iterable[Run], titles: Mapping[str, str] | None = None) -> l
 
 
 def place_names(places: Sequence[tuple[str, Federation | None]]) -> tuple[str, ...]:
-    """Name each place by the settings that differ between places; by its data if none differ."""
+    """Return a name for each place: the settings that differ between places, or the data if none do."""
     datasets = {dataset for dataset, _ in places}
     made = [federation for _, federation in places if federation is not None]
     partitions, clients = ({getattr(each, name) for each in made} for name in ("partition", "clients"))
@@ -157,7 +157,7 @@ def place_names(places: Sequence[tuple[str, Federation | None]]) -> tuple[str, .
 
 
 def accuracy_cell(result: Result, seeds: int) -> Cell:
-    """Format an accuracy: mean ± standard deviation in percent, and of how many seeds if others have more."""
+    """Format an accuracy: mean ± standard deviation in percent, and the number of seeds if below `seeds`."""
     number = len(result.runs)
     of = f" ({number} seed{'s' * (number > 1)})" if number < seeds else ""
     return Cell(percent(*result.accuracy) + of, result.accuracy[0])
@@ -167,7 +167,7 @@ def accuracy_table(results: Iterable[Result]) -> Table:
     """Lay out accuracies with a line per method and a column per federation; mark each column's best.
 
     A cell is the mean in percent ± the standard deviation over seeds; it is empty if the method was not run
-    there. If it failed with some seeds, the cell says how many the others are, and is not marked. A column is
+    there. If it failed with some seeds, the cell gives the number of the others and has no mark. A column is
     named after the settings that differ between the federations.
 
     Args:
@@ -192,7 +192,7 @@ def accuracy_table(results: Iterable[Result]) -> Table:
 
 
 def _highest(cells: Sequence[str]) -> list[int]:
-    """Indices of the highest accuracy over all seeds; cells that show the same digits are equal."""
+    """Return the indices of the highest accuracies, as printed; skip cells of methods that failed."""
     means = [f"{float(cell.split()[0]):6.2f}" if cell and "seed" not in cell else None for cell in cells]
     top = max((mean for mean in means if mean is not None), default=None)
     return [index for index, mean in enumerate(means) if mean is not None and mean == top]

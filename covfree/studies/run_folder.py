@@ -1,4 +1,4 @@
-"""A folder with the settings and results of one run or several."""
+"""The folder that a command writes: its settings, checks before it is resumed, files of trained models."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from covfree.data import FeatureSet
 from covfree.studies.origin import origin_of
 
 _NAME, RUNS = "settings.json", "runs.jsonl"
-# Patterns of files that only this command writes into its folder.
+# For each command, patterns of files that no other command writes.
 _WRITTEN = {
     "compare": (_NAME, RUNS, "accuracy_vs_bytes.*"),
     "finetune": (f"*-seed*/{_NAME}", "accuracy.*"),
@@ -25,7 +25,7 @@ _WRITTEN = {
 
 
 def make_folder(out: Path | None, command: str) -> None:
-    """Make the folder for a command's files, unless ``out`` is None."""
+    """Make the folder for a command's files; raise ValueError if it has another command's."""
     if out is None:
         return
     for other, patterns in _WRITTEN.items():
@@ -42,12 +42,12 @@ def make_folder(out: Path | None, command: str) -> None:
 
 
 def holds_trainings(out: Path) -> bool:
-    """Whether a folder holds runs of fine-tuning, each in its own subfolder."""
+    """Return whether a folder has subfolders of runs of ``covfree finetune``."""
     return any(out.glob(_WRITTEN["finetune"][0]))
 
 
 def check_settings(folder: Path, settings: Mapping[str, Any], resume: bool) -> None:
-    """Raise if a folder holds runs with other settings or of another version, or runs not to be resumed."""
+    """Raise ValueError if a folder has runs, unless ``resume`` and settings and version are the same."""
     earlier = read_settings(folder, "version")
     if earlier is None:
         return
@@ -69,7 +69,7 @@ def check_settings(folder: Path, settings: Mapping[str, Any], resume: bool) -> N
 
 
 def check_data(folder: Path, contents: Mapping[str, str]) -> None:
-    """Raise if a folder holds runs on data with the same name but other contents."""
+    """Raise ValueError if a folder has runs on data with the same name but other contents."""
     earlier = read_settings(folder, "data")
     if earlier is None and (folder / RUNS).exists():
         raise ValueError(

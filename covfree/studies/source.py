@@ -63,7 +63,7 @@ class Source(NamedTuple):
 
     Attributes:
         config: the settings that describe it, for the results.
-        outline: the data of seed 0; for images without features, which are not computed yet.
+        outline: the data of seed 0; if it is images, without features, which are not computed yet.
         load: returns the data for a seed.
         images: the images that features are computed from, if any.
     """
@@ -132,7 +132,7 @@ def _of_extractor(source: str, backbone: str) -> Source:
 
 
 def _cached(name: str, features: Callable[[], Path]) -> Callable[[int], FeatureSet]:
-    """Return a reader of features that are computed when they are first needed."""
+    """Return a function from a seed to the data; it first calls ``features`` to compute their file."""
     features = cache(features)
     return _once(lambda *, seed: load_npz(features(), seed=seed)._replace(name=name))
 
@@ -186,7 +186,7 @@ def sources_of(
 
 
 def _checked(source: Source) -> Source:
-    """Return the source if it has two training classes.
+    """Return the source; raise ValueError unless it has two training classes.
 
     Warn of test classes without training examples, and of features far from zero.
     """
@@ -214,7 +214,7 @@ def _checked(source: Source) -> Source:
     return source
 
 
-# Beyond this, rounding in float32 costs over 0.01 of the spread: 290² times 1.2e-7.
+# Beyond this offset (see `_offset`), rounding in float32 costs over 0.01 of the spread: 290² times 1.2e-7.
 _FAR = 290.0
 
 
@@ -244,7 +244,7 @@ def heading(data: FeatureSet, federation: Federation, seeds: int, lost: Sequence
 
 
 def on_no_client(lost: Sequence[LeftOut]) -> list[str]:
-    """Say what the seeds' partitions leave out; empty if nothing."""
+    """Return a text that counts examples and classes on no client; none if there are none."""
     numbers = [
         (min(values), max(values), word)
         for values, word in zip(zip(*lost, strict=True), ("example", "class"), strict=True)
@@ -262,7 +262,7 @@ def _span(low: int, high: int) -> str:
 
 
 def law_of(data: FeatureSet, federation: Federation) -> str:
-    """Describe how examples are spread, with the partitioner's own name for its number."""
+    """Describe a partition, with the name and value of its parameter, as in ``dirichlet, α = 0.1``."""
     if data.clients is not None:
         return "clients of its own"
     # A partitioner's parameters are labels, number of clients and then its own number, if it has one.

@@ -33,7 +33,7 @@ StartRounds: TypeAlias = int | Literal["once", "all"]
 
 
 class From(NamedTuple):
-    """What training starts from: the fields of these names in `covfree.studies.training.Training`."""
+    """The settings that determine the start: see these fields of `covfree.studies.training.Training`."""
 
     init: str
     temperature: Temperature
@@ -58,7 +58,7 @@ class Start(NamedTuple):
     temperature: float | None = None
 
     def at_temperature(self, model: Model) -> Model:
-        """Return a model of the head, at the given temperature if there is one."""
+        """Return a model whose scores are divided by `temperature`, if there is one."""
         return model if self.temperature is None else at_temperature(model, self.temperature)
 
 
@@ -74,7 +74,7 @@ def start_title(init: str) -> str:
 
 
 def start_of(settings: From, task: Task) -> Start:
-    """Return a random head, or a method's head and its temperature; made once per task."""
+    """Return the start that ``settings`` describe, a random or a closed-form head; cache it in the task."""
     key = f"{settings.init}, {settings.temperature}, {settings.start_rounds}, {settings.participation}"
     if key not in task.starts:
         task.starts[key] = _random(task) if settings.init == RANDOM else _closed_form(settings, task)

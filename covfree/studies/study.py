@@ -133,7 +133,7 @@ class Study:
         return [each for each in self.methods.values() if not isinstance(each, Method | Variant)]
 
     def check(self, resume: bool) -> None:
-        """Raise if the folder holds runs with other settings or data, or runs that are not to be resumed.
+        """Raise ValueError if the folder has runs, unless ``resume`` and settings and data are the same.
 
         Otherwise write the settings of methods in closed form into the folder.
 
@@ -157,7 +157,7 @@ class Study:
         write_settings(self.folder, self.settings, data=now)
 
     def kept_with(self, training: Training, seed: int) -> dict[str, Any]:
-        """Return the settings that are stored with a training."""
+        """Return the settings that are stored with a training: the study's, start, algorithm and seed."""
         own = {"init": training.init, "algorithm": training.algorithm, "seed": seed}
         return {**self.settings, **own}
 
@@ -212,7 +212,7 @@ class Study:
                     yield run
 
     def name(self, cell: Cell) -> str:
-        """Name a run in messages to the user."""
+        """Return the name of a run for messages to the user."""
         places = [(dataset, place) for dataset in self.datasets for place in self.federations]
         name = place_names(places)[places.index((cell.dataset, cell.federation))]
         where = f", {name}" if len(places) > 1 else ""
@@ -273,14 +273,14 @@ class _Loaded:
 
 
 class _Place:
-    """A federation for a seed, and the tasks that its runs share."""
+    """One federation of one seed's data; makes its runs, which share tasks."""
 
     def __init__(self, loaded: _Loaded, federation: Federation) -> None:
         self._loaded, self._clients = loaded, clients_of(loaded.data, federation, loaded.seed)
         self._tasks: dict[bool, Task] = {}
 
     def run(self, cell: Cell, listener: Listener) -> Run:
-        """Make a run."""
+        """Run or train a cell's method, and return the run."""
         study, way = self._loaded.study, self._loaded.study.methods[cell.method]
         if isinstance(way, Method | Variant):
             method = way.method if isinstance(way, Variant) else way
@@ -304,7 +304,7 @@ class _Place:
         return run_training(training, task, out=study.folder, listener=listener, **more)
 
     def _task(self, of_pixels: bool) -> Task:
-        """Return the task of the features, or of the images for a network."""
+        """Return the task whose inputs are features or, if ``of_pixels``, pixels; make each once."""
         loaded, tasks = self._loaded, self._tasks
         if of_pixels not in tasks:
             images = loaded.images if of_pixels else None

@@ -148,7 +148,7 @@ def show(
     left_out: Sequence[str] = (),
     below: str = "",
 ) -> None:
-    """Print results on standard output."""
+    """Print results on standard output, as a table, Markdown, LaTeX, JSON or CSV."""
     if form == "json":
         print(content)
     elif form == "csv":

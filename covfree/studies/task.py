@@ -1,4 +1,4 @@
-"""The task of a cell: its examples, their clients, and the inputs of a method."""
+"""A `Task`: examples, their clients, and the inputs that a method or a training takes."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _BATCH = 64
 
 
 class Network(NamedTuple):
-    """A backbone to train, or to hold fixed under a head.
+    """A backbone with parameters, to be trained or kept fixed.
 
     Attributes:
         backbone: the network, without a classifier.
@@ -55,7 +55,7 @@ def _in_batches(function: Callable[[np.ndarray], jax.Array], pixels: np.ndarray)
 
 @jit
 def _prompted(model: Any, images: jax.Array) -> jax.Array:
-    """Compute features of images that read a model's prompts."""
+    """Compute features of images by a network with a model's prompts."""
     return model.features(model.trained, model.frozen, model.statistics, images, False, None)[0]
 
 
@@ -71,7 +71,7 @@ class Task:
         test_inputs: inputs of the test examples.
         network: computes features of pixels; None if inputs are features.
         starts: cache of the heads that training starts from, by name.
-        aside: cache of the task for tuning learning rates, whose test part is clients set aside.
+        aside: cache of the task for tuning learning rates; its test part is that of clients set aside.
     """
 
     data: FeatureSet
@@ -89,7 +89,7 @@ class Task:
         return jax.device_put(self.data.train_labels)
 
     def accuracy(self, result: Any) -> float:
-        """Test accuracy of a head, of a network's parameters and its head, or of a prompted model."""
+        """Return the test accuracy of a head, a network with a head (`MappedHead`), or a prompted model."""
         head, features = self._tested(result)
         return float(covfree.evaluate(head, features, self.data.test_labels))
 
@@ -119,7 +119,7 @@ def clients_of(data: FeatureSet, federation: Federation, seed: int) -> np.ndarra
 def task_of(
     data: FeatureSet, clients: np.ndarray, seed: int, features: Any, images: Images | None = None
 ) -> Task:
-    """Make the task of clients' features, or of the images for a network."""
+    """Make a task with features as inputs or, if ``images`` are given, with their pixels and network."""
     if images is None:
         return Task(data, clients, seed, features, data.test_features)
     params = images.network.load(images.weights.path)

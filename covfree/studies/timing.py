@@ -1,4 +1,4 @@
-"""Timing computations without their compilation."""
+"""Time computations without their compilation."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ jax.monitoring.register_event_duration_secs_listener(_listen)
 
 
 def timed(function: Callable[[], T]) -> tuple[T, float]:
-    """Time a function, called again if the first call compiled and was short; return result and seconds.
+    """Call a function; return its result, and its seconds without compilation.
 
-    The seconds that jax reports for tracing, lowering and compilation are subtracted. So a long computation
-    runs only once, whether it was compiled before or not.
+    The seconds that jax reports for tracing, lowering and compilation are subtracted. If the call compiled
+    and was short, the function is called again, and the second call is timed.
     """
     result, seconds, compiling = _call(function)
     if compiling and seconds < _LONG:
@@ -48,7 +48,7 @@ def _call(function: Callable[[], T]) -> tuple[T, float, float]:
 
 
 def _covered(spans: list[tuple[float, float]]) -> float:
-    """Compute the length of the spans' union in seconds; spans nest, as traced functions call others."""
+    """Return the length of the spans' union in seconds; spans nest, as traced functions call others."""
     total, end = 0.0, float("-inf")
     for first, last in sorted(spans):
         total += max(0.0, last - max(first, end))

@@ -1,4 +1,4 @@
-"""A run of ``covfree finetune``: training from a start, perhaps with closed-form stages between."""
+"""Run one training of ``covfree finetune``: rounds from a start, perhaps with closed-form stages between."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def train(
     history: History | None = None,
     predictions: bool = False,
 ) -> Run:
-    """Train with the given rates, and save the result if there is a folder."""
+    """Train, continuing from a checkpoint if there is one; save the result if there is a folder."""
     history = history or History("", training.rounds, None, Listener())
     key, count = jax.random.key(task.seed), int(task.clients.max()) + 1
     schedule = as_schedule(training.participation, count, training.rounds, seed=participation_seed(key))
@@ -134,7 +134,7 @@ def _algorithm(training: Training, model: Model) -> covfree.rounds.Algorithm:
 
 
 def _first(training: Training, task: Task) -> _Stretch:
-    """Return the stretch of rounds after the first stage."""
+    """Return the stretch of rounds after the first closed-form stage."""
     start = start_of(training.start, task)
     model = _model(training, task, start, 0)
     head = start.head if task.network is None else model.result(model.trained, model.statistics)
@@ -143,7 +143,7 @@ def _first(training: Training, task: Task) -> _Stretch:
 
 
 def _next(training: Training, task: Task, before: _Stretch, result: Any, records: list[Record]) -> _Stretch:
-    """Return the stretch after a stage of all clients, on features of the network as trained so far.
+    """Make a closed-form stage of all clients on the trained network's features; return the next stretch.
 
     In the stage, clients receive the same parts of the model as in a round of training, and send the
     statistics of the start's method.
@@ -170,7 +170,7 @@ def _moved(task: Task, params: Any) -> Task:
 
 
 def _keep(stretch: _Stretch, checkpoint: Path) -> None:
-    """Save the start of a stretch; this replaces the checkpoint of the earlier stretch."""
+    """Save the start of a stretch, and remove the checkpoint of the stretch before."""
     checkpoint.mkdir(parents=True, exist_ok=True)
     leaves: Any = {f"leaf{i}": np.asarray(leaf) for i, leaf in enumerate(jax.tree.leaves(stretch.model))}
     about = json.dumps({"number": stretch.number, "records": stretch.records})
@@ -183,7 +183,7 @@ def _kept(training: Training, task: Task, checkpoint: Path) -> _Stretch | None:
     """Return the last stretch that was saved; None if there is none.
 
     Raises:
-        ValueError: if it is past the number of rounds of this training.
+        ValueError: if the stretch begins after the last round of this training.
     """
     if not (checkpoint / _START).exists():
         return None
@@ -228,7 +228,7 @@ def _model(training: Training, task: Task, start: Start, number: int) -> Model:
         key = derive(jax.random.key(task.seed), "prompts")
         prompts = random_prompts(backbone, training.prompts, key=key)
         if start.temperature is not None:
-            # A model with prompts keeps only a head, whose scores must be those of training.
+            # Only the head of a model with prompts is kept, so put the temperature into the head.
             head, start = covfree.with_temperature(head, start.temperature), start._replace(temperature=None)
         model = prompt_model(backbone, params, head, prompts, top=training.top, preprocessing=preprocessing)
     else:

@@ -1,4 +1,4 @@
-"""Training in rounds that starts from a closed-form or random head: a run of ``covfree finetune``."""
+"""`Training`: the settings of a training in rounds from a closed-form or random head."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class Training:
         augment: whether images are cropped and flipped at random in training.
         momentum: momentum of the clients' gradient descent.
         weight_decay: the clients add this multiple of the parameters to the gradient, before momentum.
-        client_optimiser: instead of these two, a function in a file, see `optimiser_of`.
+        client_optimiser: instead of momentum and decay, a function in a file, see `optimiser_of`.
         temperature: the temperature of a closed-form head. A fitted one, ``"auto"``, divides the head once. A
             number divides scores throughout training, as in `covfree.finetune.at_temperature`; with prompts
             it too divides the head once.
@@ -103,7 +103,7 @@ class Training:
 
     @property
     def stretches(self) -> list[int]:
-        """The numbers of rounds of training before the first restart, and after each restart."""
+        """The number of rounds of training before the first restart, and after each restart."""
         if not self.restart:
             return [self.rounds]
         number, rest = divmod(self.rounds, self.restart)
@@ -111,7 +111,7 @@ class Training:
 
     @property
     def start(self) -> From:
-        """What training starts from: the fields of `From`."""
+        """The settings that determine the start of training."""
         return From(*(getattr(self, name) for name in From._fields))
 
     @property
@@ -141,14 +141,14 @@ class Training:
 
 
 def descent(rate: float, momentum: float, weight_decay: float) -> Any:
-    """Return the clients' learning rate for plain descent, or descent with momentum and weight decay."""
+    """Return the clients' optimiser: the rate for plain descent, or SGD with momentum and weight decay."""
     return jax.tree_util.Partial(_descent, rate, momentum, weight_decay) if momentum or weight_decay else rate
 
 
 # Cache the result: jax compares functions by identity, and would compile again for an equal one.
 @cache
 def optimiser_of(text: str, rate: float) -> Any:
-    """Make the optax transformation returned by ``mine.py:function``, a function of the learning rate."""
+    """Call ``mine.py:function`` with the learning rate; return the optax transformation that it makes."""
     made = function_of(text, "client-optimiser")(rate)
     try:
         as_optimiser(f"client-optimiser: {text}", made)

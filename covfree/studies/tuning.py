@@ -1,4 +1,4 @@
-"""Training runs stored in a folder; learning rates are tuned on training clients that are set aside."""
+"""Run a training, stored in a folder; tune its learning rates on training clients set aside."""
 
 from __future__ import annotations
 
@@ -62,11 +62,11 @@ def run_training(
 
 
 def set_aside(task: Task) -> Task:
-    """Make a federation whose test part is a fifth of the clients, and whose training part is the others."""
+    """Make a task that tests on the examples of a fifth of the clients, and trains on the others'."""
     holders = np.unique(task.clients[task.clients >= 0])
     if len(holders) < 2:
         raise ValueError(f"--tune: expected at least 2 clients that hold examples, got {len(holders)}")
-    # Use a random stream apart from those of the split and the partition.
+    # Use another seed than those of the split and the partition.
     rng = np.random.default_rng([task.seed, 2])
     aside = np.isin(task.clients, rng.choice(holders, max(1, len(holders) // 5), replace=False))
     kept = ~aside & (task.clients >= 0)

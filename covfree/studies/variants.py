@@ -1,4 +1,4 @@
-"""Making methods from texts such as ``fedcof:shrinkage=0.1``."""
+"""Make methods from texts such as ``fedcof:shrinkage=0.1``."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def variants(names: Iterable[str], numbers: Mapping[str, Sequence[Any]] | None =
 
 
 def chosen_of(variants: Mapping[str, Variant]) -> dict[str, Variant]:
-    """Make the method with which clients choose among others; its name joins their names."""
+    """Make a method in which clients choose one of the given methods; return it by its name."""
     name = JOINT.join(variants)
     try:
         method = select([each.method for each in variants.values()])
@@ -123,7 +123,7 @@ def _single(
 
 
 def _of_user(name: str, make: Any, given: Mapping[str, Any]) -> Method:
-    """Call a user's function, which may fail in any way."""
+    """Return the method that a user's function makes; turn any error in it into a ValueError."""
     key = ":".join([name, *(f"{number}={value}" for number, value in given.items())])
     for number, argument in signature(make).parameters.items():
         if argument.annotation in (int, float, "int", "float") and isinstance(given.get(number), str):
@@ -140,7 +140,7 @@ def _of_user(name: str, make: Any, given: Mapping[str, Any]) -> Method:
 
 
 def with_noise(variants: Mapping[str, Variant], noise: str) -> dict[str, Variant]:
-    """Return the methods with noise on the counts that clients send."""
+    """Return the methods with noise, such as ``laplace:1``, on the counts that clients send."""
     kind, _, epsilon = noise.partition(":")
     try:
         number = float(epsilon)

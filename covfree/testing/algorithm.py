@@ -1,4 +1,4 @@
-"""Laws of federated algorithms, which let a caller choose how to run them."""
+"""Laws of federated algorithms, and `check_algorithm`."""
 
 from __future__ import annotations
 
@@ -60,12 +60,12 @@ class _Subject:
         return cohort.start(self.algorithm, jax.random.key(1), num_clients=len(_SIZES))
 
     def result(self, state: Any) -> Any:
-        """Return the result of a state in which all clients have their first memory."""
+        """Return the result for a server's state, with each client's memory as at the start."""
         memory = jax.tree.map(lambda x: jnp.broadcast_to(x, (len(_SIZES), *x.shape)), self.start[1])
         return self.algorithm.result(self.algorithm.params, state, memory)
 
     def scores(self, result: Any) -> np.ndarray | None:
-        """Compute all examples' scores by the result or client ``_FEW``'s model; None for no classifier."""
+        """Return all examples' scores by a result, or its model of client ``_FEW``; None if no classifier."""
         model = result.of(_FEW) if hasattr(result, "of") else result
         return np.asarray(model(jnp.asarray(self.features))) if callable(model) else None
 
@@ -87,7 +87,7 @@ class _Subject:
         return jax.jit(client)
 
     def serve(self, total: Any) -> Any:
-        """Return the server's state after the first round."""
+        """Return the server's state after the first round, given the sum of uploads."""
         return self.algorithm.server(self.algorithm.params, self.start[0], total)
 
     def data(self, client: int, padding: int = 0) -> ClientData:
@@ -136,7 +136,7 @@ def padding(subject: _Subject) -> None:
 
 
 def cutting(subject: _Subject) -> None:
-    """The state is the same if a cohort is split into clients, run several at once, or over devices."""
+    """The state is the same whether clients run one by one, several at once, or on several devices."""
     place = Placement(width=4)
     if len(devices := jax.devices()) > 1:
         # Check both in one run, as each run is compiled: two clients at once on each of two devices.
@@ -152,7 +152,7 @@ def absence(subject: _Subject) -> None:
 
 
 def trace(subject: _Subject) -> None:
-    """A copy of the algorithm does not recompile: its functions are the same, its numbers are leaves."""
+    """A copy of the algorithm is not compiled again: its functions are the same, its numbers are leaves."""
     subject.answer(subject.data(0))
     before = len(subject.traced)
     subject.answer(subject.data(0), copy.deepcopy(subject.algorithm))
@@ -224,7 +224,7 @@ def check_algorithm(
     reference: Reference | None = None,
     exclude: Mapping[str, str] | None = None,
 ) -> None:
-    """Check the laws of a federated algorithm, which let its caller run it in any way.
+    """Check the laws of a federated algorithm: however it is run, its result is the same.
 
     The laws: ``pytree``, ``pure``, ``empty``, ``padding``, ``cutting``, ``absence``, ``trace``, ``learns``,
     ``copies``, ``reference``. ``learns`` checks only classifiers, ``copies`` only those that classify before

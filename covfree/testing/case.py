@@ -1,4 +1,4 @@
-"""A case to be checked, with its examples and ways to run it; and laws that several checks share."""
+"""`Case`, a function to be checked, with its examples; and laws that several checks share."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _DRAWN = 3
 
 
 def same(seen: Any) -> Any:
-    """Return the argument: for changes that must have no effect."""
+    """Return the argument; used where a change of the input must not change the outcome."""
     return seen
 
 
@@ -43,7 +43,7 @@ class Found(NamedTuple):
     Attributes:
         seen: the arrays that are compared: scores, a matrix, rows.
         value: a smooth function of ``seen``.
-        slopes: the derivatives of ``value`` by the moving numbers; None if none are taken.
+        slopes: the derivatives of ``value`` by the numbers of `Case.moving`; None if none are taken.
     """
 
     seen: Any
@@ -53,13 +53,13 @@ class Found(NamedTuple):
 
 @dataclass(frozen=True)
 class Case:
-    """A case to be checked. Its input, ``given``, is a float64 NumPy pytree, of one shape in all examples.
+    """A function to be checked. Its input ``given`` is a float64 NumPy pytree, of one shape in all examples.
 
     Attributes:
         shared: a pytree that all examples share, such as a method; None if there is none.
         make: ``(shared, given) -> made``: a head, a matrix or rows.
         see: ``(made, given) -> seen``: the arrays that are compared.
-        draw: ``(seed, absent class) -> given``.
+        draw: ``(seed, absent) -> given``, a random example, in which the class ``absent`` is empty.
         moving: ``given -> numbers``: a dict of the arrays by which derivatives are taken.
         put: ``(given, numbers) -> given``: replaces these arrays.
         way: ``given -> direction``: the direction in which each array is moved; 0 for padding.
@@ -217,14 +217,14 @@ def jit(case: Case) -> None:
 
 
 def trace(case: Case) -> None:
-    """Other numbers of the same shapes, and a copy of the subject, trace nothing again."""
+    """Other numbers of the same shapes, or a copy of the subject, do not make jax trace again."""
     case.compiled(case.example)
     case.compiled(case.draw(seed=1), shared=copy.deepcopy(case.shared))
     assert len(case.traced) == 1, f"traced {len(case.traced)} times"
 
 
 def padding(case: Case) -> None:
-    """Padding changes nothing, whatever it holds."""
+    """Padding changes nothing, whatever numbers are in it."""
     for given in case.drawn:
         (with_nan,), (with_junk,) = case.compiled(given), case.compiled(case.junk(given))
         assert_same(with_junk.seen, with_nan.seen, "with 1e30 in padding, and with NaN")

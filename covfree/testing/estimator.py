@@ -1,4 +1,4 @@
-"""Laws of estimators of a covariance or of a scatter matrix."""
+"""Laws of estimators of a covariance or of a scatter matrix, and `check_estimator`."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ def merging(case: Case) -> None:
 
 
 def unbiased(case: Case) -> None:
-    """The estimate is unbiased, on average over rows that are means of examples with one covariance."""
+    """On average over rows that are means of examples with one covariance, the estimate is as expected."""
     expected = case.about.unbiased_for
     if expected is None:
         return

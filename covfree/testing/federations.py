@@ -22,7 +22,7 @@ class Federation(NamedTuple):
 
     @property
     def kept(self) -> np.ndarray:
-        """Which examples are not padding."""
+        """Mask [examples] of the examples that are not padding."""
         return (self.labels >= 0) & (self.clients >= 0)
 
     @property
@@ -32,7 +32,7 @@ class Federation(NamedTuple):
 
     @property
     def held(self) -> np.ndarray:
-        """Which classes have an example."""
+        """Mask [classes] of the classes that have an example."""
         return np.isin(np.arange(CLASSES), self.labels[self.kept])
 
     @property
@@ -71,7 +71,7 @@ def federation(dim: int, seed: int = 0, absent: int = 3, offset: float = 0.0) ->
 
 
 def degenerate(dim: int) -> dict[str, Federation]:
-    """Make degenerate federations, named after what is degenerate about them."""
+    """Make degenerate federations, each by the name of what is degenerate in it."""
     features, labels, clients = federation(dim).padded_last
     features = np.nan_to_num(features)
     place = np.arange(EXAMPLES, dtype=np.int32)
@@ -109,7 +109,7 @@ def table(dim: int, seed: int = 0, absent: int = 3) -> Rows:
 
 
 def paired(dim: int, seed: int = 0) -> Rows:
-    """Draw five rows per class, with the same counts in each; the first two share their mean and client."""
+    """Draw five rows a class, with the same counts in each class; the first two share mean and client."""
     rng = np.random.default_rng(seed)
     label = np.repeat(np.arange(CLASSES), len(_COUNTS)).astype(np.int32)
     place = np.tile(np.arange(len(_COUNTS)), CLASSES)

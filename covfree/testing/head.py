@@ -1,4 +1,4 @@
-"""Laws of heads: functions that make a classifier from a covariance and the class moments."""
+"""Laws of functions that make a head from a covariance and the class moments, and `check_head`."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Given(NamedTuple):
 
     @property
     def held(self) -> np.ndarray:
-        """Which classes have an example."""
+        """Mask [classes] of the classes that have an example."""
         return self.counts > 0
 
     def times(self, matrix: np.ndarray) -> Given:

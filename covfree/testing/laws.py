@@ -121,7 +121,7 @@ def assert_numbers(tree: Any, what: str) -> None:
 
 
 def centred(scores: Any) -> np.ndarray:
-    """Subtract the mean of each row's finite scores: a softmax ignores a constant in each row."""
+    """Return scores minus the mean of each row's finite scores; a softmax ignores a constant in a row."""
     scores = np.asarray(scores, np.float64)
     finite = np.isfinite(scores)
     mean = np.where(finite, scores, 0).sum(-1, keepdims=True) / np.maximum(finite.sum(-1, keepdims=True), 1)
@@ -140,5 +140,5 @@ def assert_derivative(name: str, slope: Any, after: Any, value: Any, moved: Any)
 
 
 def turn(dim: int) -> np.ndarray:
-    """Return an orthogonal matrix, always the same."""
+    """Return a fixed orthogonal matrix [dim, dim]."""
     return np.linalg.qr(np.random.default_rng(0).normal(size=(dim, dim)))[0]

@@ -1,4 +1,4 @@
-"""Laws of methods."""
+"""Laws of methods, and `check_method`."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ Reference: TypeAlias = Callable[[np.ndarray, np.ndarray, np.ndarray, int], Calla
 
 
 class Task(NamedTuple):
-    """A federation to fit, the features at which scores are compared, and a step of the method's numbers."""
+    """A federation to fit, features at which to compare scores, and a step of the method's numbers."""
 
     features: Any
     labels: Any
@@ -59,7 +59,7 @@ class Task(NamedTuple):
 
     @property
     def held(self) -> np.ndarray:
-        """Which classes have an example."""
+        """Mask [classes] of the classes that have an example."""
         return self.federation.held
 
     def times(self, matrix: np.ndarray) -> Task:
@@ -83,7 +83,7 @@ class _About:
         return {name: self.example.of(case) for name, case in cases.items()}
 
     def fit(self, method: Any, task: Task) -> Any:
-        """Fit the head; the task's step moves all floats of the method, each at another speed."""
+        """Fit the head; first add the task's step to all floats of the method, times a factor of each."""
         leaves, structure = jax.tree.flatten(method.params)
         speeds = np.linspace(1, 0.5, max(len(leaves), 1))
         moved = [
@@ -106,7 +106,7 @@ def pytree(case: Case) -> None:
 
 
 def vmap(case: Case) -> None:
-    """The method can be swept: `vmap` over features and numbers can be traced, and gives scores for each."""
+    """`vmap` over features and the method's numbers can be traced, and gives scores for each."""
     task = single(case.plain)
 
     def scores(features: Any, step: Any) -> Any:
@@ -182,7 +182,7 @@ def _part(rows: Rows, owner: Any, index: Any) -> Rows:
 
 
 def _plain(totals: Any) -> Any:
-    """Make totals comparable: matrices in full, tables in sorted order."""
+    """Convert totals to arrays that can be compared: full matrices, and tables in sorted order."""
 
     def one(total: Any) -> Any:
         if isinstance(total, Scatter):

@@ -1,4 +1,4 @@
-"""Clients whose features differ: draws their true means and covariances, and examples."""
+"""Draw true means and covariances that differ from client to client, and examples from them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Laws of transforms of a client's rows."""
+"""Laws of transforms of a client's rows, and `check_transform`."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def _make(transform: Any, given: Given) -> Rows:
 
 
 def _used(rows: Any) -> np.ndarray:
-    """Which rows are not padding."""
+    """Return a mask of the rows that are not padding."""
     return (np.asarray(rows.count) > 0) & (np.asarray(rows.label) >= 0)
 
 
@@ -76,7 +76,7 @@ def rows(case: Case) -> None:
 
 
 def padding(case: Case) -> None:
-    """Padding stays padding, and does not change other rows, whatever it holds."""
+    """Padding stays padding, and does not change other rows, whatever numbers are in it."""
     for given in case.drawn:
         before, used = given.rows, _used(given.rows)
         junk = replace(before, mean=np.where(np.isnan(before.mean), 1e30, before.mean))
@@ -109,7 +109,7 @@ def independent(case: Case) -> None:
 
 
 def order(case: Case) -> None:
-    """Whatever does not depend on the key does not depend on a row's position."""
+    """Means or counts that do not depend on the key do not depend on a row's position."""
     before = _kept(case.example.rows, _used(case.example.rows))
     back = np.arange(len(before.label))[::-1]
     one, other = (case.direct(Given(before, np.int32(seed))) for seed in (1, 2))
@@ -121,7 +121,7 @@ def order(case: Case) -> None:
 
 
 def unbiased(case: Case) -> None:
-    """On average over keys, the transform sends what it should be unbiased for, if given."""
+    """On average over keys, the rows that are sent are those of ``unbiased_for``, if given."""
     if case.about.unbiased_for is None:
         return
     before = _kept(case.example.rows, _used(case.example.rows))
@@ -183,7 +183,7 @@ def check_transform(
     reference: Reference | None = None,
     exclude: Mapping[str, str] | None = None,
 ) -> None:
-    """Check the laws of a transform, which let it run on one client's rows or on all clients' rows alike.
+    """Check the laws of a transform, by which it may run on one client's rows or on all clients' rows.
 
     The laws: ``pytree``, ``pure``, ``rows``, ``padding``, ``splitting``, ``independent``, ``order``, ``jit``,
     ``trace``, ``unbiased``, ``reference``, ``gradients``.
