@@ -1,4 +1,4 @@
-"""Federations of machines: the description, the server, the sites, and a shared folder between them."""
+"""Run a federation between machines: its description, server, sites, and a shared folder for messages."""
 
 from covfree.deployment.client import Client as Client
 from covfree.deployment.description import Description as Description

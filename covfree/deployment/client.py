@@ -1,4 +1,4 @@
-"""A site of a federation. It has no network code: it answers the server's messages, as bytes, with bytes."""
+"""Run a site of a federation: it answers the server's messages, bytes with bytes, without network code."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ from covfree.secure.words import Words
 
 
 class _Kept(NamedTuple):
-    """What a site keeps between turns.
+    """The state that a site stores on disk between turns.
 
     Attributes:
-        before: the memory to use if the last upload did not count.
-        after: the memory to use if it did.
-        turn: the turn of that upload; −1 before the first.
+        before: the algorithm's memory of this client, if the site's last upload did not count.
+        after: the algorithm's memory of this client, if the last upload counted.
+        turn: the turn of the last upload; −1 before the first.
         secret: the site's client in an unfinished secure sum; empty if there is none.
         came: the numbers of the sites in the last secure sum to which this site agreed.
     """
@@ -69,7 +69,7 @@ class Client(Machine):
         algorithm: Algorithm | None = None,
         now: Callable[[], float] = time.time,
     ) -> None:
-        """Begin, or go on where an earlier process stopped.
+        """Start, or resume where an earlier process stopped.
 
         Args:
             description: the federation.
@@ -108,7 +108,7 @@ class Client(Machine):
         super().__init__(description, folder, key, algorithm, now)
 
     def answer(self, data: bytes) -> bytes:
-        """Answer a broadcast; if it was answered before, with the same bytes.
+        """Return the answer to a broadcast; if it was answered before, the same bytes.
 
         Args:
             data: the message, from `Server.open` or anybody.
@@ -153,7 +153,7 @@ class Client(Machine):
         return self._answer
 
     def _upload(self, turn: int, about: Mapping[str, Any], arrays: Mapping[str, Any]) -> tuple[Upload, _Kept]:
-        """Compute the upload of a turn, and what the site remembers after it."""
+        """Compute the upload of a turn, and the site's state after it."""
         counted = arrays.get("counted")
         if counted is None or counted.shape != (len(self.description.sites),):
             raise Refused("counted: expected a turn for each site", SERVER)
@@ -173,7 +173,7 @@ class Client(Machine):
         return own, old._replace(before=before, after=after, turn=turn)
 
     def _step(self, turn: int, about: Mapping[str, Any], arrays: Mapping[str, Any]) -> tuple[Any, _Kept]:
-        """Answer a step of a secure sum; raise unless the site answered the step before, if there is one."""
+        """Return the answer to a step of a secure sum, and the new state; raise Refused if one was missed."""
         number, step = self.description.place(turn)
         size, kept = about.get("words"), self._kept
         if type(size) is not int or size < 1:
@@ -214,14 +214,14 @@ class Client(Machine):
         return content, kept._replace(secret=b"" if step == STEPS[-1] else client.saved())
 
     def _same_came(self, kept: _Kept, arrays: Mapping[str, Any]) -> _Kept:
-        """Raise if all rounds need the same sites, but this round's sum is over other sites than the last."""
+        """Return ``kept`` with this sum's sites; raise Refused if they had to stay the same, but did not."""
         came = tuple(np.ravel(arrays.get("came", ())).tolist())
         if kept.came and kept.came != came and self._algorithm.same_clients:
             raise secure.Refused(f"came: expected the sites of the sum before, {kept.came}, got {came}")
         return kept._replace(came=came)
 
     def _keep(self, reply: Mapping[str, Any], answer: bytes, kept: _Kept) -> None:
-        """Write what the site answered and its memory to disk, in one file that is replaced atomically."""
+        """Write the site's last answer and its state to disk, in one file that is replaced atomically."""
         arrays = {
             f"{name}.{i}": np.asarray(leaf)
             for name, tree in (("before", kept.before), ("after", kept.after))
@@ -234,7 +234,7 @@ class Client(Machine):
         self.turn, self._answer, self._asked, self._kept = reply["turn"], answer, dict(reply), kept
 
     def finish(self, data: bytes) -> tuple[bytes, str | None]:
-        """Read the last broadcast.
+        """Check and read the server's last broadcast.
 
         Args:
             data: the message, from `Server.end` or anybody.
@@ -253,7 +253,7 @@ class Client(Machine):
         return self._folder / f"{self.site}{SUFFIX}"
 
     def _read(self, data: bytes, kind: str) -> Opened:
-        """Read a message from the server; raise unless it is of this federation and of this kind."""
+        """Read a message from the server; raise Refused unless its federation and kind are right."""
         own = self.description
         if len(data) > own.max_bytes:
             raise Refused(f"message: expected at most {own.max_bytes} bytes, got {len(data)}")
@@ -266,7 +266,7 @@ class Client(Machine):
         return opened
 
     def _check_fields(self, opened: Opened, kind: str) -> None:
-        """Raise unless a signed message has the fields that it needs, with valid types; a server may lie."""
+        """Raise Refused unless a signed message has all fields, with valid types; the server may lie."""
         about, number = opened.about, (int, float)
         most = self.description.max_examples * len(self.description.sites)
 
@@ -294,7 +294,7 @@ class Client(Machine):
                 raise Refused(f"{name}: expected {what}, got {str(about.get(name))[:80]!r}", SERVER)
 
     def _load(self) -> None:
-        """Load what an earlier process left."""
+        """Load the state that an earlier process wrote; without one, start anew."""
         self.turn, self._answer, self._asked = -1, b"", dict[str, Any]()
         memory = self._steps.start()[1]
         self._kept = _Kept(memory, memory)

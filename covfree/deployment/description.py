@@ -1,4 +1,4 @@
-"""The description of a federation: everything its machines must agree on, in a small JSON file."""
+"""Describe a federation: everything on which its machines must agree, in a small JSON file."""
 
 from __future__ import annotations
 
@@ -180,7 +180,7 @@ class Description:
 
     @cached_property
     def words(self) -> Encoding:
-        """How the numbers of an upload are encoded as words, in a federation with secure sums."""
+        """The encoding of an upload's numbers as words, in a federation with secure sums."""
         if self.private is not None:
             return Exact() if self.private_updates is None else self.private_updates
         if self.sums is None or self.sums.bound is None:
@@ -200,7 +200,7 @@ class Description:
 
     @property
     def agreed(self) -> dict[str, Any]:
-        """What a site's feature file must agree with; see `differences`."""
+        """The settings that a site's features must have: dimension, extractor, classes; see `differences`."""
         return {"dim": self.dim, **self.extractor, "class_names": list(self.class_names)}
 
     @property
@@ -212,7 +212,7 @@ class Description:
         return np.zeros((1, side, side, 3), np.uint8)
 
     def make_algorithm(self, network: Any = None) -> Algorithm:
-        """Make the algorithm.
+        """Make the algorithm that the description names.
 
         Args:
             network: if one is trained, from `covfree.deployment.load_network`.
@@ -227,7 +227,7 @@ class Description:
         return self._made(network)
 
     def _made(self, network: Any) -> Algorithm:
-        """Make the algorithm. Without ``network`` it trains a head, which takes as many rounds."""
+        """Make the algorithm; if ``network`` is None, one that trains a head in the same number of rounds."""
         made, classes = self.private_method, len(self.class_names)
         if made is not None:
             sums = as_algorithm(made.method, num_classes=classes)
@@ -268,11 +268,11 @@ class Description:
         return None if made is None else made.promise
 
     def check_key(self, site: str, key: Any) -> None:
-        """Raise unless a private key is that of a site."""
+        """Raise ValueError unless ``key`` is the private key of this site."""
         check_own(self.sites, site, key)
 
     def key(self) -> jax.Array:
-        """The key of all random draws, as for `covfree.rounds.run`."""
+        """Return the PRNG key of all random draws, made from ``seed``."""
         return jax.random.key(self.seed)
 
     def save(self, path: str | PathLike[str]) -> None:

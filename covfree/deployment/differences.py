@@ -1,4 +1,4 @@
-"""The differences between what a federation agreed on and what a site uses."""
+"""Compare the settings on which a federation agreed with those that a site uses."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _SHA_256 = re.compile("[0-9a-f]{64}")
 
 
 def differences(expected: Mapping[str, Any], found: Mapping[str, Any]) -> list[str]:
-    """List the differences between what a federation agreed on and what a site uses, by name.
+    """Return texts that name each difference between the agreed settings and those that a site uses.
 
     >>> agreed = {"dim": 2, "weights": "81b6ae", "class_names": ["cat", "cow", "dog"]}
     >>> differences(agreed, {"dim": 2, "weights": "5793ff", "class_names": ["cow", "cat", "dog"]})

@@ -1,4 +1,4 @@
-"""The server's checks: whether an answer belongs to this federation, and whether class rows are credible."""
+"""Check on the server whether answers belong to this federation, and whether class rows are credible."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from covfree.rounds.algorithm import Algorithm
 
 
 class TooFew(RuntimeError):
-    """Too few messages came in time: answers to the server, or a broadcast to a site that waits in `join`.
+    """Raised if too few answers reached the server in time, or no broadcast a site that waits in `join`.
 
     If answers are missing, `Server.open` opens the round again.
     """
 
 
 class Stopped(RuntimeError):
-    """The server stopped before there was a result, and gave the reason; it may be resumed."""
+    """Raised if the server stopped before there was a result; the text is its reason. It may be resumed."""
 
 
 class Receipt(NamedTuple):
-    """The outcome for a message.
+    """Whether a message that the server received counts, and if not, why.
 
     Attributes:
         site: the site that the message names, perhaps falsely if it was set aside; None if it names none.
@@ -38,7 +38,7 @@ class Receipt(NamedTuple):
 
 
 def check_federation(about: Mapping[str, Any], theirs: Any, description: Description) -> None:
-    """Raise unless a signed message is of this federation; the error names the differences."""
+    """Raise Refused unless a signed message belongs to this federation; the error names the differences."""
     texts = differences(description.agreed, theirs if isinstance(theirs, dict) else {})
     if (found := about.get("federation")) != description.identity:
         texts = [f"federation: expected {description.identity[:12]}…, got {str(found)[:12]}…", *texts]
@@ -47,7 +47,7 @@ def check_federation(about: Mapping[str, Any], theirs: Any, description: Descrip
 
 
 def check_answer(about: Mapping[str, Any], description: Description) -> None:
-    """Raise unless a signed message is an answer in this federation, from a site with the agreed settings."""
+    """Raise Refused unless a signed message is an answer in this federation, with the agreed settings."""
     check_federation(about, about.get("uses"), description)
     if about.get("kind") != "answer":
         raise Refused(f"kind: expected an answer, got {about.get('kind')!r}", about["sender"])
@@ -57,7 +57,7 @@ def check_answer(about: Mapping[str, Any], description: Description) -> None:
 
 
 def stopping(description: Description, key: Any, reason: str) -> bytes:
-    """Make the server's message that the federation stops before its end, and why.
+    """Make the server's signed message that the federation stops before its end, with the reason.
 
     Args:
         description: the federation.
@@ -69,7 +69,7 @@ def stopping(description: Description, key: Any, reason: str) -> bytes:
 
 
 def stop_reason(data: bytes, description: Description) -> str:
-    """Read the message of `stopping`, or raise `Refused` if it is another."""
+    """Return the reason in a message of `stopping`; raise `Refused` if it is another message."""
     about, _ = unseal(data, {SERVER: description.server})
     if (about.get("kind"), about.get("federation")) != ("stop", description.identity):
         raise Refused("message: expected that this federation stops", SERVER)
@@ -95,7 +95,7 @@ class _Messages(Mapping[str, Message]):
 def judge(
     sites: list[str], read: Callable[[str], Message], algorithm: Algorithm, description: Description
 ) -> tuple[dict[str, str], str | None]:
-    """Find the class-row messages to set aside, by checking each and comparing all; see `covfree.collect`.
+    """Return the reason for each site whose class rows are to be set aside; see `covfree.collect`.
 
     The second result says how many sites were judged by their class means, and how many failed; None if the
     description asks for no judgement.

@@ -1,4 +1,4 @@
-"""Signed messages between machines: an Ed25519 signature, followed by the signed safetensors."""
+"""Write and read signed messages: an Ed25519 signature, followed by the signed safetensors."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ SERVER = "server"
 
 
 class Refused(ValueError):
-    """A message that is not used; the text says which part of it differs from what was expected.
+    """Raised for a message that is not used; the text says what was expected, and what the message has.
 
     Attributes:
         sender: the site that the message names, perhaps falsely; None if it names none.
@@ -88,7 +88,7 @@ def public_key(key: Any) -> str:
 
 
 def check_keys(sites: Mapping[str, str], server: str) -> None:
-    """Raise unless sites have valid names, and each site and the server have different valid public keys."""
+    """Raise ValueError unless sites' names are valid, and all public keys are valid and different."""
     for name in sites:
         if not _NAME.fullmatch(name) or name == SERVER:
             raise ValueError(
@@ -104,7 +104,7 @@ def check_keys(sites: Mapping[str, str], server: str) -> None:
 
 
 def check_own(sites: Mapping[str, str], site: str, key: Any) -> None:
-    """Raise unless a private key is that of a site."""
+    """Raise ValueError unless ``key`` is the private key of ``site``."""
     if site not in sites:
         raise ValueError(f"site: expected one of {', '.join(sites)}, got {site!r}")
     if public_key(key) != sites[site]:
@@ -167,7 +167,7 @@ def _parts(data: bytes) -> tuple[dict[str, Any], dict[str, Any], int, Any]:
 
 
 def write(path: Path, data: bytes) -> None:
-    """Write a file; when this returns, it is on disk as a whole, under its name."""
+    """Write a file atomically; when this returns, its content and its name are on disk."""
     with replacing(path) as file:
         file.write(data)
     # Flush the folder too, or the name may not be on disk.

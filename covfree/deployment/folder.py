@@ -1,4 +1,4 @@
-"""A shared folder that carries a federation's messages: a shared disk, a synchronised folder, a USB stick."""
+"""Exchange a federation's messages through a shared folder: on a disk, synchronised, or on a USB stick."""
 
 from __future__ import annotations
 
@@ -46,16 +46,16 @@ class Folder:
         self.description = Description.load(file)
 
     def ask(self, turn: int) -> Path:
-        """The file of a turn's broadcast."""
+        """Return the path of a turn's broadcast."""
         return self.path / "asks" / f"{turn:05d}{SUFFIX}"
 
     def answers(self, turn: int) -> Path:
-        """The folder of a turn's answers."""
+        """Return the path of the folder with a turn's answers."""
         return self.path / "answers" / f"{turn:05d}"
 
     @property
     def end(self) -> Path:
-        """The file of the last broadcast."""
+        """The path of the last broadcast."""
         return self.path / f"end{SUFFIX}"
 
     def check_stop(self) -> None:
@@ -66,7 +66,7 @@ class Folder:
 
     @property
     def stop(self) -> Path:
-        """The file with the message of `stopping`."""
+        """The path of the message of `stopping`."""
         return self.path / f"stop{SUFFIX}"
 
     def put(self, path: Path, data: bytes) -> None:
@@ -78,7 +78,7 @@ class Folder:
         write(path, data)
 
     def read(self, path: Path, most: int | None = None) -> bytes:
-        """Read a file that a stranger may have written.
+        """Read a file that an untrusted party may have written.
 
         Args:
             path: the file.
@@ -187,7 +187,7 @@ def _closes(server: Server) -> bool:
 
 
 def _new(where: Path, seen: dict[str, tuple[int, int, int]]) -> list[Path]:
-    """Return the files in a folder that are new or have changed, by name."""
+    """Return a folder's message files that are not in ``seen`` or have changed; update ``seen``."""
     found = list[Path]()
     if not where.is_dir():
         return found
@@ -251,7 +251,7 @@ def join(
             except (Refused, OSError) as error:
                 _tell(f"{folder.end.name}: {error}", told, say)
         folder.check_stop()
-        # The latest first: once it is answered, earlier ones are over.
+        # Answer the latest round first: once it is answered, earlier ones are over.
         for path in reversed(_new(folder.path / "asks", seen)):
             try:
                 answer = client.answer(folder.read(path))
@@ -271,7 +271,7 @@ def join(
 
 
 def _tell(text: str, told: set[str], say: Say) -> None:
-    """Say a text, but only the first time."""
+    """Call ``say`` with a text, unless the text is in ``told``."""
     if text not in told:
         told.add(text)
         say(text)

@@ -1,4 +1,4 @@
-"""The common part of a server and a site: a description, a key, pure steps, and a locked folder."""
+"""Define what server and sites have in common: a description, a key, pure steps, and a locked folder."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SUFFIX = ".message"
 
 
 class Machine:
-    """A machine of a federation, which keeps its state in a folder; the end of a ``with`` block releases it.
+    """A server or site, whose state is in a folder. The folder is locked until the ``with`` block ends.
 
     Attributes:
         description: the federation.
@@ -37,7 +37,7 @@ class Machine:
         algorithm: Algorithm | None,
         now: Callable[[], float],
     ) -> None:
-        """Lock the folder; raise if another process holds it, or it belongs to another federation."""
+        """Lock the folder; raise ValueError if another process uses it, or it is another federation's."""
         self.description, self._key, self._now = description, key, now
         self._algorithm = description.make_algorithm() if algorithm is None else algorithm
         self._turns = (self._algorithm.rounds or description.num_rounds) * len(description.steps)
@@ -65,7 +65,7 @@ class Machine:
             raise
 
     def _load(self) -> None:
-        """Load what an earlier process left."""
+        """Load the state that an earlier process wrote to the folder."""
         raise NotImplementedError
 
     def __enter__(self) -> Any:
@@ -78,7 +78,7 @@ class Machine:
 
 
 def unflattened(like: Any, arrays: Mapping[str, np.ndarray], name: str) -> Any:
-    """Build a pytree with the structure of ``like`` from a message's arrays, numbered under this name.
+    """Build a pytree with the structure of ``like`` from a message's arrays ``name.0``, ``name.1``, ….
 
     Raises:
         Refused: if an array is missing, or has another shape or data type.

@@ -1,4 +1,4 @@
-"""Methods and algorithms by their names in a description."""
+"""Make methods and algorithms from their names in a description."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from covfree.rounds.from_method import as_algorithm
 
 
 def method_named(text: str) -> Method[Any] | None:
-    """Return the method with a name such as ``"fedcof:shrinkage=0.1"`` or ``"fedcof-or-fedncm"``, or None."""
+    """Make the method of a name such as ``"fedcof:shrinkage=0.1"``; None if it is no name of a method."""
     from covfree.methods import registry
     from covfree.studies.known import JOINT
     from covfree.studies.names import parsed
@@ -33,7 +33,7 @@ def method_named(text: str) -> Method[Any] | None:
 def algorithm_named(
     text: str, dim: int, num_classes: int, train: str, network: Any, *, sums: bool
 ) -> Algorithm:
-    """Return the algorithm with a name: a method, or one of `covfree.finetune` on a linear head of zeros."""
+    """Make the algorithm of a name: a method, or one of `covfree.finetune`, from a linear head of zeros."""
     from covfree.finetune import linear_model, network_model
     from covfree.finetune import registry as trained
     from covfree.methods import registry

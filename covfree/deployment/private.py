@@ -1,4 +1,4 @@
-"""Private methods between machines: each site adds its share of the noise before it masks its upload."""
+"""Run private methods between machines: each site adds its share of the noise and masks its upload."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class PrivateSums:
     projection: int | None = None
 
     def updates(self, fewest: int, rounds: int, num_sites: int) -> PrivateUpdates:
-        """Return the noise for an algorithm of training in rounds; see `covfree.privacy.private_updates`.
+        """Make the encoding that adds noise to uploads of training; see `covfree.privacy.private_updates`.
 
         Raises:
             ValueError: if a number is out of range, ``unit`` is not ``"client"``, or ``weight`` or
@@ -95,7 +95,7 @@ class PrivateSums:
         return honest
 
     def method(self, method: Method[Any], fewest: int, seed: int) -> Private:
-        """Make the private method.
+        """Make the private form of a method; see `covfree.privacy.private`.
 
         Raises:
             ValueError: if a number is out of range, or more sites should be honest than are sure to answer.
@@ -141,7 +141,7 @@ class PrivateSteps:
     """
 
     def __init__(self, made: Private, num_classes: int, dim: int) -> None:
-        """Take the settings on which all machines of a federation agree."""
+        """Store the settings on which all machines agree, and compute the shapes of uploads."""
         self.made, self._classes, self._dim = made, num_classes, dim
         mapped = jax.eval_shape(made.method.mapped, jnp.zeros((1, dim), jnp.float32)).shape[1]
         self._sums, self._matrix = (num_classes, mapped + 2), (mapped * (mapped + 1) // 2,)
@@ -157,7 +157,7 @@ class PrivateSteps:
         return state.kind
 
     def sent_form(self, state: _State) -> AnyArray:
-        """Return a broadcast of zeros."""
+        """Return an array with the shape and data type of a broadcast."""
         return state.kind
 
     def skeleton(self, items: Sequence[Sequence[int]]) -> _State:
@@ -212,7 +212,7 @@ class PrivateSteps:
 
 @dataclass(frozen=True)
 class Exact:
-    """Encodes 64-bit integers as words, which they already are; see `covfree.secure.FixedPoint`."""
+    """Encodes 64-bit integers as words by their bits, without scaling; see `covfree.secure.FixedPoint`."""
 
     num_clients: int = 2**63
     rounds: int | None = None

@@ -1,4 +1,4 @@
-"""The server of a federation. It has no network code: it makes and takes bytes, and keeps state on disk."""
+"""Run the server of a federation: it makes and reads messages as bytes, and keeps its state on disk."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Server(Standing):
         algorithm: Algorithm | None = None,
         now: Callable[[], float] = time.time,
     ) -> None:
-        """Begin, or go on where an earlier server stopped.
+        """Start, or resume where an earlier server stopped.
 
         Args:
             description: the federation.
@@ -90,7 +90,7 @@ class Server(Standing):
         return data
 
     def take(self, data: bytes) -> Receipt:
-        """Take a site's answer, or set it aside with a reason. An answer that is taken is on disk.
+        """Check a site's answer; write it to disk, or set it aside with a reason.
 
         Args:
             data: the message, from anybody.
@@ -119,7 +119,7 @@ class Server(Standing):
 
     @property
     def most_bytes(self) -> int:
-        """The largest number of bytes of an answer that is read: far above the largest honest answer."""
+        """The largest size in bytes of an answer that is read, far above that of honest answers."""
         if self.finished:
             return self.description.max_bytes
         form = self._expected()
@@ -178,7 +178,7 @@ class Server(Standing):
             counted[[self._numbers[site] for site in who]] = when
             items = [*items, [len(table[-1]) for table in Parts.of(total).tables]]
         history = [*self.history, record]
-        # One file, replaced atomically: once it is there, the round is closed.
+        # Write one file, replaced atomically: once it is there, the round is closed.
         about = {**self._about("state", None), "turn": turn, "items": items, "history": history}
         arrays = {f"state.{i}": np.asarray(leaf) for i, leaf in enumerate(jax.tree.leaves(state))}
         about |= {"stopped": stopped}
@@ -190,7 +190,7 @@ class Server(Standing):
             self._form, self._sums = None, None
 
     def _too_few(self, sites: list[str]) -> str:
-        """Say how many answers are expected instead of these; empty if they are enough."""
+        """Return a text that says which answers are expected instead; "" if these are enough."""
         if self.description.sums is not None:
             if first := self._same.difference(sites):
                 return f"the same sites as in the first round, so {', '.join(sorted(first))} too"
@@ -229,7 +229,7 @@ class Server(Standing):
         return self._sums
 
     def end(self, content: bytes) -> bytes:
-        """Make the last broadcast, which tells sites that all is done, and brings them a file (the head)."""
+        """Make the last broadcast, which tells sites that all is done, and contains a file (the head)."""
         about = {**self._about("end", None), "stopped": self.stopped, "nonce": ""}
         return seal(self._key, about, {"file": np.frombuffer(content, np.uint8)})
 
@@ -238,7 +238,7 @@ class Server(Standing):
         return stopping(self.description, self._key, reason)
 
     def _read(self, site: str) -> Upload:
-        """Read an answer that was taken in the open round."""
+        """Read a stored answer to the open round."""
         opened = unseal(self._file(site).read_bytes(), self.description.sites)
         return self._upload(opened)
 
@@ -248,7 +248,7 @@ class Server(Standing):
         return self._form
 
     def _check(self, opened: Opened, site: str, data: bytes) -> None:
-        """Raise unless a signed message is an answer to the open round, and its site's first."""
+        """Raise Refused unless a signed message is its site's first answer to the open round."""
         check_answer(opened.about, self.description)
         turn = opened.about.get("turn")
         if self.finished or self._asked is None or turn != self.turn:
@@ -270,7 +270,7 @@ class Server(Standing):
 
     @property
     def _plain(self) -> Steps:
-        """The steps of a federation without noise, in which uploads are read."""
+        """``self._steps`` as `Steps`, for federations without noise."""
         assert isinstance(self._steps, Steps)
         return self._steps
 
@@ -280,7 +280,7 @@ class Server(Standing):
         return self._plain.received(number, about["examples"], opened.arrays, self._expected())
 
     def _message(self, site: str) -> Message:
-        """Read an answer of class rows as a message."""
+        """Convert a site's stored answer, which contains class rows, to a `Message`."""
         own = self._read(site)
         sent = self._plain.total({own.number: own.examples}, lambda _: own, self._expected())
         return jax.tree.map(np.asarray, Message(sent.rows.items, sent.matrix))

@@ -1,4 +1,4 @@
-"""A site's data: the examples in its feature file, and what made the features, which all sites must share."""
+"""Read a site's examples, and the settings that made their features, which all sites must share."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from covfree.deployment.description import Description
 from covfree.deployment.differences import differences
 from covfree.rounds.algorithm import Algorithm
 
-# The parts of a file's key that describe its examples, and so differ between sites.
+# Fields of a feature file's key that describe its own examples, and so differ between sites.
 _OWN = ("images", "texts")
 
 
@@ -29,7 +29,7 @@ class Site(NamedTuple):
     Attributes:
         features: [n, d] float32, or images.
         labels: [n], by the description's numbers.
-        uses: what made the features, for `differences`.
+        uses: the settings that made the features, for `differences`.
     """
 
     features: np.ndarray
@@ -104,7 +104,7 @@ def load_site(
         network = load_network(description, weights)
         found = image_folder(images, class_names=description.class_names)
         return load_images(found, description, network), description.make_algorithm(network)
-    # Compute only after the weights were found to be the description's, as it takes long.
+    # Check the weights before features are computed, as the computation takes long.
     name = description.extractor.get("backbone")
     check_weights(description, name, weights)
     chosen, file = backbone(str(name)), Path(folder) / "features.npz"
@@ -159,7 +159,7 @@ def load_images(images: ImageSet, description: Description, network: Any) -> Sit
 
 
 def check_weights(description: Description, network: str | None, weights: str | None) -> None:
-    """Raise, before any computation, unless a network and its weights are the description's."""
+    """Raise ValueError unless a network and its weights are those of the description."""
     if network is None or "backbone" not in description.extractor:
         raise ValueError("backbone: expected a federation that names one, got one of features from elsewhere")
     own = description.extractor

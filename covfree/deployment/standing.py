@@ -1,4 +1,4 @@
-"""The progress of a federation on the server's disk: closed rounds, and answers to the open round."""
+"""Load a federation's progress from the server's folder: closed rounds, and answers to the open round."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from covfree.secure import STEPS
 
 
 class Standing(Machine):
-    """The server's knowledge of the federation, loaded from its folder.
+    """The server's state, loaded from its folder.
 
     Attributes:
         turn: the open round, or the next one, from 0; with secure sums, the step of a round, see
@@ -93,7 +93,7 @@ class Standing(Machine):
         return self._folder / f"round-{self.turn if turn is None else turn:05d}" / f"{sender}{SUFFIX}"
 
     def _load(self) -> None:
-        """Load what an earlier server left: the state after closed rounds, and answers to the open round."""
+        """Load from the folder the state after closed rounds, and the answers to the open round."""
         self._numbers = {site: number for number, site in enumerate(self.description.sites)}
         self._sums: Sums | None = None
         self.turn, self.stopped, self._items = 0, None, list[list[int]]()

@@ -1,4 +1,4 @@
-"""The pure steps on each machine: a client's computation, and the server's computation from stored uploads.
+"""Compute the steps of a client, and those of the server from stored uploads, as pure functions.
 
 Both call the functions of the simulation, `covfree.rounds.cohort`, in the same order. So a federation of
 machines and `covfree.rounds.run` have the same result to the bit.
@@ -41,7 +41,7 @@ class Upload(NamedTuple):
     tables: list[list[np.ndarray]]
 
     def arrays(self) -> dict[str, np.ndarray]:
-        """The arrays by their names in a message."""
+        """Return the arrays by their names in a message."""
         tables = {f"table.{i}.{j}": x for i, table in enumerate(self.tables) for j, x in enumerate(table)}
         return {f"sum.{i}": x for i, x in enumerate(self.sums)} | tables
 
@@ -65,7 +65,7 @@ class Steps:
         *,
         private: bool = False,
     ) -> None:
-        """Take the settings on which all machines of a federation agree, and an example of zeros, [1, …].
+        """Store the settings on which all machines agree; ``example`` is an example of zeros, [1, …].
 
         If a client's new memory is not finite, it keeps its old memory if ``private``; else `upload` raises.
         """
@@ -82,7 +82,7 @@ class Steps:
         return cohort.broadcast(self.algorithm, state)
 
     def padded(self, examples: int) -> int:
-        """Return the number of examples to which a client pads."""
+        """Return the number of rows to which a client with so many examples pads them."""
         if not self.algorithm.whole:
             return self.most
         return min(self.most, 16 * 4 ** math.ceil(math.log(max(examples, 16) / 16, 4) - 1e-9))
@@ -170,7 +170,7 @@ class Steps:
         return self._skeletons[len(items)]
 
     def received(self, number: int, examples: int, arrays: Mapping[str, np.ndarray], form: Parts) -> Upload:
-        """Read an upload; raise unless its arrays are finite and have the shapes and types of ``form``."""
+        """Read an upload; raise ValueError unless it is finite and has the shapes and types of ``form``."""
         lengths = [len(np.atleast_1d(arrays.get(f"table.{i}.0", 0))) for i in range(len(form.tables))]
         wanted = {f"sum.{i}": (x.shape, x.dtype) for i, x in enumerate(form.sums)}
         for i, table in enumerate(form.tables):

@@ -1,4 +1,4 @@
-"""Secure sums between machines: the steps of `covfree.secure`, with messages as arrays."""
+"""Run secure sums between machines: the steps of `covfree.secure`, with messages as arrays."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from covfree.secure.words import Words
 
 Arrays = Mapping[str, np.ndarray]
 Part = TypeVar("Part", Advert, Agreed)
-# Where an advert's two keys, commitment and signature end, in bytes; the bytes of a box (two shares and the
-# cipher's tag); the bytes of a signature.
+# The ends of an advert's two keys, commitment and signature in its bytes; the lengths in bytes of a box (two
+# shares and the cipher's tag) and of a signature.
 _ADVERT, _BOX, _SIGNATURE = (32, 64, 96, 160), 2 * SHARE + 16, 64
 
 
 def answer(
     step: str, client: secure.Client, number: int, asked: Arrays, words: Callable[[], Words]
 ) -> dict[str, np.ndarray]:
-    """Compute a site's answer in a step.
+    """Compute a site's answer to a step's broadcast, whose arrays are ``asked``.
 
     Raises:
         Refused: (of `covfree.secure`) if the site must not answer, or the broadcast has wrong arrays.
@@ -45,7 +45,7 @@ def answer(
 
 @dataclass(frozen=True)
 class SecureSums:
-    """How a federation hides single uploads. `Description.fewest` is the least number of uploads in a sum.
+    """The settings of secure sums. `Description.fewest` is the least number of uploads in a sum.
 
     Attributes:
         bound: the largest absolute value of a number in an upload; see `covfree.secure.FixedPoint`. None for
@@ -96,14 +96,14 @@ class SecureSums:
 
 
 class Sums:
-    """The server's side of one round: what it asks in each step, and how it uses the answers.
+    """The server's side of one round's secure sum, with broadcasts and answers as arrays.
 
     Attributes:
         session: the round's session.
     """
 
     def __init__(self, own: Session, names: Sequence[str]) -> None:
-        """Begin a round."""
+        """Begin the sum of a round; ``names`` are the sites' names, by their numbers."""
         self.session, self._names, self._server = own, names, secure.Server(own)
 
     def asks(self, step: str) -> dict[str, np.ndarray]:
@@ -119,7 +119,7 @@ class Sums:
         return _agreed(self._server.agreed) if step == "unmask" else {}
 
     def take(self, step: str, site: int, arrays: Arrays) -> None:
-        """Take a site's answer.
+        """Check and store a site's answer to a step.
 
         Raises:
             Refused: (of `covfree.secure`) if it is no answer to this step; nothing changes then.
@@ -136,7 +136,7 @@ class Sums:
             self._server.take_opened(Opened(site, _shares_of(arrays, "seed"), _shares_of(arrays, "key")))
 
     def too_few(self, step: str, sites: Collection[int]) -> str:
-        """Say how many answers are expected instead of these; empty if the sum can still be computed."""
+        """Return a text that says which answers are expected instead; "" if the sum can still be computed."""
         own, needed = self.session, self.session.least
         # If all sites share masks, the quorum is t + 1: each site and t neighbours.
         if step in STEPS[2:] or own.degree == len(own.identities) - 1:
@@ -160,14 +160,14 @@ class Sums:
 
 
 def _one(name: str, parts: Sequence[Part], site: int) -> Part:
-    """Return the single part of an answer; raise if there is not exactly one, or it names another site."""
+    """Return the only part of an answer; raise Refused if there are others, or it names another site."""
     if [each.sender for each in parts] != [site]:
         raise secure.Refused(f"{name}: expected one, of client {site}")
     return parts[0]
 
 
 def _table(arrays: Arrays, name: str, width: int, *numbers: str) -> tuple[list[tuple[int, ...]], list[bytes]]:
-    """Return, for each row of a table, the numbers of the clients to which it belongs; and its bytes."""
+    """Read a table of bytes: return the client numbers of each row, and the bytes of each row."""
     rows = arrays.get(name)
     if rows is None or rows.dtype != np.uint8 or rows.ndim != 2 or rows.shape[1] != width:
         got = None if rows is None else f"{rows.dtype}{list(rows.shape)}"

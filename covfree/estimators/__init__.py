@@ -1,4 +1,4 @@
-"""The server's side: scatter matrices and covariances from rows."""
+"""Compute scatter matrices, covariances and their shrinkage on the server, from the rows of clients."""
 
 from covfree.estimators import streaming as streaming
 from covfree.estimators.class_scatter import class_scatters as class_scatters

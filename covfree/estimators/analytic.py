@@ -1,4 +1,4 @@
-"""AFL: a client's own ridge solution, and the matrix with which the server combines the solutions."""
+"""Compute what a client of AFL sends: its ridge solution, and the matrix of its normal equations."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from covfree.statistics import gram as gram_statistics
 
 
 class Analytic(NamedTuple):
-    """What one client of AFL sends.
+    """The message of one client of AFL.
 
     Attributes:
         weight: W = C⁻¹ Xᵀ Y, with Y the one-hot labels.

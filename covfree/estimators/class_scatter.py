@@ -1,4 +1,4 @@
-"""The scatter of each class, for heads with a covariance for each class, and covariances sent by clients."""
+"""Compute the scatter matrix of each class, also from rows that carry covariances of their own."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from covfree.core.types import AnyArray, Moments, Rows, accumulation_dtype
 from covfree.estimators.moments import row_counts, row_labels, valid_rows
 from covfree.estimators.scatter import centred_rows
 
-# Rows of a block, all of one class: small enough to waste little padding, large enough for fast products.
+# Rows in a block of `class_products`: few enough to waste little padding, enough for fast products.
 _BLOCK = 64
 
 
 def class_scatters(rows: Rows, moments: Moments) -> Float[Array, "classes dim dim"]:
     """Compute S_c = Σ_r n_r (x_r − μ_c)(x_r − μ_c)ᵀ + Σ_r (n_r − 1) S_r for every class.
 
-    S_r is the covariance that a row carries, if any. On examples, or on means with their full covariance,
-    S_c/(N_c − 1) is the class's exact sample covariance (CCVR eq. 3, FedCOF eq. 24, without cancellation). On
-    means alone S_c/(K_c − 1) is FedCOF's estimate. Costs (rows + 64·C)·d² in one pass over the sorted rows,
-    and C·d² memory.
+    S_r is ``rows.covariance[r]``, or 0 if rows carry no covariance. On examples, or on means with their full
+    covariance, S_c/(N_c − 1) is the class's exact sample covariance (CCVR eq. 3, FedCOF eq. 24, without
+    cancellation). On means alone S_c/(K_c − 1) is FedCOF's estimate. Costs (rows + 64·C)·d² in one pass over
+    the sorted rows, and C·d² memory.
 
     Returns:
         The scatters; 0 for a class without rows.
@@ -44,7 +44,7 @@ def class_products(
     directions: Float[Array, "dim number"] | None,
     num_classes: int,
 ) -> Float[Array, "classes dim number"]:
-    """Compute S_c Ω for every class, with S_c = Σ_r y_r y_rᵀ over its rows; without Ω, S_c itself."""
+    """Return S_c Ω for every class, S_c = Σ_r y_r y_rᵀ over its rows y_r of ``factor``; S_c if Ω is None."""
     size, dim = factor.shape
     valid = valid_rows(rows, num_classes)
     # Padding forms one more class, with factor 0.
@@ -85,7 +85,7 @@ def class_squares(rows: Rows, moments: Moments) -> Float[Array, "classes dim"]:
 
 
 def row_scatter(rows: Rows, num_classes: int) -> AnyArray:
-    """Compute Σ_r (n_r − 1) S_r over all rows, in the form of S_r: full, diagonal or one number."""
+    """Compute Σ_r (n_r − 1) S_r for S_r = ``rows.covariance[r]``: a matrix, a diagonal or one number."""
     valid = valid_rows(rows, num_classes)
     weight = jnp.maximum(row_counts(rows, valid) - 1, 0).astype(accumulation_dtype(rows.mean))
     spread = jnp.asarray(rows.covariance)
@@ -97,9 +97,9 @@ def row_scatter(rows: Rows, num_classes: int) -> AnyArray:
 def scatter_about(
     means: Float[Array, "groups dim"], counts: Num[Array, " groups"], gram: Float[Array, "dim dim"]
 ) -> Float[Array, "dim dim"]:
-    """Compute F Fᵀ − Σ_g N_g μ_g μ_gᵀ, the scatter of examples about the means of their groups.
+    """Compute ``gram`` − Σ_g N_g μ_g μ_gᵀ, the scatter of examples about the means of their groups.
 
-    This needs only sums from clients. In float32 it cancels if means are large; see `fed3r`.
+    ``gram`` is Σ_i f_i f_iᵀ over all examples. In float32 digits cancel if means are large; see `fed3r`.
     """
     scaled = means * jnp.sqrt(counts.astype(means.dtype))[:, None]
     return gram - product(scaled.T, scaled)

@@ -1,4 +1,4 @@
-"""Class means of each client, computed from its rows (possibly examples)."""
+"""Compute the class means of each client from its rows, which may be examples."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Variance components: the within-class scatter if clients' means of a class differ (client shift)."""
+"""Estimate the within-class scatter if the mean of a class differs between clients (client shift)."""
 
 from __future__ import annotations
 
@@ -19,13 +19,12 @@ from covfree.statistics.groups import subset_groups
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class ComponentMoments:
-    """Totals of the first round, which add up over parts if each part holds all rows of its clients.
+    """Sums over rows, from a method's first round. Sums of parts add up if no client's rows are split.
 
     Attributes:
         moments: counts, rows and sums of each class.
-        degrees: for each class, the degrees of freedom of the scatter between rows of the same client, Σ_k
-            (J_kc − 1). The sum is over the clients that hold the class; J_kc is the number of client k's rows
-            of it.
+        degrees: for each class c, Σ_k (J_kc − 1) over the clients with rows of class c, where client k has
+            J_kc. These are the degrees of freedom of the scatter between rows of the same client.
     """
 
     moments: Moments
@@ -33,7 +32,7 @@ class ComponentMoments:
 
     @property
     def clients(self) -> Integer[Array, " classes"]:
-        """Number of clients that hold each class."""
+        """Number of clients with rows of each class."""
         return self.moments.num_rows - self.degrees
 
 
@@ -41,7 +40,7 @@ class ClientParts(NamedTuple):
     """Deviations of rows split in two: client mean from class mean, and row from client mean.
 
     Attributes:
-        between: √n_r (x̄_kc − μ_c); 0 in padding rows.
+        between: √n_r (x̄_kc − μ_c), with x̄_kc the mean of client k's rows of class c; 0 in padding rows.
         within: √n_r (x_r − x̄_kc); 0 in padding rows.
         group: number of the row's pair of client and class, see `client_groups`; −1 for padding.
     """
@@ -52,7 +51,7 @@ class ClientParts(NamedTuple):
 
 
 def client_groups(rows: Rows, num_classes: int) -> Integer[Array, " rows"]:
-    """Return the number of each row's pair of client and class, among the sorted pairs; −1 for padding.
+    """Number the sorted (client, class) pairs from 0; return the number of each row's pair, −1 for padding.
 
     A row of an unknown client (below 0) is a group of its own.
     """
@@ -63,7 +62,7 @@ def client_groups(rows: Rows, num_classes: int) -> Integer[Array, " rows"]:
 
 
 def client_parts(rows: Rows, moments: Moments) -> ClientParts:
-    """Split √n_r (x_r − μ_c) at the mean x̄_kc of the client's rows of the class."""
+    """Split √n_r (x_r − μ_c) into √n_r (x̄_kc − μ_c) and √n_r (x_r − x̄_kc); see `ClientParts`."""
     group = client_groups(rows, moments.total.shape[0])
     size = max(1, group.shape[0])
     inside = replace(rows, label=group, covariance=None, sketch=None)
@@ -78,7 +77,7 @@ def client_parts(rows: Rows, moments: Moments) -> ClientParts:
 
 
 def component_moments(rows: Rows, num_classes: int) -> ComponentMoments:
-    """First round: compute the class moments, and the degrees of freedom within the clients.
+    """Compute the moments of each class, and the degrees of freedom within clients (a method's first round).
 
     >>> import jax.numpy as jnp
     >>> client = jnp.array([7, 7, 7, 2, 2])
@@ -100,7 +99,7 @@ def component_moments(rows: Rows, num_classes: int) -> ComponentMoments:
 def hidden_weights(totals: ComponentMoments, weighting: Weighting) -> Float[Array, " classes"]:
     """Return weights w_c such that Σ_c w_c B_c estimates the scatter within the rows, Σ_c (N_c − K_c) Σ_c.
 
-    See `component_factor` for the two weightings.
+    See `component_factor` for B_c and the two weightings.
     """
     check_choice("weighting", weighting, get_args(Weighting))
     moments = totals.moments
@@ -115,18 +114,19 @@ def hidden_weights(totals: ComponentMoments, weighting: Weighting) -> Float[Arra
 def component_factor(
     rows: Rows, totals: ComponentMoments, *, weighting: Weighting = "per_class"
 ) -> Float[Array, "rows dim"]:
-    """Make rows Y with YᵀY = Ŵ, the within-class scatter from clients that send several means of a class.
+    """Make rows Y with YᵀY = Ŵ, an estimate of the within-class scatter that client shift does not bias.
 
-    Let x̄_kc be the mean of client k's J_kc rows of class c, and B_c = Σ_k Σ_r n_r (x_r − x̄_kc)(x_r − x̄_kc)ᵀ.
-    B_c is free of client shift, and E[B_c] = Σ_k (J_kc − 1) Σ_c. The scatter of the examples is the sum of
-    the scatter between the rows, S_c, and the scatter within them, whose expectation is (N_c − K_c) Σ_c:
+    Let x̄_kc be the mean of client k's J_kc rows of class c, and B_c = Σ_k Σ_r n_r (x_r − x̄_kc)(x_r −
+    x̄_kc)ᵀ. B_c is free of client shift, and E[B_c] = Σ_k (J_kc − 1) Σ_c. The scatter of the examples is the
+    sum of the scatter between the rows, S_c, and the scatter within them, whose expectation is (N_c − K_c)
+    Σ_c:
 
         Ŵ = Σ_c (S_c + w_c B_c)    per_class  w_c = (N_c − K_c) / Σ_k (J_kc − 1)
                                    pooled     w = Σ_c (N_c − K_c) / Σ_c Σ_k (J_kc − 1)
 
-    Ŵ is unbiased for the examples' scatter, however clients' means differ, if all clients share the
-    covariance of a class; ``"pooled"`` also assumes that all classes share one. With ``"per_class"``, a class
-    for which no client sends two rows adds only S_c, so Ŵ is too small.
+    Ŵ is unbiased for the examples' scatter, even under client shift, if all clients share the covariance of a
+    class; ``"pooled"`` also assumes that all classes share one. With ``"per_class"``, a class for which no
+    client sends two rows adds only S_c, so Ŵ is too small.
 
     The cross terms of x_r − x̄_kc and x̄_kc − μ_c vanish, so one row y_r = √n_r [(x̄_kc − μ_c) +
     √(1 + w_c) (x_r − x̄_kc)] for each row of the table is enough.
@@ -153,9 +153,9 @@ def component_factor(
 def component_freedom(totals: ComponentMoments, weighting: Weighting = "per_class") -> Freedom:
     """Return the degrees of freedom of Ŵ/(N − C), within clients and between them.
 
-    Each class has Σ_k (J_kc − 1) degrees within clients, with weight (1 + w_c)/(N − C), and one less than its
-    number of clients between them, with weight 1/(N − C). If clients are shifted, the scatter between
-    their means is larger than Σ; so is the scatter of the pooled examples.
+    Ŵ is that of `component_factor`. Each class has Σ_k (J_kc − 1) degrees within clients, with weight (1 +
+    w_c)/(N − C), and one less than its number of clients between them, with weight 1/(N − C). Under client
+    shift the scatter between clients exceeds Σ.
     """
     moments = totals.moments
     scale = 1 / jnp.maximum(moments.within_degrees, 1)

@@ -1,4 +1,4 @@
-"""Class covariances: from class means alone (FedCOF), or combined from clients' covariances (the oracle)."""
+"""Estimate class covariances from class means (FedCOF), or combine clients' covariances (the oracle)."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def estimate_covariance(
     shrinkage: Scalar | str | Shrinkage = 0.0,
     axis_name: Hashable | None = None,
 ) -> Float[Array, "dim dim"]:
-    """Estimate the covariance of one class from how its rows' means spread: FedCOF's estimator.
+    """Estimate the covariance of one class from the spread of its clients' means: FedCOF's estimator.
 
     Σ̂ = Σ_k n_k (μ_k − μ)(μ_k − μ)ᵀ / (K_c − 1), with μ the weighted mean and K_c the number of rows with a
     count above 0. If the class's features are iid with covariance Σ, a mean of n_k features has covariance
@@ -64,7 +64,7 @@ def _estimate_covariance(
     means: AnyArray, counts: AnyArray, rule: Shrinkage, axis_name: Hashable | None
 ) -> Array:
     near = across(first_moments(one_class(means, counts), 1), axis_name).mean[0]
-    # Sum about a point near the rows, which does not change the result: far from 0, their mean loses digits.
+    # Subtract a point near the rows: means far from 0 lose digits, and the shift does not change the result.
     near = jax.lax.stop_gradient(near)
     rows = one_class(means.astype(near.dtype) - near[None, :], counts)
     moments = across(first_moments(rows, 1), axis_name)
@@ -79,17 +79,17 @@ def _estimate_covariance(
 
 
 def one_class(means: AnyArray, counts: AnyArray) -> Rows:
-    """Make rows of class 0."""
+    """Make `Rows` of class 0 from means and counts."""
     return Rows(means, counts, jnp.zeros(means.shape[0], jnp.int32))
 
 
 def across(terms: Any, axis_name: Hashable | None) -> Any:
-    """Sum terms over a mapped axis; without an axis, return the terms."""
+    """Sum terms over the mapped axis; return them unchanged if ``axis_name`` is None."""
     return terms if axis_name is None else jax.lax.psum(terms, axis_name)
 
 
 def spread_weight(moments: Moments) -> Float[Array, " classes"]:
-    """Return 1/(K_c − 1) of the one class; 0 with fewer than two rows."""
+    """Return [1/(K − 1)] for the moments of a single class with K rows; [0] if K < 2."""
     degrees = moments.spread_degrees[None]
     return jnp.where(degrees > 0, 1 / jnp.where(degrees > 0, degrees, 1), 0)
 
@@ -158,8 +158,8 @@ def covariance_scatter(
 ) -> Scatter:
     """Compute Σ_c w_c times the scatter of class c's examples, from clients' means and covariances.
 
-    It is the scatter inside the clients plus that of their means about the global means: eq. 24 for several
-    classes.
+    The scatter is the sum of the scatter inside clients and of clients' means about the global means:
+    FedCOF's eq. 24 for several classes.
     """
     valid = valid_rows(rows, class_weight.shape[0])
     label = jnp.where(valid, row_labels(rows), 0)

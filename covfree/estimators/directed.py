@@ -1,4 +1,4 @@
-"""The within-class scatter from class means and residual directions; exact if clients send all directions."""
+"""Estimate the within-class scatter from class means and residual directions (`directed_rows`)."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from covfree.estimators.scatter import Freedom, centred_rows
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class DirectedMoments:
-    """Totals of the first round for rows with residual directions; they add up over any split of the rows.
+    """Sums over class means and residual directions; the sums of parts of the rows add up.
 
     Attributes:
         moments: counts, rows and sums of each class, from the means.
@@ -35,7 +35,7 @@ def valid_directions(rows: Rows) -> Bool[Array, " rows"]:
 
 
 def directed_moments(rows: Rows, num_classes: int) -> DirectedMoments:
-    """First round: compute the class moments, and the degrees of freedom of the residual directions."""
+    """Compute the moments of each class, and the degrees of freedom of the residual directions."""
     moments = first_moments(rows, num_classes)
     return DirectedMoments(
         moments, row_counts(rows, valid_directions(rows)).astype(moments.total.dtype).sum()
@@ -45,8 +45,8 @@ def directed_moments(rows: Rows, num_classes: int) -> DirectedMoments:
 def directed_factor(rows: Rows, moments: Moments) -> Float[Array, "rows dim"]:
     """Make rows Y with YᵀY = Ŵ: √n_r (x_r − μ_c) for each mean, and the residual directions unchanged.
 
-    The means' part of YᵀY is the scatter between the rows. The directions' part is the scatter of the
-    examples about their rows' means: its largest part, or all of it if clients send enough directions.
+    The means' part of YᵀY is the scatter between the rows. The directions' part approximates the scatter of
+    examples about their rows' means; it is exact if clients send all directions.
 
     Returns:
         The factor; 0 in padding rows.
@@ -56,13 +56,13 @@ def directed_factor(rows: Rows, moments: Moments) -> Float[Array, "rows dim"]:
 
 
 def directed_freedom(totals: DirectedMoments) -> Freedom:
-    """Return the degrees of freedom of Ŵ/(N − C): K_c − 1 between each class's rows, and the directions'.
+    """Return the degrees of freedom of Ŵ/(N − C): K_c − 1 for each class's rows, and L for the directions.
 
-    The scatter within the M rows has A = N − M degrees of freedom, and L directions show its largest part.
-    Their weight is chosen such that the L degrees stand for all A. If no direction is left out, L = A, as for
-    the examples' own scatter. Otherwise L is conservative: the leading directions of many examples vary less
-    than L random draws. Over 13 federations (docs/shift.md) automatic shrinkage was better on average with L
-    degrees than with A, with which it trusts directions that nobody sent.
+    Ŵ is that of `directed_factor`. The scatter of the N examples about the M rows has A = N − M degrees of
+    freedom, and the directions' counts add up to L ≤ A. The directions get weight A/(L (N − C)), as they
+    stand for the whole scatter. If clients send all directions, L = A. Otherwise L is conservative: leading
+    directions vary less than L random draws. On 13 federations (docs/shift.md) automatic shrinkage was better
+    on average with L than with A.
     """
     moments = totals.moments
     scale = 1 / jnp.maximum(moments.within_degrees, 1)

@@ -1,4 +1,4 @@
-"""The first round: counts and sums of each class."""
+"""Compute the counts and feature sums of each class from rows: the first round of FedCOF."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def _first_moments(rows: Rows, num_classes: int) -> Moments:
 
 
 def example_moments(rows: Rows, num_classes: int) -> Moments:
-    """Compute the moments as if each example were a row: those of the class means, but with K_c = N_c.
+    """Compute `first_moments`, but with ``num_rows`` K_c = N_c, as if each example were a row.
 
     Use it with sums that clients computed over their examples: there each example, not each mean, is an
     observation.
@@ -107,8 +107,8 @@ def example_moments(rows: Rows, num_classes: int) -> Moments:
 def centred_means(moments: Moments) -> Float[Array, "classes dim"]:
     """Compute μ_c − μ_g, the class means about the grand mean; 0 for an absent class.
 
-    Means are first taken about that of one class, and differences within rounding are set to 0. So equal
-    means have no scatter between them, and scale-free rules do not mistake rounding for scatter.
+    The mean of one class is subtracted first, and differences within rounding become 0. So equal means have
+    exactly no scatter, and scale-free rules do not mistake rounding for scatter.
     """
     present = moments.present[:, None]
     mean = jnp.where(present, moments.mean, 0)

@@ -1,4 +1,4 @@
-"""How the squared distances of class means from the global ones grow with the examples behind them."""
+"""Estimate client shift: how much the squared distances of clients' means grow with their counts."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from covfree.core.types import Moments, Rows, Scalar
 from covfree.estimators.moments import row_counts, row_labels, valid_rows
 from covfree.estimators.scatter import centred_rows
 
-# Two bins for each doubling of n_r, up to 2³².
+# The number of bins for n_r, the examples behind row r: two for each doubling, up to 2³².
 _BINS = 64
 # A row with more than this share of its class's examples determines the class mean, and is left out.
 _LARGEST_SHARE = 0.9
 # This many standard errors are subtracted from the slope.
 _ERRORS = 2.0
-# The weights depend on the slope, and the slope on the weights; a few iterations suffice.
+# Iterations of the weighted fit in `client_variance`, whose weights depend on the slope that it fits.
 _STEPS = 5
 
 
@@ -30,7 +30,7 @@ _STEPS = 5
 class RowLaw:
     """Sums over rows, binned by the number of examples behind a row; they add up over any split of the rows.
 
-    With z_r = n_r ‖x_r − μ_c‖² / (1 − n_r/N_c), relative to d times a variance:
+    Here z_r = n_r ‖x_r − μ_c‖² / (1 − n_r/N_c) / (d v), where v is the ``variance`` given to `row_law`.
 
     Attributes:
         num_rows: K_c, rows of each class.
@@ -48,7 +48,7 @@ class RowLaw:
 
 
 def row_law(rows: Rows, moments: Moments, variance: Scalar) -> RowLaw:
-    """Compute the sums that `client_variance` needs.
+    """Compute the sums over rows from which `client_variance` estimates client shift.
 
     Args:
         rows: class means, all of them or a part.

@@ -1,4 +1,4 @@
-"""The second round: scatter matrices, each computed as one product of scaled rows."""
+"""Compute scatter matrices from rows and the moments of classes, each as one product YᵀY of scaled rows."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ def centred_rows(
 
 
 def gram_factor(rows: Rows, num_classes: int) -> Float[Array, "rows dim"]:
-    """Return √n_r x_r for each row, 0 in padding rows. On examples this is Fᵀ, where F Fᵀ is Fed3R's."""
+    """Return rows Y of √n_r x_r, 0 in padding rows. On examples YᵀY is Fed3R's Gram matrix F Fᵀ."""
     valid = valid_rows(rows, num_classes)
     mean = row_means(rows, valid)
     return mean * jnp.sqrt(row_counts(rows, valid).astype(mean.dtype))[:, None]
@@ -192,7 +192,7 @@ def between_scatter(moments: Moments) -> Float[Array, "dim dim"]:
 def total_gram(
     within: Float[AnyArray, "dim dim"] | Scatter, moments: Moments, *, scatter: ScatterChoice = "both"
 ) -> Scatter:
-    """Compose the Gram matrix F Fᵀ of its parts, all of them or some.
+    """Add up the parts of the examples' Gram matrix F Fᵀ that ``scatter`` selects.
 
     F Fᵀ = Σ_c (N_c − 1) Σ_c + Σ_c N_c (μ_c − μ_g)(μ_c − μ_g)ᵀ + N μ_g μ_gᵀ: the scatter within classes, the
     scatter between them, and the grand mean. The grand mean is always kept, as a ridge head has no intercept.

@@ -1,4 +1,4 @@
-"""Client shift: its bias in FedCOF's covariance, and a test for it from the rows alone."""
+"""Compute the bias that client shift causes in FedCOF's covariance, and test rows for client shift."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from covfree.statistics.rows import check_subsets
 
 
 class ShiftTest(NamedTuple):
-    """Whether clients' class means differ by more than the covariance within clients explains.
+    """The result of `shift_test`, which tests whether a class has other true means at other clients.
 
     Attributes:
         statistic: z, about standard normal without client shift and large with it; NaN if not informative.
@@ -40,7 +40,7 @@ class ShiftTest(NamedTuple):
 
 
 def _check_clients(means: Any, counts: Any, covariances: Any = None, **_: Any) -> None:
-    """Raise unless the arguments are means, counts and covariances of one class at its clients."""
+    """Raise ValueError or TypeError unless shapes and types of means, counts and covariances fit."""
     check_means(means, counts)
     if covariances is not None and np.shape(covariances) != (*np.shape(means), np.shape(means)[1]):
         raise ValueError(
@@ -62,14 +62,13 @@ def shift_bias(
     num_subsets: int | None = 1,
     subset_size: int = 2,
 ) -> Float[Array, "dim dim"]:
-    """Compute the bias that client shift causes in FedCOF's covariance of a class, from the true moments.
+    """Compute the bias of FedCOF's covariance of a class under client shift, from clients' true moments.
 
     E[Σ̂_c] − Σ_c = [Σ_k J_k (Σ_k − Σ_c) + Σ_k n_k (m_k − m)(m_k − m)ᵀ] / (K_c − 1) with m = Σ_k n_k m_k / N_c
-    and Σ_c = Σ_k n_k Σ_k / N_c, the covariance about the clients' own means; J_k rows are of client k,
-    and K_c = Σ_k J_k. The first term is 0 if clients share a covariance, or send rows in proportion to their
-    examples. The second is positive semi-definite and grows with the number of examples behind a row. If
-    clients send means of random subsets, the sum in the second term stays the same but K_c grows, so the term
-    falls.
+    and Σ_c = Σ_k n_k Σ_k / N_c, the covariance about the clients' own means. Client k sends J_k rows; K_c =
+    Σ_k J_k. The first term is 0 if clients share a covariance, or send rows in proportion to their examples.
+    The second is positive semi-definite and grows with the number of examples behind a row. If clients send
+    means of random subsets, the sum in the second term stays the same but K_c grows, so the term falls.
 
     Args:
         means: true mean m_k of the class at each client.
@@ -215,9 +214,10 @@ def _ratio_test(rows: Rows, moments: Moments) -> ShiftTest:
 def _effective_rank(
     spread: jax.Array, pieces: jax.Array, degrees: jax.Array, seen: jax.Array, dim: int
 ) -> Float[Array, ""]:
-    """Estimate r = (tr Σ)²/tr Σ² from Σ_p ν_p (v_p/t − 1)² by class, whose mean is (pieces − 1)·2/(r + 2/ν).
+    """Estimate r = (tr Σ)²/tr Σ² from each class's ``spread`` = Σ_p ν_p (v_p/t − 1)²; return d if it is 0.
 
-    The term 2/ν arises because t is the average of the same pieces. Returns d if the spread is 0.
+    Piece p (a client) has mean square v_p with ν_p degrees of freedom; t is the average of the v_p, ν = Σ_p
+    ν_p. E[spread] = (pieces − 1)·2/(r + 2/ν), where 2/ν is there because t is computed from the same pieces.
     """
     spread, pieces, degrees = (jnp.where(seen, x, 0) for x in (spread, pieces, degrees))
     classes = seen.sum().astype(spread.dtype)

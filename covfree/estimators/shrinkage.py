@@ -1,4 +1,4 @@
-"""Shrinkage of a covariance towards a multiple of the identity, behind one interface.
+"""Shrink a covariance towards a multiple of the identity by one of several rules.
 
 A covariance estimated from few rows underestimates its small eigenvalues, which dominate its inverse. Every
 rule here chooses (a, b) in a·Σ̂ + b·I. The data-driven rules use the degrees of freedom ν of Σ̂ instead of
@@ -20,12 +20,12 @@ from covfree.estimators.automatic import automatic
 from covfree.estimators.scatter import Freedom
 from covfree.estimators.shrinkage_rule import Shrinkage, mean_variance
 
-# Rules without a number. If the name of one is given as text, the error says to call the rule.
+# Rules without an argument. If a user passes such a name as a string, the error message suggests the call.
 _PLAIN = ("empirical_bayes", "ledoit_wolf", "oas", "pseudo_observations")
 
 
 def as_shrinkage(shrinkage: Scalar | str | Shrinkage) -> Shrinkage:
-    """Return the rule for a number γ (γI), ``"auto"``, a share ``"10%"`` (`relative`), or a given rule."""
+    """Convert a number γ (adds γI), ``"auto"``, a share ``"10%"`` (`relative`) or a rule to a rule."""
     if isinstance(shrinkage, Shrinkage):
         return shrinkage
     if isinstance(shrinkage, str):
@@ -37,7 +37,7 @@ def as_shrinkage(shrinkage: Scalar | str | Shrinkage) -> Shrinkage:
 
 
 def _share(text: str) -> Shrinkage:
-    """Return the rule of a share of the mean variance, such as "10%", as on the command line."""
+    """Parse a share of the mean variance, such as "10%", and return the rule `relative` of it."""
     try:
         share = float(text.removesuffix("%")) / 100 if text.endswith("%") else None
     except ValueError:
@@ -52,7 +52,7 @@ def _share(text: str) -> Shrinkage:
 
 
 def trace_and_square(covariance: Scatter) -> tuple[Float[Array, ""], Float[Array, ""]]:
-    """Return tr Σ̂ and tr Σ̂², computed from the shift and the core, which may be the smaller dual."""
+    """Return tr Σ̂ and tr Σ̂². If Σ̂ is a factor Y with few rows, they are computed from the smaller Y Yᵀ."""
     core, shift, dim = covariance.core(), covariance.shift, covariance.dim
     trace = jnp.trace(core)
     square = jnp.sum(jnp.square(core)) + 2 * shift * trace + dim * jnp.square(shift)
@@ -122,13 +122,14 @@ def _convex(numerator: jax.Array, denominator: jax.Array, covariance: Scatter) -
     return 1 - weight, weight * mean_variance(covariance)
 
 
-# Scales for traces below 2⁻³⁰, up to 2³⁰ and above. They are powers of two and keep squares within float32.
-# Even the scales' own squares are in range, as the compiler may compute them.
+# Factors for a covariance whose trace is below 2⁻³⁰, up to 2³⁰, or above. They keep squares within float32's
+# range, and as powers of two cause no rounding. The compiler may square them, so their squares are in range
+# too.
 _SCALES = (2.0**60, 1.0, 2.0**-60)
 
 
 def _in_scale(covariance: Scatter) -> tuple[Scatter, jax.Array]:
-    """Multiply Σ̂ by the scale that fits, which causes no rounding; also return the index of the scale."""
+    """Multiply Σ̂ by the one of `_SCALES` that suits its trace; also return the index of this scale."""
     trace = covariance.dim * mean_variance(covariance)
     which = (trace > 2.0**-30).astype(jnp.int32) + (trace > 2.0**30).astype(jnp.int32)
     return covariance.scaled(jnp.asarray(_SCALES, trace.dtype)[which]), which
@@ -159,7 +160,7 @@ def oas() -> Shrinkage:
 def loading(
     shrinkage: Shrinkage, variance: Float[Array, ""], dim: int, degrees: Float[Array, ""]
 ) -> Float[Array, ""]:
-    """Return the γ of a rule that adds γI and depends only on the mean variance and ν."""
+    """Compute the γ of a loading rule (`is_loading`) from the mean variance tr(Σ̂)/d, d and ν."""
     check_loading(shrinkage)
     # Any covariance of this dimension and trace will do, as such rules use nothing else.
     covariance = Scatter(jnp.zeros((1, dim), variance.dtype), variance, factored=True)
@@ -169,12 +170,12 @@ def loading(
 
 
 def is_loading(shrinkage: Shrinkage) -> bool:
-    """Whether the rule adds γI and depends only on the mean variance and ν."""
+    """Return whether the rule adds γI, with a γ that depends only on the mean variance and ν."""
     return shrinkage.rule in (_identity, _relative, _pseudo_observations)
 
 
 def check_loading(shrinkage: Shrinkage) -> None:
-    """Raise unless the rule adds γI and depends only on the mean variance and ν."""
+    """Raise ValueError unless the rule is a loading rule; see `is_loading`."""
     if not is_loading(shrinkage):
         raise ValueError(
             "shrinkage: expected a number, relative(…) or pseudo_observations(), as of the exact covariance "
@@ -183,7 +184,7 @@ def check_loading(shrinkage: Shrinkage) -> None:
 
 
 def _fourth_moment(factor, rows, moments, class_weight):
-    """Return Σ ‖y‖⁴ in each of `_SCALES`, as the right scale is known only after all rows."""
+    """Return Σ_r (s ‖y_r‖²)² for each s of `_SCALES`; which s is right is known only after all rows."""
     length = jnp.sum(jnp.square(factor), axis=1)
     # The cut changes only wrong scales: in the right one no length is above 2⁶⁰.
     scaled = jnp.minimum(length[None, :] * jnp.asarray(_SCALES, length.dtype)[:, None], 2.0**60)

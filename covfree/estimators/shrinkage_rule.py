@@ -1,4 +1,4 @@
-"""The type of a shrinkage rule: it chooses (a, b) in a·Σ̂ + b·I, wherever Σ̂ comes from."""
+"""Define the type of a shrinkage rule, which replaces a covariance Σ̂ by a·Σ̂ + b·I."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Statistics: TypeAlias = Callable[
 
 
 def _nothing(factor, rows, moments, class_weight):
-    """Return no row statistics, for a rule that needs none."""
+    """Return None: the ``statistics`` of a rule that needs no sums over rows."""
 
 
 @jax.tree_util.register_dataclass
@@ -60,7 +60,7 @@ class Shrinkage:
 
 
 def mean_variance(covariance: Scatter) -> Float[Array, ""]:
-    """Return tr(Σ̂)/d; of a factor as the sum of its squares, without the product."""
+    """Return tr(Σ̂)/d; if Σ̂ is stored as a factor Y, the product YᵀY is not formed."""
     value = covariance.value
     trace = jnp.square(value).sum() if covariance.factored else jnp.trace(value)
     return trace / covariance.dim + covariance.shift

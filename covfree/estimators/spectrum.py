@@ -1,4 +1,4 @@
-"""The spectra of the scatter within classes and between them."""
+"""Compute the eigenvalues of the scatter within classes and between them."""
 
 from __future__ import annotations
 

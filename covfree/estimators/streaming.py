@@ -1,4 +1,4 @@
-"""FedCOF's covariance of one class from rows that arrive in parts: `init`, `update`, `finalize`.
+"""Estimate FedCOF's covariance of one class from rows that arrive in parts: `init`, `update`, `finalize`.
 
 The state has a fixed size, so that `update` runs under ``jit`` and as the step of ``lax.scan``; ``vmap``
 batches it over classes.
@@ -128,7 +128,7 @@ def update(
 
 @compiled(check=_check_states)
 def merge(first: CovarianceState, second: CovarianceState) -> CovarianceState:
-    """Return the state of the rows of both states."""
+    """Combine the states of two disjoint sets of rows into the state of all their rows."""
     count = first.num_examples + second.num_examples
     share = second.num_examples / jnp.where(count > 0, count, 1)
     centre = jnp.where(first.num_examples > 0, first.centre, second.centre)

@@ -1,4 +1,4 @@
-"""The privacy promise and the budget spent: zero-concentrated differential privacy over several releases."""
+"""Compute ε of several noisy releases by zero-concentrated differential privacy, and state the promise."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ Neighbours: TypeAlias = Literal["add_remove", "replace_one"]
 
 @dataclass(frozen=True)
 class Release:
-    """One noisy release; the accountant adds releases up.
+    """One noisy release of data; `spent` adds several up.
 
     Attributes:
         name: what was released.
         rho: Δ²/2σ², the ρ of zero-concentrated differential privacy, with Δ the sensitivity and σ the
             standard deviation of the noise.
-        real: whether the noise was a Gaussian on the real numbers (in floating point), for which the
-            conversion to (ε, δ) is exact, and not the discrete Gaussian.
+        real: True for Gaussian noise on the reals (in floating point), for which the conversion to (ε, δ) is
+            exact; False for the discrete Gaussian.
     """
 
     name: str
@@ -35,7 +35,7 @@ class Release:
         check_above_zero("rho", self.rho)
 
 
-# The caveat of a promise with distributed noise if nothing is known about masks.
+# Added to the text of a promise with distributed noise, unless masks are known to hide single uploads.
 UNMASKED = "a server that sees single uploads is not bound: secure sums (covfree.secure) must hide them"
 
 
@@ -63,7 +63,7 @@ class Promise:
 
     @property
     def hidden(self) -> str:
-        """What the promise hides, in words."""
+        """What the promise hides, as text: "whether one example was there at all", for instance."""
         whose = "one example" if self.unit == "example" else "all examples of one client"
         verb = "were there at all" if self.neighbours == "add_remove" else "were others"
         if self.unit == "example":
@@ -72,7 +72,7 @@ class Promise:
 
     @property
     def against(self) -> str:
-        """From whom it is hidden, in words."""
+        """Who cannot learn what is hidden, and under which conditions, as text."""
         return {
             "central": "everyone who sees the noisy sums or the head; not the server, which sees each upload",
             "distributed": f"everyone who sees only the sum of uploads, {self._if_honest}; {UNMASKED}",
@@ -102,7 +102,7 @@ class Promise:
 
 
 def spent(releases: Iterable[Release | Promise], delta: float) -> float:
-    """Return ε of all these releases together, each from the same data, for one δ.
+    """Return the ε that all releases from the same data spend together, for one δ.
 
     The ρ add up, even if a later release was chosen because of an earlier one. If all noise is a Gaussian on
     the reals, ε is exact (Balle and Wang 2018). Otherwise it is the bound by Rényi divergences of all orders
@@ -166,14 +166,14 @@ def rho_for(epsilon: float, delta: float, *, real: bool = False) -> float:
 
 
 def check_delta(delta: Any) -> None:
-    """Raise unless δ is in (0, 1)."""
+    """Raise ValueError unless δ is in (0, 1)."""
     check_above_zero("delta", delta)
     if not delta < 1:
         raise ValueError(f"delta: expected a number below 1, got {delta!r}")
 
 
 def check_promise(unit: Any, neighbours: Any, noise: Any) -> None:
-    """Raise unless the three choices of a promise are valid."""
+    """Raise ValueError unless the unit, neighbours and noise of a `Promise` are valid choices."""
     check_choice("unit", unit, ("example", "client"))
     check_choice("neighbours", neighbours, ("add_remove", "replace_one"))
     check_choice("noise", noise, ("central", "distributed", "local"))

@@ -1,4 +1,4 @@
-"""What sums reveal about single examples: attacks whose success has a closed form for Gaussian data."""
+"""Attack sums to find which examples are in them; for Gaussian data the success has a closed form."""
 
 from __future__ import annotations
 

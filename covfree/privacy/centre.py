@@ -1,4 +1,4 @@
-"""A public centre: clients subtract it before clipping, and the server adds it back in the head."""
+"""Subtract a public centre from features before they are clipped, and add it back in the head."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from covfree.heads.mapped import MappedHead
 from covfree.methods import Method
 from covfree.privacy.projection import PublicProjection
 
-# The number of rows for which a map is compiled.
+# Feature maps are compiled for blocks of this many rows.
 _BLOCK = 4096
 
 
@@ -63,10 +63,10 @@ def centred(
 def _mapped(
     method: Method[Any], features: Float[AnyArray, "examples dim"]
 ) -> Float[np.ndarray, "examples mapped"]:
-    """Map rows one at a time: the last bits of a product of many depend on how many there are.
+    """Map features one row at a time, as the last bits of a product depend on its number of rows.
 
-    Then an example's integers are a function of that example alone, as the sensitivities require. All parts
-    of the features are padded to one shape, so that one compilation maps them.
+    So an example's integers are a function of that example alone, as the sensitivities require. All parts of
+    the features are padded to one shape, so that one compilation maps them.
     """
     if method.feature_map is None:
         return np.asarray(jnp.asarray(features), np.float64)
@@ -110,7 +110,7 @@ def _is_projected(method: Method[Any]) -> bool:
 
 
 def _of_mapped(method: Method[Any], centre: Float[np.ndarray, " dim"]) -> Float[np.ndarray, " mapped"]:
-    """The centre among mapped features: a projection is linear, so P(x − c) = Px − Pc."""
+    """Return the centre of mapped features: Pc for a projection P, as P(x − c) = Px − Pc; else c."""
     if not _is_projected(method):
         return centre
     scale = np.abs(centre).max() or 1.0  # so that no sum overflows

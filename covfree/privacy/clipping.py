@@ -1,4 +1,4 @@
-"""Vectors clipped to norm 1 and rounded to integers of a bounded norm, whatever numbers they hold."""
+"""Clip vectors to norm 1 and round them to integers of a bounded norm, even if they contain NaN or ∞."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from jaxtyping import Float, Int
 
 
 def clipped(vectors: Float[np.ndarray, "rows dim"], clip: float) -> Float[np.ndarray, "rows dim"]:
-    """Divide vectors by ``clip``, and scale those of a norm above 1 down to it.
+    """Divide vectors by ``clip``, then scale vectors with a norm above 1 down to norm 1.
 
-    A vector that holds a number that is not finite becomes 0. Each vector is divided by its largest number
-    before squares are summed, so that they neither overflow nor vanish.
+    A vector with NaN or ∞ becomes 0. Each vector is divided by its largest number before squares are summed,
+    so that they neither overflow nor vanish.
     """
     size = np.abs(vectors).max(axis=1, keepdims=True, initial=0)
     sound = np.isfinite(size)

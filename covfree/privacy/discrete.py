@@ -1,4 +1,4 @@
-"""The discrete Gaussian, sampled exactly from the operating system's random bits."""
+"""Sample the discrete Gaussian exactly, from the operating system's random bits."""
 
 from __future__ import annotations
 
@@ -108,9 +108,10 @@ def _exponential(
 def _exponential_below_one(
     numerator: np.ndarray, log_denominator: int, random_bytes: RandomBytes
 ) -> np.ndarray:
-    """Draw True with probability exp(−γ), where γ = numerator/2^log_denominator is in [0, 1]: trial k = 1, 2,
-    … passes with probability γ/k, and the first that fails has an odd k.
-    """  # noqa: D205
+    """Draw True with probability exp(−γ), for γ = numerator/2^log_denominator in [0, 1].
+
+    Trial k = 1, 2, … passes with probability γ/k. The result is True if the first to fail has an odd k.
+    """
     odd = np.zeros(numerator.shape, bool)
     trying, k = np.arange(numerator.size), 1
     while trying.size:
@@ -122,11 +123,11 @@ def _exponential_below_one(
 
 
 def _discrete_laplace(log_scale: int, size: int, random_bytes: RandomBytes) -> tuple[np.ndarray, np.ndarray]:
-    """Draw proposals, and whether to keep each: those kept are discrete Laplace of scale 2^log_scale."""
+    """Return integers and a mask; those with a True mask are discrete Laplace draws of scale 2^log_scale."""
     scale = 1 << log_scale
     low = _words(size, random_bytes) & (scale - 1)
     kept = _exponential(low, log_scale, random_bytes)
-    # The number of whole scales is geometric: trials of exp(−1) until one fails.
+    # The number of whole scales is geometric: count trials with probability exp(−1) until one fails.
     steps = np.zeros(size, np.int64)
     trying = np.flatnonzero(kept)
     while trying.size:

@@ -1,4 +1,4 @@
-"""Estimates from noisy sums, with the effect of the noise removed; derived in docs/privacy.md."""
+"""Estimate means and covariances from noisy sums, corrected for the noise; derived in docs/privacy.md."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An audit of a federation: what attacks find in uploads, single and summed, with and without noise."""
+"""Attack a federation's uploads, single and summed, with and without noise, and report what is found."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from covfree.privacy.discrete import RandomBytes
 from covfree.privacy.mechanism import private
 from covfree.privacy.uploads import Grid
 
-# Number of candidates in re-identification, of which one is in the sum.
+# Re-identification: the attacker chooses among this many candidates, exactly one of them in the sum.
 _CANDIDATES = 10
 # The attacker adds this share of the mean eigenvalue to the diagonal of a covariance from few examples.
 _LOADING = 0.01
@@ -43,9 +43,9 @@ class Finding(NamedTuple):
         presence: AUC of inferring from a count whether a sender has a class; NaN if all have all classes.
         difference: relative error of a client's sums, computed as the difference of the sums of all clients
             with and without it; NaN if sums are not over all clients.
-        sums: number of class sums attacked. Those of one sum share its noise, so with few of them the AUC
+        sums: number of class sums attacked. All scores from one sum share its noise, so the AUC from few sums
             depends on the draw.
-        members: scores of members, for a picture.
+        members: scores of members, for plots.
         others: scores of non-members.
     """
 
@@ -178,7 +178,7 @@ def audit(
 
 
 class _Seen(NamedTuple):
-    """Observed sums [senders, classes, dim] and counts; the sender of each example; the noise of a sum."""
+    """Observed sums [senders, classes, dim] and counts; each example's sender; the noise's deviation."""
 
     sums: np.ndarray
     counts: np.ndarray
@@ -256,7 +256,7 @@ def _attacked(name: str, seen: _Seen, world: _World, difference: float, rng: np.
 
 
 def _scored(seen: _Seen, world: _World, rng: np.random.Generator) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Yield the attack's scores of members and non-members, a limited number of each, of random sums."""
+    """Yield, for random class sums, the attack's scores of up to 10 members and up to 10 non-members."""
     pairs = np.unique(np.c_[seen.sender, world.labels], axis=0)
     dim = len(world.covariance)
     scale = np.sqrt(np.trace(world.covariance) / dim) or 1.0
@@ -295,7 +295,7 @@ def _presence(seen: _Seen, world: _World) -> float:
 def _difference(
     grid: Grid, world: _World, places: np.ndarray, number: int, noisy: bool, random_bytes: RandomBytes
 ) -> float:
-    """Compute the first client's sums as those of all minus those of the others; return their error."""
+    """Return the relative error of the first client's sums, computed as all sums minus the other clients'."""
     totals = []
     for kept in (np.ones(len(places), bool), places != 0):
         part = world._replace(features=world.features[kept], labels=world.labels[kept])

@@ -1,4 +1,4 @@
-"""An experimental lower bound on ε, to test whether a mechanism keeps its promise."""
+"""Measure a lower bound on a mechanism's ε, to test whether the mechanism keeps its promise."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def audit_epsilon(
     for kept in (labels, np.full(runs, -1)):
         upload = plain.upload(0, "sums", features, kept, num_classes=runs, random_bytes=random_bytes)
         total = plain.total(0, [upload], random_bytes=random_bytes)
-        # The statistic of the likelihood ratio: the sums, weighted by how far the example moves each.
+        # The likelihood ratio's statistic: coordinates' sum, weighted by how far the example moves each.
         moves = np.array([grid.bound, grid.count, grid.square], float)
         scores.append(total.values @ moves)
     delta = made.promise.delta

@@ -1,4 +1,4 @@
-"""Private methods: clients send noisy sums, from which the server makes the head."""
+"""Make methods differentially private: the server computes the head from noisy sums."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ from covfree.privacy.projection import public_projection
 from covfree.privacy.server import NoisySums, head_of, nearest_mean, needs_matrix, worth_a_matrix
 from covfree.privacy.uploads import Grid, Kind, Upload, added
 
-# log₂ of the noise's standard deviation on the grid; lower if each client adds noise, to leave room for the
-# sum.
+# log₂ of the noise's standard deviation in grid steps; lower if each client adds noise, so that sums fit in
+# int64.
 _LOG_DEVIATION: dict[Noise, int] = {"central": 22, "distributed": 18, "local": 18}
 
 
@@ -75,7 +75,7 @@ class Private:
         num_classes: int,
         random_bytes: RandomBytes = os.urandom,
     ) -> Upload:
-        """Make what one client sends; it includes the client's noise, unless noise is central.
+        """Make one client's upload, with the client's noise unless the noise is central.
 
         Args:
             step: 0 or 1.
@@ -99,7 +99,7 @@ class Private:
     def total(
         self, step: int, uploads: Sequence[Upload], *, random_bytes: RandomBytes = os.urandom
     ) -> Upload:
-        """Add the uploads of a step, and the noise if it is central.
+        """Add up the uploads of a step; if the noise is central, add it to the sum.
 
         Raises:
             ValueError: if fewer clients have added noise than the promise needs; or if one upload has none
@@ -186,7 +186,7 @@ class Private:
         return self.head(*totals)
 
     def _check_total(self, step: int, total: Upload, first: Upload | None = None) -> None:
-        """Raise unless a total has enough noises, and a shape that fits the first total's."""
+        """Raise ValueError unless a total has enough noise, and a shape that fits the first total's."""
         self._grid(step, total.kind)
         if total.noises < (least := self.promise.honest or 1):
             raise ValueError(f"total: expected at least {least} noises in step {step}, got {total.noises}")

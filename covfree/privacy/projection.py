@@ -1,4 +1,4 @@
-"""A public projection: fewer numbers to hide, and so less noise in the second moment."""
+"""Project features to fewer random dimensions, so that the second moment gets less noise."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from covfree.statistics.feature_maps import accurate
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class PublicProjection:
-    """√(d/p)·Qᵀx, where Q [d, p] has random orthonormal columns; norms are preserved on average.
+    """The map x ↦ √(d/p)·Qᵀx; Q [d, p] has random orthonormal columns. Norms are preserved on average.
 
     Attributes:
         seed: the seed of Q; public, as the map does not depend on data.
@@ -52,7 +52,7 @@ class PublicProjection:
 
 
 def public_projection(num_features: int, *, seed: int = 0) -> PublicProjection:
-    """Make a random projection to ``num_features``; all parties that use one seed have the same.
+    """Make a random projection to ``num_features`` dimensions, the same for all parties with the same seed.
 
     The second moment of p features has p(p + 1)/2 numbers, each with noise. If the noise is strong, a smaller
     p may raise the accuracy, although it loses information (docs/privacy.md).

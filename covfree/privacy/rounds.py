@@ -1,4 +1,4 @@
-"""Algorithms of many rounds made private for clients: each upload is clipped, each sum noisy (DP-FedAvg)."""
+"""Make algorithms of many rounds private: clip each upload and add noise to each sum (DP-FedAvg)."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from covfree.rounds.cohort import is_finite
 
 
 class _Numbers(NamedTuple):
-    """The ``params``: those of the algorithm, the bound on an upload's norm, the noise's deviation."""
+    """The private algorithm's ``params``: the original ones, the norm's bound, the noise's deviation."""
 
     own: Any
     clip: Scalar
@@ -29,7 +29,7 @@ class _Numbers(NamedTuple):
 
 
 class _State(NamedTuple):
-    """The server's state: that of the algorithm, and the key and number of the next noise."""
+    """The private algorithm's state: the original one, the noise's key, and the number of the round."""
 
     own: Any
     key: PRNGKey
@@ -42,10 +42,10 @@ def private_rounds(
     """Make an algorithm whose state hides, after ``rounds`` rounds, whether any one client takes part.
 
     Each upload, as one vector of all its parts, is scaled down to norm ``clip``, and the server adds Gaussian
-    noise of standard deviation σ = clip/√(2ρ/rounds) to every number of the sum. A client that is scaled down
-    counts for less, as its weight is part of the upload; give FedAvg ``weighting="uniform"`` and a ``clip``
-    above 1, the weight. Drawing only some clients in a round is not used to claim a smaller ε. The clients'
-    memory and the losses in a run's history are not covered.
+    noise of standard deviation σ = clip/√(2ρ/rounds) to every number of the sum. The upload contains the
+    client's weight, so a client that is scaled down counts for less. For FedAvg use ``weighting="uniform"``,
+    where the weight is 1, and a ``clip`` above 1. ε is the same if only some clients are drawn in a round.
+    The clients' memory and the losses in a run's history are not covered.
 
     The noise is in floating point and from JAX's generator, whose key is in the server's state. That is
     enough for simulations, which show the accuracy, but is no real protection (docs/privacy.md).
@@ -115,7 +115,7 @@ def _client(
 
 
 def finite_metrics(metrics: dict[str, Any]) -> dict[str, Any]:
-    """Replace NaN and ∞ by 0: they would stop the run, which would tell something of a client's examples."""
+    """Replace NaN and ∞ in metrics by 0: they would stop the run and so reveal something about examples."""
     return {name: jnp.nan_to_num(x, nan=0, posinf=0, neginf=0) for name, x in metrics.items()}
 
 

@@ -1,4 +1,4 @@
-"""The server's side: from noisy sums to a head that allows for the noise."""
+"""Compute a head on the server from noisy sums, corrected for the noise."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ from covfree.privacy.estimates import (
 )
 from covfree.privacy.uploads import Grid, Upload, full_matrix
 
-# The matrix is asked for if its noise's edge is below this many average eigenvalues of the covariance, as
-# measured in experiments/privacy.md. Spectra of features decay, so the leading eigenvalues, which the matrix
-# reveals, are far above the average. But ridge heads, and FedCGS, suffer from noise sooner.
+# The server asks for the second moment if its `noise_edge` is below this many average eigenvalues of the
+# covariance, as measured in experiments/privacy.md. Spectra of features decay, so the leading eigenvalues,
+# which the matrix reveals, are far above the average. But ridge heads, and FedCGS, suffer from noise sooner.
 _WORTH_OF_LDA = 3.0
 _WORTH_OF_OTHERS = 0.25
-# The matrix is asked for only if, in addition, the noise in a class mean is at most this share of its squared
-# distance from the others. Above it, the means need the rest of the budget more.
+# It also requires that the noise in a class mean is at most this share of its squared distance from the
+# others. Above it, the means need the rest of the budget more.
 _NOISE_OF_MEANS = 0.1
 
 
@@ -58,7 +58,7 @@ class NoisySums:
 
     @classmethod
     def of(cls, grid: Grid, total: Upload) -> NoisySums:
-        """Read the total of all uploads."""
+        """Convert the total of all uploads from integers on the grid to sums and counts."""
         deviation = grid.deviation(total.noises)
         counts = total.values[:, -2] * grid.count_step
         squares = total.values[:, -1].sum() * grid.square_step
@@ -115,7 +115,7 @@ class NoisySums:
 
 
 def worth_a_matrix(method: Method[Any], known: NoisySums, grid: Grid, noises: int) -> bool:
-    """Whether a second moment with this noise would be useful, judged only by what has been released.
+    """Return whether a second moment with this noise would be useful, judged from the released class sums.
 
     The noise's edge σ√(2d)/N is compared with the average eigenvalue of the within-class covariance, (mean
     ‖x‖² − Σ_c N_c ‖μ_c‖²/N)/d; and the noise in class means with the distances between them.
@@ -137,8 +137,8 @@ def _is_within_lda(method: Method[Any]) -> bool:
     return method.name not in _SUBTRACTED and option(method.system, "gram") is None
 
 
-# Methods with a Gram matrix. The functions give Σ 1/N over the groups whose means a method subtracts from it.
-# Times σ², that is the mean of the noise that is subtracted with the means.
+# For methods with a Gram matrix: Σ 1/N over the groups whose means a method subtracts from it. Times σ², this
+# is the mean of the noise that is subtracted along with the means.
 _SUBTRACTED: dict[str, Callable[[NoisySums], float]] = {
     "fed3r": lambda known: 0.0,
     "fed3r-within": lambda known: float(known.reciprocals[known.present].sum()),
@@ -147,7 +147,7 @@ _SUBTRACTED: dict[str, Callable[[NoisySums], float]] = {
 
 
 def needs_matrix(method: Method[Any]) -> bool:
-    """Whether the method's head needs second moments in addition to the class sums."""
+    """Return whether the method's head needs second moments in addition to the class sums."""
     if method.name == "fedncm":
         return False
     if method.name in _SUBTRACTED:
@@ -180,8 +180,8 @@ def head_of(method: Method[Any], known: NoisySums, grid: Grid, total: Upload) ->
     """
     with np.errstate(over="ignore"):  # the check below raises if a number overflows
         head = _head_of(method, known, grid, total)
-    # Convert to features that are not divided by the clip: LDA keeps its scores, so divide the weights. Ridge
-    # regression keeps columns of norm 1, so multiply the bias.
+    # Convert the head to features that are not divided by the clip. LDA keeps its scores, so divide the
+    # weights. Ridge regression keeps columns of norm 1, so multiply the bias.
     lda = method.name == "fedcgs" or _is_within_lda(method)
     part, factor = ("weight", 1 / grid.clip) if lda else ("bias", grid.clip)
     found = {name: np.asarray(getattr(head, name), np.float64) for name in ("weight", "bias")}
@@ -243,5 +243,5 @@ def _without_noise(head: LinearHead, covariance: Scatter, known: NoisySums) -> L
 
 
 def mapped(method: Method[Any], head: Head) -> Head:
-    """Put the head after the method's feature map."""
+    """Return a head that applies the method's feature map first, if the method has one."""
     return head if method.feature_map is None else MappedHead(method.feature_map, head)

@@ -1,4 +1,4 @@
-"""Local training on clipped gradients of single examples, with noise (DP-SGD)."""
+"""Train clients on clipped and noisy gradients of single examples (DP-SGD)."""
 
 from __future__ import annotations
 
@@ -18,16 +18,15 @@ from covfree.rounds.algorithm import Algorithm, check_algorithm
 def private_training(
     algorithm: Algorithm, *, epsilon: float, delta: float, clip: float, rounds: int
 ) -> tuple[Algorithm, Promise]:
-    """Make clients train by DP-SGD, so that what each sends hides any one of its examples, from everyone.
+    """Make clients train by DP-SGD, so that a client's uploads hide each of its examples from everyone.
 
     A step clips the gradient of each example to norm ``clip``, sums them, adds Gaussian noise of standard
     deviation σ = clip·√(2E/ρ) to each number, and divides by the batch size; E = epochs × rounds. Everything
     else is computed from these sums, so a client's uploads of all rounds together keep the promise.
 
-    The reasoning: an epoch goes through the client's examples once, so an example is in one step of each
-    epoch, and replacing it changes that step's sum by at most 2·clip. The order of the examples need not be
-    secret, and sampling is not used to claim a smaller ε; the number of a client's examples is not hidden.
-    The losses in a run's history are not covered.
+    An epoch goes through the client's examples once, so an example is in one step of each epoch, and
+    replacing it changes that step's sum by at most 2·clip. ε does not rely on a secret order of the examples.
+    The number of a client's examples is not hidden. The losses in a run's history are not covered.
 
     The noise is in floating point and from JAX's generator, with the run's key. That is enough for
     simulations, which show the accuracy, but is no real protection (docs/privacy.md).

@@ -1,4 +1,4 @@
-"""Uploads of training in rounds as noisy integers, which secure sums make private (DP-FedAvg)."""
+"""Encode the uploads of training as noisy integers, which secure sums make private (DP-FedAvg)."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class PrivateUpdates:
 
     @property
     def least(self) -> int:
-        """The least number of clients in a sum: as many as the noises on which the promise relies."""
+        """The least number of clients in a sum: ``promise.honest``, and at least 2."""
         return max(2, self.promise.honest or 0)
 
     def encode(self, upload: Any, random_bytes: RandomBytes = os.urandom) -> Words:
@@ -91,14 +91,14 @@ def private_updates(
     num_clients: int,
     neighbours: Neighbours = "add_remove",
 ) -> PrivateUpdates:
-    """Make an encoding of uploads in which each client's share of noise hides it in the sum (DP-FedAvg).
+    """Make an encoding that clips uploads and adds to each a share of the noise that hides it in the sum.
 
     Each upload, as one vector of all its parts, is scaled down to norm ``clip`` and rounded to a public grid
     of integers. Each client adds discrete Gaussian noise of standard deviation s, so the sum over ``honest``
     clients has σ = s√honest. That is the noise of `private_rounds`, but without a trusted server, provided
-    that uploads are seen only in `covfree.secure` sums. The grid is so fine that its steps are lost in the
-    noise. As with `private_rounds`, give FedAvg ``weighting="uniform"`` and a ``clip`` above 1, which is the
-    weight. Drawing few clients is not used to claim a smaller ε.
+    that uploads are seen only in `covfree.secure` sums. The grid's steps are far smaller than the noise. For
+    FedAvg use ``weighting="uniform"``, where the weight in an upload is 1, and a ``clip`` above 1. ε is the
+    same if only some clients are drawn in a round.
 
     Args:
         epsilon: ε of all rounds together.
@@ -132,7 +132,7 @@ def private_updates(
     deviation = 2.0**_LOG_DEVIATION * math.sqrt(honest)
     # Allow for the last bit of float rounding, so that the cost is not above ρ.
     allowed = math.sqrt(2 * rho_for(epsilon, delta) / number) * deviation * (1 - 1e-12)
-    # A finer grid would wrap; in that case there is more noise than ε requires.
+    # A finer grid could wrap. If this limits the grid, there is more noise than ε requires.
     bound = min(math.floor(allowed / moved), _ROOM // most)
     if bound < _LEAST:
         short, expected = ("num_clients", "fewer") if _ROOM // most < _LEAST else ("epsilon", "a larger one")

@@ -1,4 +1,4 @@
-"""Clients' uploads as integers on a public grid, clipped so that their sensitivity is exact."""
+"""Clip clients' sums and round them to integers on a public grid, so that their sensitivity is exact."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ _FREE_COUNT_SHARE = 0.98
 
 @dataclass(frozen=True)
 class Upload:
-    """What a client sends in one step, or the sum over clients.
+    """The integers that a client sends in one step, or their sum over clients.
 
     Attributes:
         kind: ``"sums"`` of classes, or ``"matrix"``: the second moment of all examples.
         values: integers on the grid: [classes, dim + 2] sums of features, counts and squared norms, or
             [dim·(dim + 1)/2] the upper triangle of the second moment.
-        noises: how many noises were added.
+        noises: how many independent draws of noise the values include.
     """
 
     kind: Kind
@@ -61,7 +61,7 @@ class Upload:
 
 @dataclass(frozen=True)
 class Grid:
-    """How the numbers of one kind of upload become integers, and the sensitivity of their sum.
+    """The rounding of one kind of upload to integers, and the sensitivity of the integers' sum.
 
     `step` and `deviation` are in units of the clip: for features divided by B.
 
@@ -99,7 +99,7 @@ class Grid:
         neighbours: Neighbours,
         both: bool = True,
     ) -> Grid:
-        """Make the finest grid for which the sum, with this many noises, costs at most ρ.
+        """Make the finest grid for which releasing the sum with ``noises`` draws of noise costs at most ρ.
 
         Derived in docs/privacy.md. Adding an example moves the sums by √(R² + b² + e²), where R bounds the
         features, b is the count's coordinate and e that of the squared norm. Replacing one moves them by at
@@ -119,7 +119,7 @@ class Grid:
             one = math.hypot(1, share, SQUARE_SHARE)
             bound = math.floor(most / (one if add else math.hypot(2, SQUARE_SHARE)))
             count, square = math.floor(share * bound), math.floor(SQUARE_SHARE * bound)
-        # A finer grid would exceed int64; in that case there is more noise than ρ requires.
+        # A finer grid could exceed int64. If this limits the grid, there is more noise than ρ requires.
         bound = min(bound, _MOST[kind] if weight is None else _MOST_OF_CLIENT)
         count, square = min(count, bound), min(square, bound)
         if bound < _LEAST:
@@ -129,11 +129,11 @@ class Grid:
         return cls(kind, log_deviation, clip, weight, bound, both, count, square)
 
     def rho(self, noises: int, neighbours: Neighbours) -> float:
-        """Return ρ of releasing the sum with this many noises."""
+        """Return ρ of releasing the sum with ``noises`` draws of noise."""
         return (self.sensitivity(neighbours) / _deviation(self.kind, self.log_deviation, noises)) ** 2 / 2
 
     def sensitivity(self, neighbours: Neighbours) -> float:
-        """The largest distance between neighbours' sums of integers; for matrices, in the Frobenius norm."""
+        """Return the largest distance between neighbours' integer sums (Frobenius norm for matrices)."""
         add, bound = neighbours == "add_remove", float(self.bound)
         if self.weight is not None:
             return bound if add else 2 * bound
@@ -176,7 +176,7 @@ class Grid:
         return self._of_client(features, labels, num_classes, self.weight)
 
     def noised(self, upload: Upload, noises: int, random_bytes: RandomBytes) -> Upload:
-        """Add the sum of ``noises`` independent noises to an upload."""
+        """Add ``noises`` independent draws of noise to an upload."""
         log, size = self.log_deviation, upload.values.size
         noise = summed_discrete_gaussians(log, noises, size, random_bytes)
         if self.kind == "matrix":
@@ -185,7 +185,7 @@ class Grid:
         return Upload(self.kind, upload.values + noise.reshape(upload.values.shape), upload.noises + noises)
 
     def deviation(self, noises: int) -> float:
-        """Return the standard deviation of this many noises, in each sum or on the matrix's diagonal."""
+        """Return the standard deviation of ``noises`` draws, in each sum or on the matrix's diagonal."""
         return _deviation(self.kind, self.log_deviation, noises) * self.step
 
     def _of_examples(self, features: np.ndarray, labels: np.ndarray, num_classes: int) -> Upload:
@@ -232,7 +232,7 @@ _LEAST = 32
 
 
 def _deviation(kind: Kind, log_deviation: int, noises: int) -> float:
-    """Return the standard deviation of a sum of noises: in each sum, or of the matrix in Frobenius norm."""
+    """Return the deviation of ``noises`` draws in grid units, of each sum or of a matrix (Frobenius norm)."""
     return 2.0**log_deviation * math.sqrt(noises * (2 if kind == "matrix" else 1))
 
 

@@ -1,4 +1,4 @@
-"""Secure sums: a server learns the sum of its clients' uploads, but no single upload."""
+"""Add up clients' uploads so that the server learns their sum, but no single upload."""
 
 from covfree.secure.client import STEPS as STEPS
 from covfree.secure.client import Client as Client

@@ -1,4 +1,4 @@
-"""A client of a secure sum: it masks its upload, and later reveals one share of each neighbour's secrets."""
+"""Run a client of a secure sum: mask its upload, and later reveal one share of each neighbour's secrets."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 def _step(number: int) -> Callable[[F], F]:
-    """Decorate a step's method: it may be called once, after the step before it; an error ends the client."""
+    """Decorate the method of a step: it can be called once, in order; an error ends the client's session."""
 
     def in_order(method: F) -> F:
         @wraps(method)
@@ -51,7 +51,7 @@ class Client:
     """One client in one session. Call the methods in order; each step can be tried only once.
 
     After a refusal, or any other error, the client takes no further step, so that nobody can probe what it
-    would reveal. Then, and after the last step, it keeps no secret of the session.
+    would reveal. After an error, and after the last step, it has deleted all secrets of the session.
 
     Args:
         session: the settings on which all parties agree.
@@ -84,7 +84,7 @@ class Client:
 
     @_step(2)
     def share(self, adverts: Iterable[Advert]) -> list[Sealed]:
-        """Step 2: share the client's seed and its masking key with each neighbour that advertised.
+        """Step 2: make secret shares of the client's seed and masking key, encrypted for each neighbour.
 
         Raises:
             Refused: if fewer neighbours than the threshold advertised, or an advert is duplicate or forged.
@@ -111,7 +111,7 @@ class Client:
 
     @_step(3)
     def mask(self, sealed: Iterable[Sealed], words: Words) -> Masked:
-        """Step 3: mask the upload with the client's own mask, and with ± one for each neighbour that shared.
+        """Step 3: add to the upload the client's own mask, and ± a mask for each neighbour that sent shares.
 
         Args:
             sealed: the shares that neighbours sent.
@@ -141,7 +141,7 @@ class Client:
 
     @_step(4)
     def agree(self, came: Collection[int]) -> Agreed:
-        """Step 4: sign the list of clients whose uploads came; the server must send the same list to all.
+        """Step 4: sign the list of clients whose uploads came, which must be the same for all clients.
 
         Args:
             came: the numbers of all clients whose uploads the server has.
@@ -191,7 +191,7 @@ class Client:
         return Opened(self._number, seeds, keys)
 
     def saved(self) -> bytes:
-        """Return the client's state, to continue later. It holds secrets: nobody else may read it."""
+        """Return the client's state, for `restored`. It contains secrets, so nobody else may read it."""
         keys = (self._sealing.private_bytes_raw(), self._masking.private_bytes_raw(), self._seed)
         adverts = [[own.sender, *(part.hex() for part in own[1:])] for own in self._adverts.values()]
         shares = [[number, *(part.hex() for part in own)] for number, own in self._shares.items()]
@@ -221,7 +221,7 @@ class Client:
             raise Refused(f"expected at least {self._session.threshold} {what}, got {count}")
 
     def _pair_key(self, purpose: str, other: int) -> bytes:
-        """Return a key that this client shares with another."""
+        """Return the key that this client and client ``other`` share for ``purpose``."""
         private, public = (
             (self._sealing, self._adverts[other].sealing)
             if purpose == "shares"
@@ -262,7 +262,7 @@ def pair_key(session: Session, purpose: str, private: Any, public: bytes, one: i
 
 
 def check_advert(session: Session, advert: Advert) -> None:
-    """Raise unless an advert is of this session and signed by the client that it names.
+    """Check that an advert belongs to this session and is signed by the client that it names.
 
     Raises:
         Refused: if it is not.
@@ -275,7 +275,7 @@ def check_advert(session: Session, advert: Advert) -> None:
 
 
 def check_exchange(session: Session, advert: Advert) -> None:
-    """Raise unless others can compute shared keys from an advert's keys; a key of small order allows none.
+    """Check that others can compute shared keys from an advert's keys (they cannot if one has small order).
 
     Raises:
         Refused: if they cannot.
@@ -285,7 +285,7 @@ def check_exchange(session: Session, advert: Advert) -> None:
 
 
 def signed_came(session: Session, came: Collection[int], agreed: Agreed) -> bool:
-    """Whether the signature confirms ``came``, the list of clients whose uploads came."""
+    """Return whether ``agreed`` is a valid signature of the list ``came`` by a client in this list."""
     content = session.came_label(came)
     return agreed.sender in came and _verified(session, agreed.sender, agreed.signature, content)
 
@@ -319,5 +319,5 @@ def _cipher(key: bytes) -> Any:
 
 
 def _nonce(label: bytes) -> bytes:
-    # A pair uses one key in both directions, so the nonce is made of the label, which names the sender.
+    # A pair uses one key in both directions; the label names the sender, so the nonces differ.
     return hashlib.sha256(label).digest()[:12]

@@ -1,4 +1,4 @@
-"""Class means of groups of clients, with which FedCOF works without seeing a single client's means."""
+"""Compute class means of groups of clients by secure sums, so that FedCOF sees no single client's means."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ def group_means(
     key: PRNGKey,
     **protocol: Any,
 ) -> Message:
-    """Make one message from many clients' class means, in which groups of clients take the place of clients.
+    """Make one message whose rows are class means of groups of clients, from the clients' class means.
 
     Clients are assigned at random to groups of ``size`` or more. Within a group, `secure_sum` adds the
     classes' counts and sums of features. So the server sees the mean of a group's examples of a class, but
     never a client's. A group's mean is over more examples, so the estimate of the covariance stays unbiased,
-    but it is made from fewer rows. A client sends C·(d + 1) words; in FedCOF alone it sends only the classes
+    but it is made from fewer rows. A client sends C·(d + 1) words; in plain FedCOF it sends only the classes
     that it has.
 
     Args:

@@ -16,14 +16,14 @@ from covfree.rounds.algorithm import Algorithm, ClientData, check_algorithm
 
 
 class _Numbers(NamedTuple):
-    """The ``params``: those of the algorithm, and the least number of holders of a class."""
+    """The new algorithm's ``params``: the original ones, and the least number of clients with a class."""
 
     own: Any
     holders: AnyArray
 
 
 class _State(NamedTuple):
-    """The server's state: that of the algorithm, and which classes are summed (None until it is known)."""
+    """The server's state: the original one, and which classes are summed (None before the count)."""
 
     own: Any
     common: AnyArray | None
@@ -69,14 +69,14 @@ def common_classes(algorithm: Algorithm, holders: int) -> Algorithm:
         result=bound(_result, result=algorithm.result),
         rounds=algorithm.rounds + 1,
         # Require the same clients in all rounds: if one left after the count, a class might have too few
-        # holders.
+        # clients.
         same_clients=True,
         report=None if algorithm.report is None else bound(_report, report=algorithm.report),
     )
 
 
 def nothing_left(params: Any, state: Any) -> str:
-    """Say that no class has enough holders; empty if some class has, or if holders are not counted."""
+    """Return an error text if no class has enough holders; "" if one has, or if holders are not counted."""
     if not isinstance(state, _State) or state.common is None or np.any(np.asarray(state.common)):
         return ""
     return f"no class is held by {int(params.holders)} clients or more: nothing is left to learn"
@@ -90,7 +90,7 @@ def _init(
 
 
 def _broadcast(numbers: _Numbers, state: _State, *, broadcast: Callable[..., Any]) -> Any:
-    """Broadcast the summed classes, with the algorithm's broadcast; None asks who holds which class."""
+    """Return which classes are summed, and the original broadcast; None asks clients for their classes."""
     return None if state.common is None else (state.common, broadcast(numbers.own, state.own))
 
 

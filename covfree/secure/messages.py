@@ -1,4 +1,4 @@
-"""The messages of a secure sum, and the settings that all its parties share."""
+"""Define the messages of a secure sum, and the settings on which all parties agree."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from covfree.core.checks import check_positive
 
 
 class Refused(ValueError):
-    """A message that a client or the server rejects; the text says why."""
+    """Raised if a client or the server rejects a message; the text says why."""
 
 
 def check_enough(name: str, clients: int) -> None:
-    """Raise unless a sum of so many clients' uploads hides each from the others."""
+    """Raise ValueError unless there are at least 3 clients, so that a sum hides uploads from clients too."""
     if clients < 3:
         raise ValueError(
             f"{name}: expected at least 3, as each of two learns the other's upload from the sum, "
@@ -72,7 +72,7 @@ class Session:
 
     @property
     def quorum(self) -> int:
-        """How many clients must sign the same list of uploads: ⌈n·t / k⌉ of n, which is more than half.
+        """The number of clients that must sign the same list of uploads: ⌈n·t / k⌉ of n, more than half.
 
         Two sets of this size overlap, and each client signs once, so a server cannot get signatures for two
         lists.
@@ -93,7 +93,7 @@ class Session:
         return sorted(int(order[(place + step) % len(numbers)]) for step in steps)
 
     def lacking(self, clients: Iterable[int], there: Collection[int]) -> list[int]:
-        """Return those of ``clients`` that have fewer than ``threshold`` neighbours in ``there``."""
+        """Return the members of ``clients`` with fewer than ``threshold`` neighbours in ``there``."""
         present = set(there)
         return [n for n in clients if len(present.intersection(self.neighbours_of(n))) < self.threshold]
 

@@ -1,4 +1,4 @@
-"""The server of a secure sum: it relays sealed shares, adds masked uploads, and removes the masks."""
+"""Run the server of a secure sum: relay encrypted shares, add masked uploads, and remove the masks."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Server:
         self._opened: dict[int, Opened] = {}
 
     def take_advert(self, advert: Advert) -> None:
-        """Step 1: take a client's public keys."""
+        """Step 1: check and store a client's public keys."""
         check_advert(self._session, advert)
         check_exchange(self._session, advert)
         self._once(advert.sender, self._adverts)
@@ -44,22 +44,22 @@ class Server:
 
     @property
     def adverts(self) -> list[Advert]:
-        """All adverts that were taken so far."""
+        """All adverts stored so far."""
         return list(self._adverts.values())
 
     @property
     def shared(self) -> frozenset[int]:
-        """The numbers of the clients whose shares were taken."""
+        """The numbers of the clients whose shares are stored."""
         return frozenset(self._shared)
 
     def adverts_for(self, client: int) -> list[Advert]:
-        """The adverts of a client's neighbours."""
+        """Return the adverts of a client's neighbours."""
         return [
             self._adverts[other] for other in self._session.neighbours_of(client) if other in self._adverts
         ]
 
     def take_shares(self, client: int, sealed: Iterable[Sealed]) -> None:
-        """Step 2: take a client's shares for its neighbours."""
+        """Step 2: check and store a client's encrypted shares for its neighbours."""
         boxes = list(sealed)
         self._known(client, self._adverts, "advertised")
         self._once(client, self._shared)
@@ -72,11 +72,11 @@ class Server:
             self._boxes[each.receiver].append(each)
 
     def shares_for(self, client: int) -> list[Sealed]:
-        """The shares that a client's neighbours have sent it."""
+        """Return the encrypted shares that a client's neighbours have sent it."""
         return self._boxes[client]
 
     def take_upload(self, masked: Masked) -> None:
-        """Step 3: add a masked upload."""
+        """Step 3: check a masked upload and add it to the sum."""
         self._known(masked.sender, self._shared, "shared")
         self._once(masked.sender, self._uploads)
         words = np.asarray(masked.words)
@@ -96,7 +96,7 @@ class Server:
         return sorted(self._uploads)
 
     def take_agreed(self, agreed: Agreed) -> None:
-        """Step 4: take a client's signature of the list `came`."""
+        """Step 4: check and store a client's signature of the list `came`."""
         self._known(agreed.sender, self._uploads, "sent its upload")
         self._once(agreed.sender, self._agreed)
         if not signed_came(self._session, self._uploads, agreed):
@@ -105,11 +105,11 @@ class Server:
 
     @property
     def agreed(self) -> list[Agreed]:
-        """All signatures taken so far, for step 5."""
+        """All signatures stored so far, for step 5."""
         return list(self._agreed.values())
 
     def take_opened(self, opened: Opened) -> None:
-        """Step 5: take the shares that a client reveals."""
+        """Step 5: store the shares that a client reveals."""
         self._known(opened.sender, self._agreed, "agreed")
         self._once(opened.sender, self._opened)
         self._opened[opened.sender] = opened
@@ -145,7 +145,7 @@ class Server:
         return total
 
     def _rebuilt(self, client: int, own: Mapping[int, bytes], fits: Callable[[int, bytes], bool]) -> bytes:
-        """Rebuild a client's secret from t shares; pass over one false share if there are more than t."""
+        """Rebuild a client's secret from t of its shares; if more than t came, one may be false."""
         least = self._session.threshold
         if len(own) < least:
             raise Refused(f"shares: expected at least {least} of client {client}, got {len(own)}")

@@ -1,4 +1,4 @@
-"""Secure sums in one process: of any uploads that add up, and of all rounds of an algorithm."""
+"""Simulate secure sums in one process, of given uploads or of all rounds of an algorithm."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ T = TypeVar("T")
 
 
 class Summed(NamedTuple):
-    """A secure sum.
+    """The result of `secure_sum`.
 
     Attributes:
         total: the sum of the uploads that came, with the structure of an upload.
@@ -199,7 +199,7 @@ def run_securely(
 
 
 def _form(upload: Any) -> Any:
-    """Return what all uploads have in common: structure, shapes and data types."""
+    """Return an upload's structure, shapes and data types, which must be the same for all clients."""
     leaves, structure = jax.tree.flatten(upload)
     return structure, *((np.shape(leaf), str(np.asarray(leaf).dtype)) for leaf in leaves)
 
@@ -226,7 +226,7 @@ def _own_data(federation: Federation) -> dict[int, ClientData]:
 
 
 def _each(clients: Iterable[int], step: Callable[[int], T]) -> dict[int, T]:
-    """Return each client's answer; a client that refuses counts as gone."""
+    """Call ``step`` for each client; return the answers by client, without clients that raise `Refused`."""
     answers = {}
     for client in clients:
         with suppress(Refused):

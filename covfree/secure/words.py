@@ -1,4 +1,4 @@
-"""Encoding numbers as integers modulo 2⁶⁴ ("words"), whose sums are exact, and the masks that hide them."""
+"""Encode numbers as integers modulo 2⁶⁴ ("words"), whose sums are exact, and make masks that hide them."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from covfree.core.checks import check_above_zero, check_positive
 from covfree.core.optional import optional
 
 Words = UInt64[np.ndarray, " words"]
-# Bits of the largest sum. So it stays below half of the 2⁶⁴ words; the other half is for negative numbers.
+# Bits of the largest sum: it stays below half of the 2⁶⁴ words, as the other half is for negative numbers.
 _ROOM = 62
 
 
 @runtime_checkable
 class Encoding(Protocol):
-    """How an upload's numbers become words, and a sum of words becomes numbers; perhaps with noise."""
+    """Converts an upload's numbers to words, and a sum of words back to numbers; it may add noise."""
 
     @property
     def num_clients(self) -> int:
@@ -35,7 +35,7 @@ class Encoding(Protocol):
 
     @property
     def rounds(self) -> int | None:
-        """The largest number of rounds for which it may be used; None for any number."""
+        """The largest number of rounds for which the encoding may be used; None for any number."""
         ...
 
     def encode(self, upload: Any) -> Words:
@@ -74,17 +74,17 @@ class FixedPoint:
 
     @property
     def least(self) -> int:
-        """2, as a sum of one upload would be that upload."""
+        """The least number of clients in a sum: 2, as a sum of one upload would reveal it."""
         return 2
 
     @property
     def rounds(self) -> None:
-        """None: it can be used for any number of rounds."""
+        """None, as the encoding can be used for any number of rounds."""
         return None
 
     @property
     def bits(self) -> int:
-        """The number of bits behind the binary point."""
+        """The number of bits after the binary point."""
         return _ROOM - math.ceil(math.log2(self.num_clients)) - math.ceil(math.log2(self.bound))
 
     def encode(self, upload: Any) -> Words:

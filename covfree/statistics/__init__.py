@@ -1,4 +1,4 @@
-"""The client's side: statistics of examples."""
+"""Compute the statistics that a client sends, from its examples."""
 
 from covfree.statistics.covariances import class_covariances as class_covariances
 from covfree.statistics.gram import GramStatistics as GramStatistics

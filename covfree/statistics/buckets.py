@@ -1,4 +1,4 @@
-"""A feature map to one-hot tables of bucketed features, and the buckets' thresholds."""
+"""Map features to one-hot tables of their buckets (SAFLe), and compute the buckets' thresholds."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from covfree.core.keys import derive
 from covfree.core.types import AnyArray, Scalar, at_once
 from covfree.statistics.feature_maps import accurate
 
-# The largest table of buckets has 2²⁰ entries.
+# The largest group size G; a table then has 2²⁰ entries.
 MOST_BITS = 20
 
 
@@ -69,12 +69,12 @@ class BucketFeatures:
 def bucket_features(
     thresholds: Float[AnyArray, "dim buckets"], group_size: int = 3, *, seed: Scalar = 0
 ) -> BucketFeatures:
-    """Make the map to one-hot tables of groups of buckets, as in SAFLe; a linear head on it is nonlinear.
+    """Make SAFLe's feature map to one-hot tables; a linear head on the map is nonlinear in the features.
 
     Feature j has a bit {x_j > t_jl} for each of its L thresholds. The d·L bits are permuted and cut into
     groups of G. The bits of a group are the digits of a number below 2ᴳ, which is encoded as a one-hot
     vector. So a linear head on the D = ⌈d·L/G⌉·2ᴳ mapped features is a sum of tables, and each table can be
-    any function of its G bits. The derivative by the features is 0.
+    any function of its G bits. The derivative with respect to the features is 0.
 
     Args:
         thresholds: t_jl, the same for all parties; `gaussian_thresholds` computes them from sums.
@@ -112,7 +112,7 @@ def gaussian_thresholds(
     *,
     centre: Float[AnyArray, " dim"] | None = None,
 ) -> Float[Array, "dim num_buckets"]:
-    """Compute thresholds of each feature from sums over all examples: the quantiles of a Gaussian.
+    """Compute thresholds of each feature, the quantiles of a Gaussian, from sums over all examples.
 
     t_jl = m_j + s_j Φ⁻¹(l/(L + 1)), with the features' means m and standard deviations s. Clients send n, Σ(x
     − c) and Σ(x − c)², which are 2·d + 1 numbers that add up. In float32, s has a relative error of about

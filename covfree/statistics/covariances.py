@@ -1,4 +1,4 @@
-"""Class covariances of one client, as FedCOF's oracle and CCVR send them."""
+"""Compute the class covariances that a client of FedCOF's oracle or CCVR sends."""
 
 from __future__ import annotations
 

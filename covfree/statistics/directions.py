@@ -1,4 +1,4 @@
-"""The leading singular vectors of a client's examples, either raw or centred on its class means."""
+"""Compute the leading singular vectors of a client's examples, raw or centred on its class means."""
 
 from __future__ import annotations
 
@@ -32,19 +32,19 @@ def directed_rows(
 ) -> Rows:
     """Compute all clients' class means, as `client_rows` does, followed by their residual directions.
 
-    Let R hold a client's residuals f_i − μ_{y_i} as rows, with singular values s_1 ≥ s_2 ≥ … and right
+    Let the rows of R be a client's residuals f_i − μ_{y_i}, with singular values s_1 ≥ s_2 ≥ … and right
     vectors v_j. Direction j is s_j v_j, with the sign that makes its largest entry positive. Of all matrices
     of rank q, Σ_{j ≤ q} s_j² v_j v_jᵀ is nearest to the scatter RᵀR, and never exceeds it. With all a_k = Σ_c
     (n_c − 1) directions it equals RᵀR. Directions reveal more about examples than their number suggests: if a
     client has two examples of a class, their mean and a direction determine both, up to their order.
 
     A direction is a row with ``sketch`` set, label −2 and the mean s_j v_j. A client sends min(q, a_k, d)
-    directions; the other rows are padding. The count of a direction is its degrees of freedom: 1, or if q ≥
-    d, when the directions are the whole scatter, its share of a_k.
+    directions; the other rows are padding. The count of a direction is its degrees of freedom: 1, or an equal
+    share of a_k if q ≥ d, as the directions are then the whole scatter.
 
     If not centred, the directions are those of the examples F themselves, with n_k instead of a_k. Then Σ_{j
-    ≤ q} s_j² v_j v_jᵀ is the matrix of rank q that is nearest to F Fᵀ. The size of the rest, Σ_{j > q} s_j⁴ /
-    Σ_{j > q} s_j², is the ``covariance`` of the client's first direction; that of all other rows is 0.
+    ≤ q} s_j² v_j v_jᵀ is the matrix of rank q that is nearest to F Fᵀ. The ``covariance`` of the client's
+    first direction is Σ_{j > q} s_j⁴ / Σ_{j > q} s_j², the size of the part left out; other rows have 0.
 
     Clients are computed one after another. Each costs a product of size n·d·s and an ``eigh`` of size s, with
     n = ``client_size`` and s = min(n, d), however few examples it has.
@@ -125,7 +125,7 @@ def _of_clients(
 def _leading(
     residual: Float[Array, "examples dim"], number: int, degrees: Integer[Array, ""]
 ) -> tuple[Float[Array, "directions dim"], Float[Array, ""]]:
-    """Return rows s_j v_j of the largest singular values, 0 past the degrees; and the rest's Σ s_j⁴ / Σ s_j².
+    """Return the leading s_j v_j (0 for j > ``degrees``), and Σ s_j⁴ / Σ s_j² over the s_j left out.
 
     They are computed from the smaller of R Rᵀ and RᵀR.
     """

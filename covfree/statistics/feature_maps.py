@@ -23,7 +23,7 @@ from covfree.core.types import AnyArray, Scalar, accumulation_dtype, as_features
 
 @runtime_checkable
 class FeatureMap(Protocol):
-    """A map of features, a pytree whose leaves are its numbers."""
+    """A callable pytree that maps feature vectors to others; its leaves are the map's parameters."""
 
     @property
     def num_features(self) -> int:
@@ -41,7 +41,7 @@ class FourierFeatures:
     """z(x) = √(2/D) cos(Ωᵀ x/σ + b); see `fourier_features`.
 
     Attributes:
-        sigma: σ; it can be replaced, swept with ``vmap`` or differentiated by, with Ω and b unchanged.
+        sigma: σ, which may be replaced, swept with ``vmap`` or differentiated; Ω and b do not depend on it.
         seed: the seed of Ω, standard normal, and b, uniform on [0, 2π).
         num_features: D.
         unit: whether features are first scaled to norm 1.
@@ -162,7 +162,7 @@ def relu_features(num_features: int, *, seed: int = 0) -> ReluFeatures:
 
     z(x)ᵀ z(y) is unbiased for k(x, y) = ‖x‖ ‖y‖ (sin θ + (π − θ) cos θ)/π with θ the angle between x and y,
     so that k(x, x) = ‖x‖². Its standard deviation is at most √(5/D) ‖x‖ ‖y‖, reached at θ = 0. There is no
-    width to choose: scaling the features scales the map.
+    bandwidth to choose, as scaling the features scales the map.
 
     Args:
         num_features: D, the number of mapped features.
@@ -194,7 +194,7 @@ def to_norm_one(features: Float[Array, "*batch dim"]) -> Float[Array, "*batch di
 
 
 def accurate(features: Float[AnyArray, "*batch dim"]) -> Float[Array, "*batch dim"]:
-    """Convert features to at least float32, the precision of maps."""
+    """Convert features to float32, or to float64 if they are float64."""
     return jnp.asarray(features, accumulation_dtype(features))
 
 

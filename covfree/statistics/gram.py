@@ -1,4 +1,4 @@
-"""The Gram matrix and class sums of one client, as Fed3R sends them."""
+"""Compute the Gram matrix and class sums that a client of Fed3R sends."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Assigning examples to groups, and to random subsets of groups, by sorting alone."""
+"""Assign examples to groups, and to random subsets of groups, by sorting."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def subset_groups(
     *,
     subset_size: int = 2,
 ) -> tuple[Integer[Array, " examples"], Integer[Array, " examples"]]:
-    """Cut groups of examples into random subsets; the examples of a group share all ``keys``.
+    """Cut groups of examples into random subsets. A group is all examples with equal ``keys``.
 
     A group of m examples is cut into min(num_subsets, ⌊m/subset_size⌋) subsets, at least one, with sizes that
     differ by at most 1. So each subset has at least ``subset_size`` examples, unless the group has fewer
@@ -49,7 +49,7 @@ def subset_groups(
 def _subset_groups(
     keys: tuple[Array, ...], kept: Array, num_subsets: Any, key: PRNGKey | None, subset_size: Any
 ) -> tuple[Array, Array]:
-    """`subset_groups` of at least one example; one compilation serves all values of the two sizes."""
+    """Compute `subset_groups`; one compilation serves all values of ``num_subsets`` and ``subset_size``."""
     n = kept.shape[0]
     index = jnp.arange(n, dtype=jnp.int32)
     draw = () if key is None else (jax.random.bits(key, (n,), jnp.uint32),)
@@ -80,7 +80,7 @@ def _subset_groups(
 
 
 def check_one_client(features: Any, labels: Any, num_classes: int, *_: Any, **__: Any) -> None:
-    """Raise unless the arguments begin with one client's features and labels, and C."""
+    """Raise ValueError or TypeError unless features, labels and C are those of one client."""
     if np.ndim(features) == 3:
         raise ValueError(
             f"features: expected shape [examples, dim] of one client, got {list(np.shape(features))}; "

@@ -1,4 +1,4 @@
-"""A share of examples that clients keep aside, chosen by a hash of the examples' own features."""
+"""Choose a share of examples that clients keep aside, by a hash of each example's features."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from jaxtyping import Array, Bool, Float
 from covfree.core.checks import check_share
 from covfree.core.types import AnyArray
 
-# Bits of the hashes.
+# The hash's leading bits that are compared with the share.
 _BITS = 24
-# Even, so that its xor with an odd position is never 0.
+# Makes a second multiplier from each column's, by xor. Even, so that the result with an odd one is never 0.
 _LOWER = 0x5BD1E994
 
 
@@ -47,13 +47,13 @@ def kept_aside(features: Float[AnyArray, "examples dim"], share: float) -> Bool[
 
 
 def check_keep(keep: float) -> None:
-    """Raise unless ``keep`` is a share by which `kept_aside` keeps some examples, and not all."""
+    """Raise ValueError if `kept_aside` with the share ``keep`` would choose no example, or every one."""
     if not 0 < threshold(check_share("keep", keep)) < threshold(1):
         raise ValueError(f"keep: expected a share that keeps some examples and not all, got {keep!r}")
 
 
 def threshold(share: float) -> int:
-    """Return the hash below which examples are kept aside, in `_BITS` bits."""
+    """Return share·2²⁴, rounded: examples with a 24-bit hash below it are kept aside."""
     return round(share * 2**_BITS)
 
 

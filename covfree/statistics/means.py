@@ -1,4 +1,4 @@
-"""Class means of one client, as FedNCM and FedCOF send them."""
+"""Compute the class means that a client of FedNCM or FedCOF sends."""
 
 from __future__ import annotations
 
@@ -52,11 +52,11 @@ def subset_class_means(
     *,
     key: PRNGKey,
 ) -> tuple[Float[Array, "classes subsets dim"], Integer[Array, "classes subsets"]]:
-    """Compute means of disjoint random subsets of each class, for one client: more rows from few clients.
+    """Compute the means of disjoint random subsets of each class, for one client.
 
     A class of n_kc examples gives min(num_subsets, ⌊n_kc/2⌋) means, at least one; the subsets' sizes differ
-    by at most 1. So each subset has at least 2 examples, unless the client has only one example of the class.
-    (The mean of one example would reveal it.)
+    by at most 1. So few clients give many rows, and each subset has at least 2 examples, unless the client
+    has only one example of the class. (The mean of one example would reveal it.)
 
     Args:
         features: features of the client's examples.

@@ -1,4 +1,4 @@
-"""The steps that fit a Gaussian mixture, on features that are centred and scaled to unit variance."""
+"""Compute the steps that fit a Gaussian mixture to features that are centred and scaled to unit variance."""
 
 from __future__ import annotations
 
@@ -46,12 +46,12 @@ class Mixture(NamedTuple):
 def nearest_seeds(
     values: Float[Array, "examples dim"], kept: Bool[Array, " examples"], num_components: int, key: PRNGKey
 ) -> Integer[Array, " examples"]:
-    """Draw seeds among the examples by greedy k-means++; return the index of the seed nearest to each.
+    """Draw seeds among the examples by greedy k-means++; return the nearest seed's number for each example.
 
-    Of a few examples, drawn with chances proportional to the squared distance from the seeds so far, the
-    one that leaves the least sum of squared distances becomes the next seed.
+    For each seed, a few examples are drawn with probability proportional to the squared distance from the
+    nearest earlier seed. The one that leaves the least sum of squared distances becomes the seed.
     """
-    # As many as scikit-learn draws.
+    # scikit-learn draws the same number of candidates.
     num_draws = 2 + int(math.log(num_components))
     most = kept.sum(dtype=jnp.int32) // 2
 
@@ -86,7 +86,7 @@ def maximise(
     count: Float[Array, ""],
     covariance: Structure,
 ) -> Mixture:
-    """Fit the mixture of maximal likelihood to each example's shares in the components (the M step of EM)."""
+    """Compute the mixture from each example's shares in the components: the M step of EM."""
     size = share.sum(0)
     used = size > 0
     divisor = jnp.where(used, size, 1)
@@ -115,7 +115,7 @@ def maximise(
 def log_densities(
     values: Float[Array, "examples dim"], mixture: Mixture, covariance: Structure
 ) -> Float[Array, "examples components"]:
-    """Compute log (weight · density) of each example and component, up to a constant; −∞ if it is unused."""
+    """Compute log (weight · density) of each example and component, up to a constant; −∞ if unused."""
     used = mixture.weight > 0
     dim = values.shape[1]
     if covariance == "full":

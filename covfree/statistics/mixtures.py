@@ -1,4 +1,4 @@
-"""Gaussian mixtures of a client's classes: what CCVR (one component) and FedPFT send."""
+"""Fit Gaussian mixtures to a client's classes, as FedPFT sends them."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from covfree.statistics.rows import pair_sizes
 # EM ends when a step improves the log-likelihood by less than this, for each example and feature: a few times
 # the rounding of float32.
 _GAIN = 1e-6
-# Numbers that a batch of groups may hold: 64 MiB in float32.
+# The most array entries that the computation of a batch of groups may need: 64 MiB in float32.
 _BATCH_NUMBERS = 2**24
 
 
@@ -244,7 +244,7 @@ def _fit_groups(
     within = jnp.arange(group_size, dtype=jnp.int32)
     key = derive(key, "mixtures")
     label, client = owners
-    # Empty groups draw too, with keys that no real group has.
+    # Empty groups draw random numbers too, with keys that no real group has.
     client = jnp.where(size > 0, client, -1 - jnp.arange(len(size), dtype=client.dtype))
 
     def one_group(operand: tuple[jax.Array, ...]) -> Mixture:

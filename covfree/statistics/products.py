@@ -1,4 +1,4 @@
-"""The product of a client's scatter with a few directions, without the d × d matrix."""
+"""Multiply a client's scatter by a few directions without forming the d × d matrix."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Residuals about clients' class means: how many each client has, and rows made from them."""
+"""Compute residuals about clients' class means, and append vectors made from them to rows."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def senders_of(
     num_clients: int,
     client_size: int | None = None,
 ) -> Senders:
-    """Number the clients of examples that were assigned to rows."""
+    """Number the clients from 0, and count each one's examples and degrees of freedom (`Senders`)."""
     check_positive("num_clients", num_clients)
     kept, num_rows = row >= 0, len(means.count)
     owner, _ = subset_groups((clients,), kept, 1, None)
@@ -76,7 +76,7 @@ def with_vectors(
     count: Integer[Array, "clients vectors"],
     label: int,
 ) -> Rows:
-    """Append each client's vectors to the class means, as rows without a class; padding if the count is 0."""
+    """Append clients' vectors to the class means as rows with ``sketch`` set; padding if the count is 0."""
     count = count.reshape(-1)
     labels = jnp.where(count > 0, label, -1).astype(jnp.int32)
     return Rows(
@@ -93,7 +93,7 @@ def residuals(
     means: Float[Array, "groups dim"],
     group: Integer[Array, " examples"],
 ) -> Float[Array, "examples dim"]:
-    """Subtract each example's group mean; 0 for padding (group past the end), which may hold NaN."""
+    """Subtract its group's mean from each example. Padding (a group number past the end) becomes 0."""
     kept = (group < means.shape[0])[:, None]
     centre = means.at[group].get(mode="fill", fill_value=0)
     return deviations(jnp.where(kept, features, 0).astype(accumulation_dtype(features)), centre)

@@ -1,4 +1,4 @@
-"""Rows of a whole federation at once, from flat arrays; no array is [clients, classes, dim]."""
+"""Compute the rows of all clients at once, from flat arrays; no array is [clients, classes, dim]."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ CovarianceType: TypeAlias = Literal["diagonal", "spherical"]
 
 
 def check_subsets(num_subsets: int | None, subset_size: int) -> None:
-    """Raise unless the largest number of subsets and their smallest size are valid."""
+    """Raise ValueError unless both sizes are at least 1; ``num_subsets`` may be None."""
     if num_subsets is not None:
         check_positive("num_subsets", num_subsets)
     check_positive("subset_size", subset_size)
@@ -56,7 +56,7 @@ def pair_sizes(
 def client_pairs(
     labels: Integer[np.ndarray, " examples"], clients: Integer[np.ndarray, " examples"]
 ) -> tuple[Integer[np.ndarray, " pairs"], Integer[np.ndarray, " pairs"]]:
-    """Return the client of each pair of `pair_sizes`, and the pair's size."""
+    """Return the client of each client-class pair and its examples n_kc, ordered by client and class."""
     labels, clients = np.asarray(labels), np.asarray(clients)
     check_int32("labels", labels)
     if not fits_int32(clients):
@@ -173,12 +173,12 @@ def rows_of(
 def _rows_of(
     features: Array, labels: Array, clients: Array, row: Array, num_rows: int, covariance: str | None
 ) -> Rows:
-    """`rows_of` without checks."""
+    """Compute `rows_of` without checking that ``num_rows`` suffices."""
     means, counts = mean_groups(features, row, num_rows)
     examples = row.shape[0]
     slot = jnp.where((row >= 0) & (row < num_rows), row, num_rows)
-    # The first example of each row (past the end for an empty row). XLA merges this with that of
-    # `mean_groups`.
+    # The first example of each row (past the end for an empty row). XLA merges this with the same computation
+    # in `mean_groups`.
     first = jax.ops.segment_min(jnp.arange(examples, dtype=jnp.int32), slot, num_rows)
 
     def of_row(values: jax.Array) -> jax.Array:

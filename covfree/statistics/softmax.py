@@ -1,4 +1,4 @@
-"""Sums of a classifier's softmax loss over examples: with its gradient, or at several temperatures."""
+"""Sum a classifier's softmax loss over examples, with its gradient or at several temperatures."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from covfree.statistics.groups import as_examples
 
 
 class SoftmaxSums(NamedTuple):
-    """The loss and its gradient, summed over examples; they add up over clients.
+    """The loss and its gradient, summed over examples; the sums of clients add up.
 
     Attributes:
         loss: Σ_i n_i (log Σ_c exp s_ic − s_iy).
-        slope: the derivative of ``loss`` by W and a in s_i = … + Wᵀ(x_i − m) + a; the last row is that by a.
+        slope: the derivative by W and, in the last row, a, if Wᵀ(x_i − m) + a is added to the scores.
         number: Σ_i n_i, the examples behind the sums.
     """
 
@@ -30,7 +30,7 @@ class SoftmaxSums(NamedTuple):
 
 
 class ScaledLosses(NamedTuple):
-    """The loss at several temperatures, summed over examples; they add up over clients.
+    """The loss of scores multiplied by several β, summed over examples; the sums of clients add up.
 
     Attributes:
         loss: Σ_i n_i (log Σ_c exp βs_ic − βs_iy), for each β.
@@ -49,7 +49,7 @@ def softmax_sums(
     centre: Float[Array, " dim"],
     num_classes: int,
 ) -> SoftmaxSums:
-    """Sum a classifier's cross-entropy, and its derivative by a linear term that is added to the scores.
+    """Sum a classifier's cross-entropy, and its gradient for a linear term that is added to the scores.
 
     Beside the scores this costs 2·n·d·C operations, and memory for one part of the examples.
 

@@ -1,4 +1,4 @@
-"""Sums of one client's features and targets for ridge regression: Fed3R's, with targets for labels."""
+"""Sum one client's features and targets for ridge regression: Fed3R with any targets instead of labels."""
 
 from __future__ import annotations
 

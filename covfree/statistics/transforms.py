@@ -1,6 +1,6 @@
-"""Transforms of the rows that a client sends; one of them adds noise to counts.
+"""Transform the rows that a client sends, such as by noise on their counts.
 
-That noise blurs counts; it is no differential privacy.
+The noise on counts gives no differential privacy.
 """
 
 from __future__ import annotations
@@ -35,14 +35,15 @@ class Transform:
     apply: Callable[[Scalar, Rows, jax.Array], Rows] = field(metadata={"static": True})
 
     def __call__(self, rows: Rows, *, key: PRNGKey) -> Rows:
-        """Transform the rows."""
+        """Return the transformed rows."""
         return self.apply(self.strength, rows, key)
 
 
 CountNoise: TypeAlias = Literal["uniform", "gaussian", "laplace"]
 
 
-# For each kind of noise: the standard draw, and its scale as a function of counts n and ε.
+# For each kind of noise: a function that draws standard noise, and the scale by which the noise is
+# multiplied, as a function of counts n and ε.
 _LAWS: dict[str, tuple[Callable[..., jax.Array], Callable[..., Any]]] = {
     "uniform": (partial(jax.random.uniform, minval=-1.0, maxval=1.0), lambda n, epsilon: (1 - epsilon) * n),
     "gaussian": (jax.random.normal, lambda n, epsilon: 1 / jnp.sqrt(epsilon)),

@@ -1,4 +1,4 @@
-"""Shrinkage that needs no tuning, all of it behind `automatic`."""
+"""Choose shrinkage without tuning: the rule `automatic`, and the sample of clients that it uses."""
 
 from covfree.estimators.automatic.rule import automatic as automatic
 from covfree.estimators.automatic.rule import is_automatic as is_automatic

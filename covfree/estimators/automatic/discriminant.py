@@ -1,4 +1,4 @@
-"""The error of linear discriminant analysis for many shrinkage strengths, from one eigendecomposition."""
+"""Predict the margins of linear discriminant analysis for many γ, from one eigendecomposition."""
 
 from __future__ import annotations
 
@@ -36,9 +36,9 @@ class Basis(NamedTuple):
     Attributes:
         values: eigenvalues, without the floor.
         floor: the multiple of the identity that the covariance contains.
-        means: class means about the grand mean; 0 for an absent class.
+        means: coordinates of the class means about the grand mean; 0 for an absent class.
         outside: the part of the means' inner products outside the basis.
-        vectors: the offsets' directions z_j, which lie in the basis.
+        vectors: coordinates of the offsets' directions z_j (see `Offsets`), which lie in the basis.
         dim: d, the dimension of the features.
     """
 
@@ -106,14 +106,14 @@ def predicted_margins(
     spectrum = values + floor
 
     def products(rows: jax.Array, weights: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """Σ_s w_s a_ls² and Σ_s w_s a_is a_ls, for rows a and each of several weight vectors w."""
+        """Return Σ_s w_s a_ls² and Σ_s w_s a_is a_ls for rows a_l, chosen classes i and each weights w."""
         left = rows[chosen][None, :, :] * weights[:, None, :]
         size = weights.shape[0] * chosen.shape[0]
         cross = product(left.reshape(size, rows.shape[1]), rows.T)
         return product(weights, jnp.square(rows).T), cross.reshape(*left.shape[:2], rows.shape[0])
 
     def apart(own: jax.Array, cross: jax.Array) -> jax.Array:
-        """Σ_s w_s (a_is − a_ls)², at least 0 despite rounding."""
+        """Return Σ_s w_s (a_is − a_ls)² from the sums of `products`; at least 0 despite rounding."""
         return jnp.maximum(own[:, chosen, None] + own[:, None, :] - 2 * cross, 0)
 
     def one_candidate(gamma: jax.Array) -> tuple[jax.Array, jax.Array]:

@@ -1,4 +1,4 @@
-"""Clients' offsets, estimated from sums by client: a two-way layout of classes and clients."""
+"""Estimate clients' offsets of the features from sums by client: a two-way layout of classes and clients."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ from covfree.estimators.scatter import Freedom
 _LEAST_STRENGTH = 1e-3
 # Offsets are separated only if at least this share of the degrees of freedom lies within clients.
 _LEAST_WITHIN = 0.25
-# Candidates of tr Δ/tr Σ, 15 % apart, from no offsets to overwhelming ones.
+# Candidates of tr Δ/tr Σ (covariance of offsets over that within clients), 15 % apart, from 0 to 10⁴.
 _RATIOS = np.concatenate([[0.0], np.logspace(-3, 4, 113)])
 
-# Values of twice the log-likelihood that differ by less count as equal.
+# Values of twice the log-likelihood count as equal if they differ by less than this.
 _TOLD = 0.01
 # The sample counts as complete if the clients outside it weigh at most this share.
 _NEGLIGIBLE = 1e-4
@@ -47,9 +47,9 @@ class ClientSums(NamedTuple):
 class Offsets(NamedTuple):
     """The covariance Σ̂ = Σ_r y_r y_rᵀ split into Σ_j z_j z_jᵀ and a remainder; see `offsets_of`.
 
-    Here z_j = √λ_j δ_j + noise of covariance c Σ. The δ_j are independent, each distributed as one client's
-    offset. The remainder contains no offsets, except in directions too weak to separate. The noise of the two
-    parts is independent if classes have equal weight, and uncorrelated on average otherwise.
+    Here z_j = √λ_j δ_j + noise of covariance c Σ. The δ_j are independent, each with the covariance Δ of one
+    client's offset. The remainder contains no offsets, except in directions too weak to separate. The noise
+    of the two parts is independent if classes have equal weight, and uncorrelated on average otherwise.
 
     Attributes:
         strength: λ_j; 0 if Σ̂ does not contain δ_j.
@@ -81,7 +81,7 @@ class Offsets(NamedTuple):
 def client_sums(
     factor: Float[Array, "rows dim"], rows: Rows, moments: Moments, class_weight: Float[Array, " classes"]
 ) -> ClientSums:
-    """Compute the sums of some rows, from their factor y_r = √(w_c n_r) (x_r − μ_c)."""
+    """Compute the `ClientSums` of rows from their ``factor`` y_r = √(w_c n_r) (x_r − μ_c)."""
     client = row_clients(rows)
     num_classes = class_weight.shape[0]
     valid = valid_rows(rows, num_classes)
@@ -98,7 +98,7 @@ def client_sums(
 
 
 def no_offsets(moments: Moments, freedom: Freedom) -> Offsets:
-    """Return offsets of strength 0: all rows count as independent."""
+    """Return `Offsets` without directions, with which all rows count as independent."""
     dtype, (num_classes, dim) = freedom.weight.dtype, moments.total.shape
     zero = jnp.zeros((), dtype)
     return Offsets(
@@ -184,7 +184,7 @@ def _ratio(
     level: Float[Array, ""],
     weight: Float[Array, " classes"],
 ) -> tuple[Float[Array, ""], Float[Array, ""]]:
-    """Estimate ρ and σ² by maximum likelihood, from ‖z_j‖²/d and tr(Σ̂)/d."""
+    """Estimate ρ = tr Δ/tr Σ and tr(Σ)/d by maximum likelihood, from ‖z_j‖²/d and tr(Σ̂)/d."""
     used, holders, tiny = offsets.strength > 0, offsets.unseen > 0, jnp.finfo(level.dtype).tiny
     unseen = offsets.copies * holders.sum(dtype=level.dtype)
     degrees = offsets.degrees.sum() + unseen

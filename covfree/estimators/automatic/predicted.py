@@ -1,4 +1,4 @@
-"""The test error of a linear head, predicted without examples."""
+"""Predict the test error of a linear head from Gaussian margins, without examples."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ _NODES, _WEIGHTS = np.polynomial.hermite.hermgauss(16)
 
 
 class Margins(NamedTuple):
-    """Margins of test examples of some classes over all classes, for several γ.
+    """Margins for several γ: the score of a test example's own class minus that of another class.
 
     Attributes:
         mean: the mean margin, without the term from class frequencies.
         variance: the margin's variance.
-        odds: the log-odds of the class against each other class, from class frequencies.
+        odds: the log-odds of the own class against each other class, from class frequencies.
         rival: whether the other class may be predicted.
         share: the share of all examples that the class represents.
     """
@@ -40,7 +40,7 @@ class Margins(NamedTuple):
 def sampled_classes(
     moments: Moments,
 ) -> tuple[Integer[Array, " chosen"], Float[Array, " chosen"]]:
-    """Sample classes; also return the share of the examples that each sampled class represents.
+    """Choose classes; return their numbers, and the share of all examples that each one represents.
 
     Up to 128 classes are all taken. Of more, 128 are drawn by systematic sampling in proportion to examples.
     """

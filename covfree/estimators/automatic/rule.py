@@ -1,4 +1,4 @@
-"""The automatic shrinkage: the error of linear discriminant analysis is predicted from sums alone."""
+"""Choose the shrinkage from predictions of linear discriminant analysis's test error (`automatic`)."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def automatic() -> Shrinkage:
 
 
 def is_automatic(node: Any) -> bool:
-    """Whether a node of a pytree is the rule that `automatic` makes."""
+    """Return whether a node of a pytree is the rule that `automatic` makes."""
     return isinstance(node, Shrinkage) and node.rule is _automatic
 
 
@@ -79,7 +79,7 @@ def _automatic(
 
 
 class _Case(NamedTuple):
-    """The quantities from which the rule chooses.
+    """The quantities from which the rule chooses γ and s.
 
     Attributes:
         margins: the predicted margins for each candidate γ.

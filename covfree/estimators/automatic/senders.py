@@ -1,4 +1,4 @@
-"""Whose sums the automatic rule keeps: those of all clients, or of a fair sample."""
+"""Choose the clients whose sums the automatic rule keeps: all clients, or a fair sample of 256."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ from covfree.estimators.moments import row_clients
 SAMPLE = 256
 # Bits of the hash that orders clients with equal counts.
 BITS = 16
-# The position in each stretch, in 256ths, of the client that is drawn: evenly spread, in no order of clients.
+# Clients are cut into 256 stretches, and one client is drawn from each. This is its position in the stretch,
+# in 256ths; the positions are evenly spread and scrambled.
 _DRAWN = ((np.arange(SAMPLE) * 157) % SAMPLE).astype(np.int32)
 
 
@@ -31,7 +32,7 @@ def fair_numbers(rank: Any, senders: Any) -> Any:
 
 
 def _group_numbers(rank: Any, start: Any, end: Any, senders: Any, xp: Any) -> Any:
-    """Number each group: if k drawn ranks lie in start … end − 1, its first k clients are sampled."""
+    """Number clients by group: if k drawn ranks lie in start … end − 1, the first k get numbers below 256."""
     size = xp.maximum(senders, SAMPLE)
     length, more = size // SAMPLE, size % SAMPLE
     stretch = np.arange(SAMPLE, dtype=np.int32)
@@ -50,7 +51,7 @@ def mixed(x: Any) -> Any:
 
 
 def count_keys(count: Any, label: Any, xp: Any) -> Any:
-    """Compute each row's term of its client's key: ⌊n⌋·mix(label + 1) mod 2³².
+    """Compute each row's term ⌊n⌋·mix(label + 1) mod 2³² of the key by which clients are sorted.
 
     A client's key is the sum of its rows' terms. It is the same for class means, subset means and examples.
     """
@@ -118,7 +119,7 @@ def sample_numbers(keys: Any, projected: Any, senders: Any, xp: Any) -> Any:
 
 
 def _sums(values: Any, group: Any, xp: Any) -> Any:
-    """Sum the values of each group; as many rows as ``values``, with unused rows at the end."""
+    """Sum ``values`` by group number. The result has as many rows as ``values``; unused ones are 0."""
     if xp is jnp:
         return jax.ops.segment_sum(values, group, group.shape[0])
     total = np.zeros_like(values)
