@@ -82,7 +82,7 @@ def run(arguments: list[str], command: typer.Typer = app) -> int:
             raise
         message, code = _parser_message(error), getattr(error, "exit_code", 2)
         return _error(message, code) if message else code
-    # The parser turns an interrupt into this code silently.
+    # For an interrupt, the parser returns 130 without a message.
     return _error("interrupted", 130) if code == 130 else code or 0
 
 

@@ -40,7 +40,7 @@ def audit_command(
 ) -> None:
     """Attack the class sums that clients send: members, presence of classes, differences of sums.
 
-    One third of the examples is the federation; docs/privacy.md explains the table.
+    One third of the examples forms the federation; docs/privacy.md explains the table.
 
     Example:
       covfree audit --clients 20 --epsilon 1 --out out/audit

@@ -168,7 +168,7 @@ def compare_command(
 
 
 def _check_contracts(chosen: Mapping[str, Variant]) -> None:
-    """Raise unless methods that are not covfree's pass `covfree.testing.check_method`."""
+    """Raise ValueError unless all methods that are not covfree's pass `covfree.testing.check_method`."""
     # Imported here, as few commands check methods.
     from covfree.testing import check_method
 
@@ -194,7 +194,7 @@ def _spread(outlines: list[FeatureSet], *values: list[Any]) -> dict[str, Any]:
 
 
 def _check_places(name: str, source: Source, places: list[Federation]) -> None:
-    """Raise ValueError if a partition cannot be made, or there are several although the data has clients."""
+    """Raise ValueError if a partition cannot be made, or if data that names its clients gets several."""
     if source.outline.clients is not None and len(places) > 1:
         raise ValueError(
             f"--dataset: {name} has clients of its own; beside other data sets, whose clients are drawn, "

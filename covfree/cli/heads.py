@@ -147,7 +147,7 @@ def evaluate_command(
 ) -> None:
     """Measure a head on the test part: accuracy, also by class and client, likelihood, calibration.
 
-    Figures of clients need data that says whose its test examples are.
+    Figures by client need data that names the client of each test example.
 
     Example:
       covfree evaluate --head head.npz --dataset features.npz --confusion confusion.csv

@@ -72,7 +72,7 @@ def method_names(methods: str) -> list[str]:
 
 
 def split_names(text: str) -> list[str]:
-    """Split names at commas."""
+    """Split a text at commas into names, without spaces and empty names."""
     return [name.strip() for name in text.split(",") if name.strip()]
 
 
@@ -88,7 +88,7 @@ def names_of(option: str, text: str, known: Collection[str]) -> list[str]:
 
 
 def values_of(option: str, text: str, kind: Callable[[str], T], expected: str) -> list[T]:
-    """Parse values separated by commas by `kind`; raise ValueError if one repeats or cannot be parsed."""
+    """Convert values between commas by `kind`; raise ValueError if one repeats or cannot be converted."""
     parts, values = [each for each in text.split(",") if each.strip()], list[T]()
     wrong = text
     for wrong in parts:
@@ -176,7 +176,7 @@ _ARGUMENTS = {
 def federation_of(
     data: FeatureSet, clients: int | None, partition: str | None, alpha: float | None
 ) -> Federation:
-    """Make the federation that the options describe; options not given have their usual values.
+    """Make the federation that the options describe; an option that is None has its default.
 
     Raises:
         ValueError: if an option is given but the data names its clients; the message names the option.
@@ -209,8 +209,8 @@ def assigned(federation: Federation, data: FeatureSet, seed: int) -> np.ndarray:
     """Return the client of each training example.
 
     Raises:
-        ValueError: if the partition cannot be made, in which case it names the options, or if the data's own
-            clients hold no training example.
+        ValueError: if the partition cannot be made (the message names the options), or if none of the data's
+            own clients has a training example.
     """
     try:
         federation.check()

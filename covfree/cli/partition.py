@@ -34,7 +34,7 @@ def partition_command(
     seed: Annotated[int, typer.Option(help="Seed of the split and the partition.")] = 0,
     out: Out = None,
 ) -> None:
-    """Show how a partition spreads the training examples: sizes, classes per client, means per class.
+    """Show how a partition spreads the training examples: sizes, classes per client, clients per class.
 
     Example:
       covfree partition --clients 30 --alpha 0.5 --out partition

@@ -1,8 +1,8 @@
 """Writing features in a process that may be killed at any moment.
 
 Until all features are computed, a folder next to the file contains their bytes, and a small state file that
-says how many examples are finished. This is replaced atomically after each piece, so that a later process can
-continue.
+says how many examples are finished. The state file is replaced atomically after each piece, so that a later
+process can continue.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ class FeatureWriter:
             raise
 
     def append(self, features: np.ndarray, skipped: Mapping[int, str]) -> None:
-        """Write the next features to disk; once this returns, a kill does not lose them.
+        """Write the next features to disk; after this call, they survive a kill of the process.
 
         Args:
             features: [rows, d], the features of the next ``rows + len(skipped)`` examples, without those in

@@ -220,7 +220,7 @@ def decode_image(file: StrPath | BytesIO, name: str) -> Any:
 
 
 def is_damage(error: BaseException) -> bool:
-    """Return whether a file's content made reading fail, and not the system (such as a lost disk)."""
+    """Return whether an error comes from a file's content, and not from the system, such as a lost disk."""
     if isinstance(error, OSError):
         # In a damaged file, a reader may seek before the beginning or past the end: EINVAL, EOVERFLOW.
         return error.errno in (None, errno.EINVAL, errno.EOVERFLOW)

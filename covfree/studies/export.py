@@ -165,7 +165,7 @@ def _shape(session: Any, path: Path) -> tuple[int, ...]:
     batch, *sides = session.get_inputs()[0].shape
     if isinstance(batch, int):
         raise ValueError(f"network: expected a free batch size in {path}, got {batch}; export it with one")
-    # The free sides of an image. If three axes are free, the first is that of channels, as in `from_onnx`.
+    # If an image's first side is free and its last is not 3, the first counts channels, as in `from_onnx`.
     free = len(sides) == 3 and not isinstance(sides[0], int) and sides[2] != 3
     sides = [3, *sides[1:]] if free else sides
     return tuple(side if isinstance(side, int) else 224 for side in sides)

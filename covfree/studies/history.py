@@ -31,7 +31,7 @@ class History:
         self._first = self.records[-1]["round"]
 
     def __call__(self, rounds: list[Record]) -> bool:
-        """Add, write and report the new ones of the records since the last stage; return False (go on)."""
+        """Add the records in `rounds` that are new, write and report them; return False, as runs go on."""
         for record in rounds[self.records[-1]["round"] - self._first :]:
             number, flops = self._first + record["round"] + 1, float(self._flops[record["round"]])
             self.records.append({**record, "round": number, "flops": flops})

@@ -15,7 +15,7 @@ from covfree.methods import Method, registry
 
 # Packages register methods in this group of entry points: ``name = "package.module:function"``.
 GROUP = "covfree.methods"
-# The family of other methods: what their clients send is not known before they run.
+# The family of methods that are not covfree's: what their clients send is not known before they run.
 _FAMILY = "other"
 # Joins names of methods, one of which clients choose: ``fedcof-or-fedcof-student``.
 JOINT = "-or-"

@@ -41,7 +41,7 @@ def seen_in_training(data: FeatureSet, seed: int, origin: Mapping[str, Any]) -> 
     known = np.array([int(one, 16) for one in origin["hashes"]], np.uint64)
     looked_at = found = 0
     for hashes in _hashes(data.test_features):
-        # If the file has only the smallest hashes of a larger training part, compare none above the largest.
+        # If the file has only the smallest hashes of a larger training part, compare none above these.
         seen = hashes[hashes <= known[-1]] if len(known) == _KEPT else hashes
         looked_at += len(seen)
         found += int(np.isin(seen, known).sum())

@@ -267,7 +267,7 @@ def dealt(
 ) -> Task:
     """Assign examples to clients, each of which sets a share of its examples aside for tests.
 
-    If the data has clients, they split its training part alone; if also clients of the test part, it stays.
+    If the data has clients, they are kept; its test part is used as it is if it has clients, else left out.
     """
     features = data.train_features, data.test_features
     inputs = features if pixels is None else pixels

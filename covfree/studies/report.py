@@ -203,7 +203,7 @@ def _trained_run(run: Run) -> dict[str, Any]:
 
 
 def notes(results: Sequence[Result]) -> list[str]:
-    """Return notes: how often clients chose each method, and the names of titles for ``--methods``."""
+    """Return notes: how often clients chose each method, and the command line's names for the titles."""
     lines = []
     for method in dict.fromkeys(result.method for result in results if JOINT in result.method):
         runs = [run for result in results if result.method == method for run in result.runs]
@@ -211,7 +211,7 @@ def notes(results: Sequence[Result]) -> list[str]:
         shown = [f"{name} {counts[name]}" for name in method.split(JOINT)]
         lines.append(f"How often clients took each method, of {len(runs)}: {', '.join(shown)}.")
     called = dict.fromkeys((result.method, result.title) for result in results)
-    # Skip clients' choices, whose titles consist of names.
+    # Skip methods in which clients choose: their titles list names already.
     named = [f"{name} is {title}" for name, title in called if JOINT not in name and name != title.lower()]
     if named and not is_trained(results):
         lines.append(f"On the command line {'; '.join(named)}.")

@@ -244,7 +244,7 @@ def heading(data: FeatureSet, federation: Federation, seeds: int, lost: Sequence
 
 
 def on_no_client(lost: Sequence[LeftOut]) -> list[str]:
-    """Return a text that counts examples and classes on no client; none if there are none."""
+    """Return a text that counts examples and classes on no client, in a list; an empty list without any."""
     numbers = [
         (min(values), max(values), word)
         for values, word in zip(zip(*lost, strict=True), ("example", "class"), strict=True)

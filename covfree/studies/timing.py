@@ -29,7 +29,7 @@ def timed(function: Callable[[], T]) -> tuple[T, float]:
     """Call a function; return its result, and its seconds without compilation.
 
     The seconds that jax reports for tracing, lowering and compilation are subtracted. If the call compiled
-    and was short, the function is called again, and the second call is timed.
+    and took less than half a second otherwise, the function is called again, and the second call is timed.
     """
     result, seconds, compiling = _call(function)
     if compiling and seconds < _LONG:

@@ -143,7 +143,7 @@ def _first(training: Training, task: Task) -> _Stretch:
 
 
 def _next(training: Training, task: Task, before: _Stretch, result: Any, records: list[Record]) -> _Stretch:
-    """Make a closed-form stage of all clients on the trained network's features; return the next stretch.
+    """Run a closed-form stage of all clients on the trained network's features; return the next stretch.
 
     In the stage, clients receive the same parts of the model as in a round of training, and send the
     statistics of the start's method.

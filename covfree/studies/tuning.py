@@ -20,7 +20,7 @@ from covfree.studies.task import Task
 from covfree.studies.train import train
 from covfree.studies.training import Training
 
-# Factors of the given rates. Factor 1 comes first, as the first of equal accuracies wins.
+# The grid multiplies the given rates by these. 1 comes first, as the first of equal accuracies wins.
 _FACTORS = (1.0, 0.1, 10.0)
 _ROUNDS = 10
 

@@ -61,7 +61,7 @@ def variants(names: Iterable[str], numbers: Mapping[str, Sequence[Any]] | None =
 
 
 def chosen_of(variants: Mapping[str, Variant]) -> dict[str, Variant]:
-    """Make a method in which clients choose one of the given methods; return it by its name."""
+    """Make a method in which clients choose one of `variants`; its name joins their names."""
     name = JOINT.join(variants)
     try:
         method = select([each.method for each in variants.values()])

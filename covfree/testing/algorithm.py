@@ -91,7 +91,7 @@ class _Subject:
         return self.algorithm.server(self.algorithm.params, self.start[0], total)
 
     def data(self, client: int, padding: int = 0) -> ClientData:
-        """Return the examples of a client, padded."""
+        """Return a client's examples, padded to the size of the largest client plus ``padding``."""
         index = np.flatnonzero(self.clients == client)
         size = max(_SIZES) + padding
         index = np.append(index, np.full(size - len(index), -1)).astype(np.int32)

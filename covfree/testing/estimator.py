@@ -50,7 +50,7 @@ def _way(rows: Rows) -> dict[str, Any]:
 
 
 def _shape(matrix: Any) -> tuple[np.ndarray, np.ndarray]:
-    """Subtract a matrix's multiple of the identity; return the rest, normalised, and its Frobenius norm."""
+    """Subtract (trace/dim)·I from a matrix; return the rest, of Frobenius norm 1, and its norm before."""
     matrix = np.asarray(matrix)
     mean = np.trace(matrix, axis1=-2, axis2=-1)[..., None, None] / matrix.shape[-1]
     rest = matrix - mean * np.eye(matrix.shape[-1])

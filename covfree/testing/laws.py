@@ -90,7 +90,7 @@ def _raise(where: str, one: np.ndarray, other: np.ndarray, wrong: np.ndarray) ->
 
 
 def assert_close(actual: Any, expected: Any, tolerance: float, what: str, floor: float = 0) -> None:
-    """Raise unless two pytrees are close, leaf by leaf, relative to a leaf's largest number or the floor."""
+    """Raise AssertionError unless pytrees are close, relative to each leaf's largest number, or `floor`."""
     for where, one, other in _pairs(actual, expected, what):
         assert one.shape == other.shape, f"{where}: expected shape {other.shape}, got {one.shape}"
         largest = np.abs(other[np.isfinite(other)]).max(initial=floor)
@@ -100,7 +100,7 @@ def assert_close(actual: Any, expected: Any, tolerance: float, what: str, floor:
 
 
 def assert_same(actual: Any, expected: Any, what: str) -> None:
-    """Raise unless two pytrees are equal, to the bit."""
+    """Raise AssertionError unless two pytrees are equal, to the bit."""
     for where, one, other in _pairs(actual, expected, what):
         assert one.shape == other.shape, f"{where}: expected shape {other.shape}, got {one.shape}"
         wrong = ~((one == other) | ((one != one) & (other != other)))
@@ -109,7 +109,7 @@ def assert_same(actual: Any, expected: Any, what: str) -> None:
 
 
 def assert_numbers(tree: Any, what: str) -> None:
-    """Raise unless all leaves are finite numbers."""
+    """Raise AssertionError unless all leaves of a pytree are finite numbers."""
     for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
         where = f"{what}{jax.tree_util.keystr(path)}"
         known = isinstance(leaf, (jax.Array, np.ndarray, np.generic, bool, int, float))
@@ -129,7 +129,7 @@ def centred(scores: Any) -> np.ndarray:
 
 
 def assert_derivative(name: str, slope: Any, after: Any, value: Any, moved: Any) -> None:
-    """Raise unless the slopes at both ends of a `STEP` agree with the difference of the values there.
+    """Raise AssertionError unless slopes at both ends of a `STEP` agree with the values' difference.
 
     By the trapezoid rule, (f(h) − f(0))/h is (f′(0) + f′(h))/2 up to h²/12 of the third derivative.
     """

@@ -83,7 +83,7 @@ class _About:
         return {name: self.example.of(case) for name, case in cases.items()}
 
     def fit(self, method: Any, task: Task) -> Any:
-        """Fit the head; first add the task's step to all floats of the method, times a factor of each."""
+        """Fit a head; if the task's step is traced, first add it to the method's floats, times factors."""
         leaves, structure = jax.tree.flatten(method.params)
         speeds = np.linspace(1, 0.5, max(len(leaves), 1))
         moved = [

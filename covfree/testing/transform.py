@@ -183,7 +183,7 @@ def check_transform(
     reference: Reference | None = None,
     exclude: Mapping[str, str] | None = None,
 ) -> None:
-    """Check the laws of a transform, by which it may run on one client's rows or on all clients' rows.
+    """Check the laws of a transform: it may run on one client's rows or on all clients' rows alike.
 
     The laws: ``pytree``, ``pure``, ``rows``, ``padding``, ``splitting``, ``independent``, ``order``, ``jit``,
     ``trace``, ``unbiased``, ``reference``, ``gradients``.

@@ -29,7 +29,7 @@ def as_svg(figure: Figure, prefix: str) -> str:
     text = text[text.index("<svg") :]
     text = re.sub(r"<metadata>.*?</metadata>", "", text, flags=re.DOTALL)
     text = re.sub(r"<!--.*?-->", "", text, flags=re.DOTALL)
-    # The ids that nothing refers to, such as those of groups, are dropped.
+    # Keep only ids that something refers to; drop others, such as those of groups.
     ids = {name: f' id="{prefix}{name}"' for name in re.findall(r"(?:url\(|href=\")#([^\")]+)", text)}
     # Rewrite tags only: the text of the figure is between them.
     text = re.sub(r"<[^>]*>", lambda tag: _rewritten(tag[0], prefix, ids), text)

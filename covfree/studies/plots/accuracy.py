@@ -136,11 +136,11 @@ class _Page(NamedTuple):
     axes: Axes
 
     def place(self, data: np.ndarray) -> np.ndarray:
-        """Convert data [n, 2] to places."""
+        """Convert data coordinates [n, 2] to places on the page."""
         return self.axes.transData.transform(data) * 72 / self.figure.dpi
 
     def data(self, places: np.ndarray) -> np.ndarray:
-        """Convert places [n, 2] to data."""
+        """Convert places on the page [n, 2] to data coordinates."""
         return self.axes.transData.inverted().transform(places * self.figure.dpi / 72)
 
 
@@ -181,7 +181,7 @@ def _marks(page: _Page, points: Sequence[Point]) -> _Marks:
 
 
 def _describe(figure: Figure, axes: Axes, down: bool, notes: Sequence[str], height: float) -> None:
-    """Write the label and notes under the axis, and fit the figure's height to the height of the axes."""
+    """Write label and notes below the x axis; fit the figure's height to axes of `height` inches."""
     lines = [f"bytes {'up and down' if down else 'up'}, all clients together"]
     if notes:
         lines.append(figures.wrapped("; ".join(notes), 72 * figure.get_figwidth() - 50))

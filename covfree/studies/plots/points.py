@@ -57,7 +57,7 @@ class Point(NamedTuple):
 
 
 def point_of(result: Result, down: bool) -> Point:
-    """Make a result's point; its bytes are those up or, with ``down``, up and down."""
+    """Make the point of a result; its bytes are those sent or, with ``down``, sent and received."""
     mean, deviation = result.accuracy
     size = result.mean(lambda run: run.sent.statistics + (run.received if down else 0))
     spread = None if deviation is None else 100 * deviation

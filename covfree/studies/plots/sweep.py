@@ -142,7 +142,7 @@ def _set_scale(axes: Axes, places: Sequence[float]) -> None:
         return
     positive = [value for value in values if value > 0]
     if values[0] >= 0 and positive and values[-1] >= 8 * positive[0]:
-        # Below the smallest positive number, an axis with 0 is linear.
+        # If 0 is among the values, the axis is linear below the smallest positive one.
         more = {} if values[0] > 0 else {"linthresh": positive[0]}
         axes.set_xscale("symlog" if more else "log", **more)
     if len(values) <= _TICKS:
