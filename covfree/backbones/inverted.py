@@ -154,7 +154,7 @@ CLASSIFIER = "classifier"
 
 
 def renamings(*, kind: str, width: float = 1.0, depth: float = 1.0, **_: Any) -> tuple[Renaming, ...]:
-    """Return renamings from the tree to files of timm, and of torchvision or efficientnet-lite-pytorch."""
+    """Return functions from the tree's names to those in files of timm, and of the spec's other library."""
     stages = _stages(kind, width, depth)
     layers = {"mobilenet": _mobilenet_layers, "efficientnet": _efficientnet_layers, "lite": _lite_layers}
     table = layers[kind](stages)

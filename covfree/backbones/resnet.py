@@ -59,5 +59,5 @@ CLASSIFIER = "fc"
 
 
 def renamings(**_: Any) -> tuple[Renaming, ...]:
-    """Return one renaming, the identity: files of torchvision and timm have the tree's names."""
+    """Return one function from the tree's names to a file's, the identity: torchvision and timm use them."""
     return (lambda name: name,)

@@ -48,8 +48,8 @@ class SentenceEncoder:
         name: the encoder's name, by default that of its folder.
         folder: the folder of the encoder's files.
         sizes: the sizes of the network.
-        max_tokens: the largest number of tokens of a text, including the marks of start and end; longer texts
-            are cut.
+        max_tokens: the largest number of tokens of a text, including start and end tokens; longer texts are
+            cut.
         normalise: whether features are scaled to length 1.
     """
 
@@ -116,7 +116,7 @@ class SentenceEncoder:
         return features
 
     def tokens(self, texts: Sequence[str]) -> list[list[int]]:
-        """Return the token ids of each text, with the marks of start and end, cut to ``max_tokens``.
+        """Return the token ids of each text, with start and end tokens, cut to ``max_tokens``.
 
         Args:
             texts: any strings.
@@ -178,10 +178,10 @@ def _apply(encoder: SentenceEncoder, params: Params, tokens: jax.Array, counts: 
 
 
 def sentence_encoder(folder: str | Path | None = None) -> SentenceEncoder:
-    """Open a sentence encoder: a BERT with mean pooling, such as all-MiniLM-L6-v2.
+    """Open a sentence encoder, a BERT with mean pooling such as all-MiniLM-L6-v2, from files in a folder.
 
-    The weights are in Hugging Face's format, the settings in that of sentence-transformers; neither that
-    library nor PyTorch is needed. Encoding a text needs the ``texts`` extra (``tokenizers``,
+    The weights are in Hugging Face's format, the settings in the format of sentence-transformers. Neither
+    sentence-transformers nor PyTorch is needed. Encoding a text needs the ``texts`` extra (``tokenizers``,
     ``safetensors``).
 
     Args:

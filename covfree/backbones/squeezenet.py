@@ -71,5 +71,5 @@ CLASSIFIER = "classifier.1"
 
 
 def renamings() -> tuple[Renaming, ...]:
-    """Return one renaming, the identity: torchvision's files have the tree's names."""
+    """Return one function from the tree's names to a file's, the identity: torchvision uses them."""
     return (lambda name: name,)

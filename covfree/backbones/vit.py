@@ -113,7 +113,7 @@ _PERCEPTRON = ((".mlp.0.", ".mlp.3."), (".mlp.linear_1.", ".mlp.linear_2."))
 
 
 def renamings(**_: Any) -> tuple[Renaming, ...]:
-    """Return renamings from the tree to files of timm, and of torchvision's newer and older models."""
+    """Return functions from the tree's names to those in files of timm, and of newer or older torchvision."""
 
     def torchvision(first: str, second: str) -> Renaming:
         def rename(name: str) -> str:

@@ -98,7 +98,7 @@ def to_params(
         namings: for each naming scheme that a file may use, a mapping from the tree's names to the file's.
             The scheme that matches most tensors is used.
         unused: tensors that a file may contain and that are ignored, by their names in the tree's scheme.
-        source: the tensors' origin, for errors.
+        source: where the tensors came from, for errors.
 
     Returns:
         The tree, in float32.

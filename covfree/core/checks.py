@@ -105,7 +105,7 @@ def num_classes_of(labels: Any) -> int:
 
 
 def check_example_structure(features: Any, labels: Any = None, clients: Any = None) -> None:
-    """Raise an error if the examples' arrays have wrong shapes or data types; they may be traced."""
+    """Raise an error if features, labels or clients have wrong shapes or data types; they may be traced."""
     shape, dtype = np.shape(features), _dtype(features)
     if not _holds(dtype, "floats"):
         raise TypeError(f"features: expected floats, got {dtype}")
@@ -132,7 +132,7 @@ def check_example_structure(features: Any, labels: Any = None, clients: Any = No
 
 
 def _on_host(features: Any, labels: Any, clients: Any, most: int) -> bool:
-    """Return True if NumPy finds all values valid; False if one is invalid, or `check` must read all rows."""
+    """Return True if NumPy finds labels ≤ ``most`` and valid features; False if `check` must look closer."""
     labels = np.asarray(labels)
     used = labels >= 0 if clients is None else (labels >= 0) & (np.asarray(clients) >= 0)
     if (labels > most).any() or first_non_finite(features, used) is not None:
@@ -142,7 +142,7 @@ def _on_host(features: Any, labels: Any, clients: Any, most: int) -> bool:
 
 
 def _on_device(features: jax.Array, labels: Any, clients: Any, most: int) -> bool:
-    """Return whether the values are valid, computed on the device; only the answer is copied to the host."""
+    """Return whether labels are ≤ ``most`` and features valid, computed on the device without a copy."""
     integers = [array for array in (labels, clients) if array is not None]
     # Under a caller's ``jit``, computations on concrete arrays would otherwise be traced.
     with jax.ensure_compile_time_eval():
@@ -154,7 +154,7 @@ def _on_device(features: jax.Array, labels: Any, clients: Any, most: int) -> boo
 
 @jax.jit
 def _sound(features: jax.Array, kept: list[jax.Array]) -> jax.Array:
-    """Return whether features are finite in rows that are ``kept``, and not all subnormal."""
+    """Return whether features are finite in rows that all masks in ``kept`` mark, and not all subnormal."""
     largest = jnp.abs(features).max(1)
     wrong = ~jnp.isfinite(largest)
     for own in kept:
@@ -335,7 +335,7 @@ def _place(row: int, clients: np.ndarray | None) -> str:
 
 
 def finite_numbers(value: Any, dtype: np.dtype) -> str:
-    """Return the word after "expected" in an error about a value that is not finite in jax's data type."""
+    """Return what an error expects in place of ``value``: finite numbers, or numbers finite in jax's type."""
     return (
         f"numbers that are finite in {jax.dtypes.canonicalize_dtype(dtype)}"
         if np.isfinite(value)

@@ -32,7 +32,7 @@ class Table(Mapping[str, np.ndarray]):
         self, path: Path, names: Sequence[str], read: Callable[[str], np.ndarray], schema: Any = None
     ) -> None:
         self.path, self._names, self._read = path, list(names), read
-        # The schema of an Arrow table, in which a single feature may be a column; None for other files.
+        # The schema of an Arrow table, whose columns may be single features; None for other files.
         self.schema = schema
 
     def __getitem__(self, name: str) -> np.ndarray:
@@ -51,7 +51,7 @@ class Table(Mapping[str, np.ndarray]):
 
     @property
     def wide(self) -> bool:
-        """Whether this is an Arrow table, in which a single feature may be a column."""
+        """Whether this is an Arrow table, whose columns may be single features."""
         return self.schema is not None
 
     def is_number(self, name: str) -> bool:
@@ -264,7 +264,7 @@ def _folder(path: Path) -> Table:
 
 
 def _stream(path: Path) -> Any:
-    """Open a table in Arrow's stream or file format."""
+    """Open a file in Arrow's stream or file format as an Arrow table, memory-mapped."""
     arrow = optional("pyarrow", _ARROW)
     try:
         with arrow.memory_map(str(path)) as source:

@@ -47,11 +47,11 @@ def _options(plain: bool) -> dict[str, bool | int]:
 
 
 def jit(function: Callable[..., _R], *, plain: bool = False, **how: Any) -> Callable[..., _R]:
-    """Compile like ``jax.jit``, with `quick_options`; inside compiled code, the outer function's flags apply.
+    """Compile a function like ``jax.jit``, on CPUs with `quick_options`; the outermost call's options apply.
 
     Args:
         function: the function to be compiled.
-        plain: whether LLVM can skip its optimisations, which take two thirds of compilation. Use it for long
+        plain: whether LLVM skips its optimisations, which take two thirds of compilation. Use it for long
             functions that spend their time in products and factorisations, which libraries compute.
         how: further arguments of ``jax.jit``.
     """
@@ -63,7 +63,7 @@ def jit(function: Callable[..., _R], *, plain: bool = False, **how: Any) -> Call
 
     @wraps(function)
     def call(*args: Any, **kwargs: Any) -> _R:
-        # A call without traced arguments may be inside ``jit`` too. A new array tells: there it is traced.
+        # Inside a caller's ``jit`` even a new array is traced: it reveals calls without traced arguments.
         leaves = jax.tree.leaves((args, kwargs))
         if not _options(plain) or is_traced(*leaves, jax.device_put(np.float32(0))):
             return inside(*args, **kwargs)

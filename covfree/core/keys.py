@@ -1,7 +1,7 @@
 """The rule for random keys: a key is used once, either to draw or to derive other keys, never for both.
 
 A function draws with `derive(key, stream)` from the key that it was given, and each draw has a stream of its
-own. So one key may serve everything that a client does. Without this rule, two draws may use the same bits:
+own. So a client needs one key for all its draws. Without this rule, two draws may use the same bits:
 in JAX ``fold_in(key, i)`` equals ``split(key, n)[i]``, and drawing with ``key`` uses the same numbers too.
 """
 
@@ -40,5 +40,5 @@ def check_key(key: Any) -> None:
 
 
 def participation_seed(key: PRNGKey) -> int:
-    """Compute the seed with which `covfree.rounds.run` with this key draws the clients of each round."""
+    """Derive the seed with which `covfree.rounds.run`, given this key, draws the clients of each round."""
     return int(jax.random.bits(derive(key, "participation"), dtype=jnp.uint32))

@@ -1,12 +1,12 @@
-"""Solves with symmetric positive semi-definite matrices: factorise once, solve often, with diagnostics.
+"""Solve systems with symmetric positive semi-definite matrices: factorise once, solve often; diagnostics.
 
-A scatter matrix is stored in full or, if it has few rows, as its factor (`Scatter`). `factorise` chooses the
+A `Scatter` stores a matrix in full, or as a factor Y of YᵀY if it has few rows. `factorise` chooses the
 cheapest stable route (never an inverse or ``pinv``), and `solve` applies it to right-hand sides:
 
-- Cholesky of the diagonally scaled matrix: in the primal (size dim) or, for a factor with rows + 1 < dim, in
-  the dual (size rows, by the Woodbury identity);
-- if Cholesky breaks down (the matrix is numerically singular), ``eigh`` with the rank cut at eps·size·λ_max,
-  which gives the solution of minimum norm.
+- Cholesky of the diagonally scaled matrix [dim, dim]; or, for a factor with rows + 1 < dim, of its dual YYᵀ
+  [rows, rows], by the Woodbury identity;
+- if Cholesky breaks down (the matrix is numerically singular), ``eigh`` with eigenvalues up to eps·size·λ_max
+  taken as 0, which gives the solution of minimum norm.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _PIVOT_NOISE = 4.0
 
 
 class Route(enum.IntEnum):
-    """How a system was solved."""
+    """How a system was solved: by Cholesky or ``eigh``, of the matrix or of its dual."""
 
     CHOLESKY = 0
     EIGH = 1
@@ -45,8 +45,8 @@ class Diagnostics(NamedTuple):
 
     Attributes:
         route: a `Route`.
-        rank: numerical rank of the matrix (dim, unless ``eigh`` had to cut).
-        condition: λ_max / λ_min over the eigenvalues kept (1 if none was); near 1/eps a lower bound.
+        rank: numerical rank of the matrix (dim, unless ``eigh`` took eigenvalues as 0).
+        condition: λ_max / λ_min of the eigenvalues not taken as 0 (1 without any); near 1/eps a lower bound.
         smallest_pivot: the smallest squared pivot of Cholesky, on the matrix scaled to a diagonal between ½
             and 2; NaN if Cholesky broke down.
     """
@@ -83,7 +83,7 @@ def factorise(matrix: Float[AnyArray, "dim dim"] | Scatter) -> Factorisation:
     is exact. So features of very different scale do not lose accuracy.
 
     Args:
-        matrix: symmetric positive semi-definite; a `Scatter` may hold it as a factor.
+        matrix: symmetric positive semi-definite, as an array or a `Scatter`.
 
     Returns:
         The factorisation. It has no gradient: `solve` is differentiated implicitly.

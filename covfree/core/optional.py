@@ -1,4 +1,4 @@
-"""Importing optional dependencies."""
+"""Import optional dependencies."""
 
 from __future__ import annotations
 

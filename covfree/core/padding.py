@@ -105,7 +105,7 @@ def _as_array(name: str, values: Any) -> Any:
 
 
 def pad_rows(arguments: dict[str, Any], fills: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the arguments of a function, with some of them padded at the end of their first axis.
+    """Return the arguments of a function, with some of them padded to `few_sizes` along their first axis.
 
     Args:
         arguments: the arguments, by name.

@@ -1,4 +1,4 @@
-"""The number of threads that LAPACK uses on CPUs."""
+"""Limit the number of threads that LAPACK uses on CPUs."""
 
 from __future__ import annotations
 

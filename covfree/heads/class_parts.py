@@ -69,7 +69,7 @@ _class_parts.defvjp(_forward, _backward)
 
 
 def _one_class(block: jax.Array, kappa: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Return t_r and the log-determinant of one class; padding rows stay 0."""
+    """Return the rows t_r and log det(I + S_c/κ) of one class, given its rows y_r; padding rows stay 0."""
     size, dim = block.shape
     block = block / jnp.sqrt(kappa)
     if size <= dim:
@@ -91,7 +91,7 @@ def _over_classes(
     carry: Any,
     *beside: jax.Array,
 ) -> tuple[jax.Array, Any]:
-    """Replace the rows of each class c by ``one(carry, c, rows, …)``, which also gets those of ``beside``."""
+    """Replace each class's rows of ``table`` by those that ``one`` returns; also return the last carry."""
     length, _ = table.shape
     start = jnp.cumsum(counts, dtype=jnp.int32) - counts
     smaller = 0

@@ -25,7 +25,7 @@ def resolved_sums(moments: Moments) -> Float[Array, "classes dim"]:
 def unit_columns(weight: Float[Array, "dim classes"]) -> Float[Array, "dim classes"]:
     """Scale each column to norm 1; a column of zeros stays 0.
 
-    The largest entry is divided out first, so that squares neither overflow nor vanish in float32.
+    Entries are first divided by the column's largest, so that squares neither overflow nor vanish in float32.
     """
     # The result does not depend on ``largest``, so its derivative is not needed. That derivative would be NaN
     # if XLA computed the largest entry twice with different rounding.

@@ -181,7 +181,7 @@ def _write(path: Path, arrays: dict[str, Any]) -> None:
 
 
 def load_head(path: str | PathLike[str], *, network: Any = None) -> SavedHead:
-    """Read a head that `save_head` wrote, or the ``--out`` of ``covfree fit`` and ``covfree finetune``.
+    """Read a head from a file that `save_head`, ``covfree fit --out`` or ``covfree finetune --out`` wrote.
 
     Args:
         path: the file.

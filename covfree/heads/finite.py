@@ -18,7 +18,7 @@ AnyHead = TypeVar("AnyHead")
 
 
 def with_finite_scores(head: AnyHead, absent: float = -1e9) -> AnyHead:
-    """Return the head with a low bias for absent classes, not scores of −∞, which some libraries refuse.
+    """Return a head with a low bias for absent classes in place of scores of −∞, which some code refuses.
 
     Predictions and the softmax stay the same if scores of present classes are far above ``absent``. The
     returned head has ``present`` None. Exclude its bias from weight decay, which would shrink ``absent`` too.

@@ -54,7 +54,7 @@ class GaussianHead:
 def gaussian_head(
     covariances: Float[AnyArray, "classes dim dim"] | Float[AnyArray, "classes dim"], moments: Moments
 ) -> GaussianHead:
-    """Classify by Bayes' rule for Gaussian classes: quadratic discriminant analysis, or naive Bayes.
+    """Make a classifier by Bayes' rule for Gaussian classes: quadratic discriminant analysis or naive Bayes.
 
     The score of class c is log π_c − ½ log det Σ_c − ½ (x − μ_c)ᵀ Σ_c⁻¹ (x − μ_c), with Σ_c = L_c L_cᵀ.
 

@@ -17,7 +17,7 @@ def lda_head(
     *,
     priors: Float[AnyArray, " classes"] | None = None,
 ) -> LinearHead:
-    """Classify by Bayes' rule for Gaussian classes that share one covariance Σ.
+    """Make a linear classifier by Bayes' rule for Gaussian classes that share one covariance Σ.
 
     w_c = Σ⁻¹(μ_c − μ_g) and b_c = −½ (μ_c + μ_g)ᵀ w_c + log π_c, with μ_g the mean of all examples.
 

@@ -11,7 +11,7 @@ from covfree.heads.columns import head_for_present, resolved_sums, unit_columns
 
 
 def ncm_head(moments: Moments) -> LinearHead:
-    """Classify by the nearest class mean: the class whose mean has the largest cosine with the features.
+    """Make a classifier that predicts the class whose mean has the largest cosine with the features.
 
     Args:
         moments: `first_moments` of all rows.

@@ -24,7 +24,7 @@ def ridge_head(
     unit: bool = True,
     bias: bool = False,
 ) -> LinearHead:
-    """Classify by ridge regression to one-hot labels: W = (G + λI)⁻¹ B, by default with columns of norm 1.
+    """Make a classifier by ridge regression to one-hot labels: W = (G + λI)⁻¹ B, columns scaled to norm 1.
 
     Args:
         gram: G: Fed3R's F Fᵀ, or `total_gram` of a within-class scatter, with or without the scatter between

@@ -275,7 +275,7 @@ def student_of_factor(
     present = moments.present
     count = jnp.where(present, moments.count, 1).astype(dtype)
     rows = jnp.where(present, num_rows, 1).astype(dtype)
-    # ν_c/2 is ``least``, for a class with one row, plus ``extra``.
+    # ν_c/2 = least + extra, where ``least`` is its value for a class with one row.
     least, extra = (kappa + 2) / 2, (rows - 1) / 2
     bias = log_gamma_ratio(least, extra, dim) - 0.5 * log_det - 0.5 * dim * jnp.log1p(1 / count)
     return StudentHead(

@@ -137,7 +137,7 @@ def as_received(message: Message) -> Message:
 
 
 def _with_means(rows: Rows, matrix: np.ndarray) -> Rows:
-    """Replace the columns of a ridge solution W by class means: the class sums are Xᵀ Y = C W."""
+    """Replace the columns of a ridge solution W by class means; the class sums are ``matrix`` · W."""
     with np.errstate(over="ignore", invalid="ignore"):
         sums = np.asarray(rows.mean).astype(np.float64) @ matrix.astype(np.float64)
         means = sums / np.maximum(rows.count, 1)[:, None]

@@ -32,8 +32,7 @@ class Inbox(Mapping[str, Message]):
     empty folder is no error, as a server may look before any client has sent. Temporary files of killed
     writers are removed.
 
-    ``inbox[client]`` is a client's message. A client's name is that of its file,
-    without ``.safetensors``.
+    ``inbox[client]`` is a client's message. A client's name is that of its file, without ``.safetensors``.
 
     Attributes:
         receipts: the digest of each file that can be read; see `Collected.receipts`.

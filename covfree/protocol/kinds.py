@@ -1,4 +1,4 @@
-"""The kind of a message, which is the parts that it has and its metadata; and a comparison of kinds."""
+"""The kind of a message (its parts and its metadata), and comparisons of kinds."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def common_dim(dims: Iterable[int]) -> int | None:
     """Return the dimension d of all messages; None without messages.
 
     Raises:
-        ValueError: if messages differ in d; the majority does not decide, lest senders choose the features.
+        ValueError: if messages differ in d. The majority does not decide: senders could then choose d.
     """
     number = Counter(dims)
     if len(number) > 1:

@@ -131,7 +131,7 @@ def check_class_names(names: Sequence[str] | None, num_classes: int) -> tuple[st
 
 
 def check_extractor(extractor: Any) -> None:
-    """Raise a TypeError if ``extractor`` is neither a text, a fingerprint, nor None."""
+    """Raise a TypeError if ``extractor`` is neither a string (a fingerprint) nor None."""
     if extractor is not None and not isinstance(extractor, str):
         raise TypeError(f"extractor: expected the text of a fingerprint, got {extractor!r}")
 
