@@ -36,26 +36,26 @@ _PARTS: dict[str, Any] = {"sums": SecureSums, "private": PrivateSums}
 
 @dataclass(frozen=True)
 class Description:
-    """The settings of a federation. The one who starts it writes them to a file that all machines read.
+    """The settings of a federation. Whoever starts it writes them to a file that all machines read.
 
     Attributes:
         algorithm: the name of a method or of an algorithm of `covfree.finetune`, perhaps with numbers, such
             as ``"fedcof-refined:rounds=3"`` or ``"fedadam"``, which trains from a linear head of zeros. Among
             methods joined by "or", ``"fedcof-or-fedncm"``, the sites choose one, as `covfree.select` does.
-        class_names: [C], the classes by their numbers.
-        dim: d, the size of a feature before the method's own feature map.
+        class_names: [C], the names of the classes, in the order of their labels.
+        dim: d, the dimension of features before the method's own feature map.
         sites: the public key of each site, by its name; see `new_key`. A site's number is its index among the
             sorted names.
         server: the server's public key, whose signature opens each round.
         extractor: what makes features, as ``covfree extract`` writes it to their file: ``backbone``,
             ``weights`` (the SHA-256 of their file), ``preprocessing``, ``computed_in`` and ``dtype``. Empty
             if sites have features from elsewhere; then only d is checked.
-        rounds: the number of rounds of an algorithm that takes any number; else None.
+        rounds: the number of rounds if the algorithm has no fixed number; else None.
         deadline: seconds from the opening of a round until it closes; None waits for all sites.
         fewest: the least number of sites whose answers close a round.
         max_examples: the largest number of examples of a site; clients that compute with padding pad to at
             most this number.
-        max_norm: the largest norm of a feature; None for a bound derived from all messages, as in
+        max_norm: the largest norm of a feature vector; None for a bound derived from all messages, as in
             `covfree.collect`.
         max_bytes: the size of the largest message.
         train: what an algorithm of `covfree.finetune` trains: the ``"head"`` on features; or, on images, the

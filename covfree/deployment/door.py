@@ -15,7 +15,7 @@ from covfree.rounds.algorithm import Algorithm
 
 
 class TooFew(RuntimeError):
-    """Raised if too few answers reached the server in time, or no broadcast a site that waits in `join`.
+    """Raised if too few answers reached the server in time, or if no broadcast reached a site in `join`.
 
     If answers are missing, `Server.open` opens the round again.
     """
@@ -26,7 +26,7 @@ class Stopped(RuntimeError):
 
 
 class Receipt(NamedTuple):
-    """Whether a message that the server received counts, and if not, why.
+    """The server's verdict on a message: whether it counts, and if not, why.
 
     Attributes:
         site: the site that the message names, perhaps falsely if it was set aside; None if it names none.

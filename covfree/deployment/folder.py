@@ -28,8 +28,8 @@ class Folder:
 
     ``federation.json`` is the description. ``asks/`` has the server's broadcasts, one for each round;
     ``answers/`` has a folder for each round, with a file from each site; ``end.message`` is the last
-    broadcast, and ``stop.message`` says why the server stopped before it. Files of others are read without
-    following links, up to the description's ``max_bytes``.
+    broadcast, and ``stop.message`` says why the server stopped before it. Files that others wrote are read
+    without following links, up to the description's ``max_bytes``.
     """
 
     def __init__(self, path: str | PathLike[str]) -> None:

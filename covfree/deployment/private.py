@@ -32,8 +32,8 @@ class PrivateSums:
     Attributes:
         epsilon: ε of all rounds together.
         delta: δ.
-        clip: B, the bound on a feature's norm. For an algorithm of `covfree.finetune`, the bound on the norm
-            of an upload; above 1, as the upload includes the site's weight, 1.
+        clip: B, the bound on a feature vector's norm. For an algorithm of `covfree.finetune`, the bound on
+            the norm of an upload; above 1, as the upload includes the site's weight, 1.
         unit: what is hidden: one ``"example"`` or one ``"client"`` (a site). For training it must be the
             client.
         neighbours: ``"add_remove"`` or ``"replace_one"``.

@@ -47,7 +47,7 @@ class Upload(NamedTuple):
 
 
 class Steps:
-    """An algorithm's pure steps, for a fixed number of clients.
+    """What clients and server compute in an algorithm's rounds, as pure functions.
 
     Attributes:
         algorithm: the algorithm.
@@ -82,7 +82,7 @@ class Steps:
         return cohort.broadcast(self.algorithm, state)
 
     def padded(self, examples: int) -> int:
-        """Return the number of rows to which a client with so many examples pads them."""
+        """Return the number of rows to which a client with ``examples`` examples pads its data."""
         if not self.algorithm.whole:
             return self.most
         return min(self.most, 16 * 4 ** math.ceil(math.log(max(examples, 16) / 16, 4) - 1e-9))

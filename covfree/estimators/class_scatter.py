@@ -47,14 +47,14 @@ def class_products(
     """Return S_c Ω for every class, S_c = Σ_r y_r y_rᵀ over its rows y_r of ``factor``; S_c if Ω is None."""
     size, dim = factor.shape
     valid = valid_rows(rows, num_classes)
-    # Padding forms one more class, with factor 0.
+    # Padding rows form a class C, whose factor is 0.
     label = jnp.where(valid, row_labels(rows), num_classes)
     order = jnp.argsort(label)
     counts = jnp.bincount(label, length=num_classes + 1).astype(jnp.int32)
     blocks = -(-counts // _BLOCK)
     rank = jnp.arange(size, dtype=jnp.int32) - (jnp.cumsum(counts) - counts)[label[order]]
     place = (jnp.cumsum(blocks) - blocks)[label[order]] * _BLOCK + rank
-    # Each block holds rows of one class. The number of blocks, Σ_c ceil(count_c/B), is at most this.
+    # Each block holds rows of one class. There are Σ_c ceil(count_c/B) blocks, at most ``num_blocks``.
     num_blocks = -(-size // _BLOCK) + num_classes + 1
     # Row `size` is zero; unused positions in blocks point to it.
     table = jnp.full(num_blocks * _BLOCK, size).at[place].set(order)

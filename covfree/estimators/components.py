@@ -97,7 +97,7 @@ def component_moments(rows: Rows, num_classes: int) -> ComponentMoments:
 
 
 def hidden_weights(totals: ComponentMoments, weighting: Weighting) -> Float[Array, " classes"]:
-    """Return weights w_c such that Σ_c w_c B_c estimates the scatter within the rows, Σ_c (N_c − K_c) Σ_c.
+    """Return weights w_c such that Σ_c w_c B_c estimates the scatter inside rows, Σ_c (N_c − K_c) Σ_c.
 
     See `component_factor` for B_c and the two weightings.
     """
@@ -118,8 +118,8 @@ def component_factor(
 
     Let x̄_kc be the mean of client k's J_kc rows of class c, and B_c = Σ_k Σ_r n_r (x_r − x̄_kc)(x_r −
     x̄_kc)ᵀ. B_c is free of client shift, and E[B_c] = Σ_k (J_kc − 1) Σ_c. The scatter of the examples is the
-    sum of the scatter between the rows, S_c, and the scatter within them, whose expectation is (N_c − K_c)
-    Σ_c:
+    sum of the scatter between the rows, S_c, and that of examples about their rows' means, with expectation
+    (N_c − K_c) Σ_c:
 
         Ŵ = Σ_c (S_c + w_c B_c)    per_class  w_c = (N_c − K_c) / Σ_k (J_kc − 1)
                                    pooled     w = Σ_c (N_c − K_c) / Σ_c Σ_k (J_kc − 1)

@@ -50,7 +50,7 @@ def row_means(rows: Rows, valid: Bool[Array, " rows"]) -> Float[Array, "rows dim
 
 
 def first_moments(rows: Rows, num_classes: int) -> Moments:
-    """Sum the counts, rows and features of each class; the sums of parts of the rows add up.
+    """Compute each class's numbers of examples and rows, and its feature sum; results for parts add up.
 
     Args:
         rows: class rows; padding changes nothing.

@@ -186,7 +186,7 @@ def check_loading(shrinkage: Shrinkage) -> None:
 def _fourth_moment(factor, rows, moments, class_weight):
     """Return Σ_r (s ‖y_r‖²)² for each s of `_SCALES`; which s is right is known only after all rows."""
     length = jnp.sum(jnp.square(factor), axis=1)
-    # The cut changes only wrong scales: in the right one no length is above 2⁶⁰.
+    # Cap at 2⁶⁰, so that wrong scales do not overflow; in the right scale no value is above it.
     scaled = jnp.minimum(length[None, :] * jnp.asarray(_SCALES, length.dtype)[:, None], 2.0**60)
     return jnp.sum(jnp.square(scaled), axis=1)
 

@@ -109,15 +109,14 @@ def spent(releases: Iterable[Release | Promise], delta: float) -> float:
     (Canonne, Kamath and Steinke 2020), which is about 7 % larger.
 
     Args:
-        releases: releases, or promises that hold several; all promises of one unit and kind of neighbours.
+        releases: releases or promises; all promises must have the same ``unit`` and ``neighbours``.
         delta: δ in (0, 1).
 
     Returns:
         ε; 0 without releases.
 
     Raises:
-        ValueError: if promises hide different things, so that the sum would hide neither; or if ε is not
-            finite.
+        ValueError: if promises differ in ``unit`` or ``neighbours``, or ε is not finite.
 
     >>> one = Release("class sums", rho=0.02)
     >>> round(spent([one], 1e-6), 2), round(spent([one] * 4, 1e-6), 2)
@@ -149,7 +148,7 @@ def rho_for(epsilon: float, delta: float, *, real: bool = False) -> float:
     """Return the largest ρ whose ε at this δ is at most ``epsilon``.
 
     Raises:
-        ValueError: if ε is so small that none is found.
+        ValueError: if ``epsilon`` is too small for this δ.
     """
     check_above_zero("epsilon", epsilon)
     check_delta(delta)

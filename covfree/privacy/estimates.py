@@ -119,9 +119,9 @@ def shrunk_means(
     Counts and class means are treated as random draws about their averages. A count becomes N̄ + t/(t +
     σ_n²)·(Ñ_c − N̄), where t + σ_n² is the variance of the counts. A mean becomes g + τ²/(τ² + v_c)·(S̃_c/N_c
     − g), where g is the mean of all and v_c = σ²/N_c² the noise in each coordinate. The variance τ² of the
-    true class means is estimated from ‖S̃_c/N_c − g‖²/d − v_c. Without shrinkage, noise would decide between
-    classes of different size. If the classes show no difference, τ² is set to the error of its own estimate,
-    v√(2/Cd).
+    true class means is estimated from ‖S̃_c/N_c − g‖²/d − v_c. Without shrinkage, the noise in class means,
+    larger for small classes, would bias predictions. If the classes show no difference, τ² is set to the
+    error of its own estimate, v√(2/Cd).
 
     Args:
         sums: S̃_c, with noise.

@@ -34,7 +34,7 @@ class Finding(NamedTuple):
     """What attacks find in one kind of upload.
 
     Attributes:
-        name: what is seen.
+        name: the kind of upload that the attacker sees.
         auc: area under the ROC curve of the membership attack; 0.5 is chance.
         found: share of the members found at 1 % false positives.
         single: share of the sums with only one example, which reveal its features; NaN with noise.

@@ -94,7 +94,7 @@ def audit_epsilon(
     Args:
         made: a private method whose unit is an example, with central or local noise.
         runs: number of runs of each kind, at least 2.
-        confidence: of the lower bound.
+        confidence: the confidence of the lower bound.
         random_bytes: source of the noise.
     """
     if made.promise.unit != "example" or made.promise.noise == "distributed":

@@ -34,7 +34,7 @@ from covfree.privacy.uploads import Grid, Upload, full_matrix
 _WORTH_OF_LDA = 3.0
 _WORTH_OF_OTHERS = 0.25
 # It also requires that the noise in a class mean is at most this share of its squared distance from the
-# others. Above it, the means need the rest of the budget more.
+# others. Otherwise the rest of the privacy budget is better spent on the sums.
 _NOISE_OF_MEANS = 0.1
 
 
@@ -118,7 +118,7 @@ def worth_a_matrix(method: Method[Any], known: NoisySums, grid: Grid, noises: in
     """Return whether a second moment with this noise would be useful, judged from the released class sums.
 
     The noise's edge σ√(2d)/N is compared with the average eigenvalue of the within-class covariance, (mean
-    ‖x‖² − Σ_c N_c ‖μ_c‖²/N)/d; and the noise in class means with the distances between them.
+    ‖x‖² − Σ_c N_c ‖μ_c‖²/N)/d. The noise in class means is compared with the distances between them.
     """
     dim = known.sums.shape[1]
     squares = (known.sums**2).sum(1) - dim * known.sum_deviation**2
@@ -175,8 +175,8 @@ def head_of(method: Method[Any], known: NoisySums, grid: Grid, total: Upload) ->
     """Make the method's head from noisy class sums and a noisy second moment.
 
     The mean of the noise is subtracted from the scatter, negative eigenvalues become 0, and the noise's edge
-    is added to the regulariser. In an LDA head, noise adds −½ v_c tr Σ⁻¹ to the mean of −½ μᵀΣ⁻¹μ, which is
-    subtracted. Features are divided by the clip first, so that their squares do not overflow.
+    is added to the regulariser. In LDA, noise of variance v_c in a class mean shifts the bias −½ μᵀΣ⁻¹μ by −½
+    v_c tr Σ⁻¹ on average, which is undone. Features are divided by the clip, so squares do not overflow.
     """
     with np.errstate(over="ignore"):  # the check below raises if a number overflows
         head = _head_of(method, known, grid, total)

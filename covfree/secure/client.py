@@ -265,7 +265,7 @@ def check_advert(session: Session, advert: Advert) -> None:
     """Check that an advert belongs to this session and is signed by the client that it names.
 
     Raises:
-        Refused: if it is not.
+        Refused: if the sender is not in the session, or the signature is wrong.
     """
     if advert.sender not in session.identities:
         raise Refused(f"advert: expected one of the session's clients, got {advert.sender}")
@@ -278,7 +278,7 @@ def check_exchange(session: Session, advert: Advert) -> None:
     """Check that others can compute shared keys from an advert's keys (they cannot if one has small order).
 
     Raises:
-        Refused: if they cannot.
+        Refused: if a public key has small order.
     """
     for public in (advert.sealing, advert.masking):
         pair_key(session, "check", _private_key(), public, advert.sender, advert.sender)

@@ -45,8 +45,8 @@ def common_classes(algorithm: Algorithm, holders: int) -> Algorithm:
         holders: the least number of clients that hold a class, at least 2; more if some may be corrupt.
 
     Raises:
-        ValueError: if the algorithm takes any number of rounds, as its uploads are then not sums by class. A
-            run raises if no class has enough holders.
+        ValueError: if the algorithm has no fixed number of rounds, as its uploads are then not sums by class.
+            A run raises if no class has enough holders.
 
     >>> import covfree
     >>> from covfree.rounds import as_algorithm

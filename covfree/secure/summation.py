@@ -66,8 +66,9 @@ def secure_sum(
         leaves: for each client that leaves, the name in `STEPS` of the first step that it does not take.
 
     Returns:
-        The sum of the uploads of the clients that stayed until they sent them. As words it is exact; as
-        numbers each client adds an error of at most half of the last place of `FixedPoint.bits`.
+        The sum of the uploads of the clients that stayed until they sent them. The sum of words is exact.
+        Rounding a number to words has an error of at most 2^−(bits + 1) for each client; see
+        `FixedPoint.bits`.
 
     Raises:
         Refused: if too many clients leave.

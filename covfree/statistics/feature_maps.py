@@ -1,4 +1,4 @@
-"""Feature maps. With random features, shared by all parties, a linear head approximates a kernel machine.
+"""Map features. On random features, the same for all parties, a linear head approximates a kernel machine.
 
 Clients apply the map before they compute statistics, and the classifier applies it to its input. The parties
 share only a seed, from which the map draws its directions each time. It draws in float32 whatever the

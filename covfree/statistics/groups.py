@@ -91,7 +91,7 @@ def check_one_client(features: Any, labels: Any, num_classes: int, *_: Any, **__
 
 
 def as_examples(features: AnyArray, **integers: AnyArray) -> tuple[jax.Array, ...]:
-    """Convert the arrays of examples to jax arrays; raise if their structure is wrong.
+    """Convert arrays of examples to JAX arrays; raise ValueError or TypeError if shapes or types are wrong.
 
     Returns:
         The arrays in the same order; integers become int32.

@@ -19,9 +19,9 @@ def kept_aside(features: Float[AnyArray, "examples dim"], share: float) -> Bool[
     """Choose which examples are kept aside: those whose hash is in the lowest ``share`` of all hashes.
 
     The hash is computed from the features' bits. So an example and its copies are on the same side at every
-    client, in every round, part and order; no key or memory is needed. But features that are extracted again
-    may differ in their last bits, and then have another hash. Columns of zeros at the end change nothing. A
-    feature vector of zeros is never kept aside.
+    client, in every round and every order; no key or memory is needed. Features that are extracted again may
+    differ in their last bits, and then have another hash. Columns of zeros at the end change nothing. A
+    vector of zeros is never kept aside.
 
     Args:
         features: the examples.

@@ -85,7 +85,7 @@ def misclassification_probability(
 def predicted_error(
     margins: Margins, candidates: Float[Array, " candidates"], scales: Float[Array, " scales"]
 ) -> Float[Array, "candidates scales"]:
-    """Predict the test error for each γ and each scale s."""
+    """Predict the test error of the head from (Σ̂ + γI) s/(1 + γ), for each γ and each s in ``scales``."""
 
     def one_candidate(case: tuple[jax.Array, ...]) -> jax.Array:
         mean, variance, gamma = case
@@ -115,8 +115,8 @@ def implied_trace(
 ) -> Float[Array, ""]:
     """Solve Σ_j ν_j/(1 + w_j T) = left for T ≥ 0, which estimates tr(HΣ); see `deterministic_equivalents`.
 
-    The left side is convex and decreasing in T. So Newton's method climbs from 0 to the root without
-    overshooting; far from the root each step at least doubles T.
+    The sum is convex and decreasing in T. So Newton's method climbs from 0 to the root without overshooting;
+    far from the root each step at least doubles T.
     """
 
     def climb(_: Any, root: jax.Array) -> jax.Array:

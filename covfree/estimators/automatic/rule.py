@@ -35,8 +35,8 @@ def automatic() -> Shrinkage:
     too small. s sets the weight of the features against class frequencies. For each of 25 candidates γ and 5
     candidates s, the test error of linear discriminant analysis is predicted from class means and Σ̂. The
     result is a weighted geometric mean of the candidates. Prior weights centre on s = 1 and on the γ of
-    `pseudo_observations`, with the variance of single examples, offsets included, for t. The more rows there
-    are, the more the predicted error counts. The formulas are in docs/derivation.md, section 10.
+    `pseudo_observations`, in which the variance of single examples, offsets included, replaces t. The more
+    rows there are, the more the predicted error counts. The formulas are in docs/derivation.md, section 10.
 
     The rule allows for client shift: each client's features may have an offset, and test examples come from
     unseen clients. If rows name their clients, the offsets are separated from the spread within clients; with
@@ -129,7 +129,7 @@ def _case(covariance: Scatter, moments: Moments, freedom: Freedom, sums: ClientS
 
 @jit
 def _error(case: _Case) -> Float[Array, "candidates scales"]:
-    # Compiled apart, with all optimisations, as nearly all of the rule's work is here.
+    # Compile this separately, with all optimisations, as it is nearly all of the rule's work.
     return predicted_error(case.margins, case.candidates, case.scales)
 
 
