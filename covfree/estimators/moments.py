@@ -39,7 +39,7 @@ def row_clients(rows: Rows) -> Integer[Array, " rows"]:
 
 
 def row_counts(rows: Rows, valid: Bool[Array, " rows"]) -> Float[Array, " rows"]:
-    """Return counts as floats of the means' type, in which sums do not overflow; 0 in padding rows."""
+    """Return counts as floats, in the type in which features are summed; 0 in padding rows."""
     return jnp.where(valid, as_counts(rows.count), 0).astype(accumulation_dtype(rows.mean))
 
 
@@ -78,7 +78,7 @@ def first_moments(rows: Rows, num_classes: int) -> Moments:
 
 @partial(jax.jit, static_argnums=1)
 def _first_moments(rows: Rows, num_classes: int) -> Moments:
-    """`first_moments` for rows whose labels are int32."""
+    """Compute `first_moments` for rows whose labels are int32."""
     valid = valid_rows(rows, num_classes)
     label = jnp.where(valid, rows.label, num_classes)
     weight = row_counts(rows, valid)

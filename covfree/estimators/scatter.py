@@ -95,7 +95,7 @@ def centred_rows(
     class_weight: Float[Array, " classes"],
     centres: Float[Array, "classes dim"] | None = None,
 ) -> Float[Array, "rows dim"]:
-    """Return √(w_c n_r) (x_r − μ_c) for each row, or about ``centres`` if given; 0 in padding rows."""
+    """Return √(w_c n_r) (x_r − μ_c) for each row, with μ_c from ``centres`` if given; 0 in padding rows."""
     centres = moments.mean if centres is None else centres
     valid = valid_rows(rows, class_weight.shape[0])
     label = jnp.where(valid, row_labels(rows), 0)

@@ -30,7 +30,7 @@ class Spectrum(NamedTuple):
 
 
 class Spectra(NamedTuple):
-    """The spectra of the scatter within classes, of that between them, and of their sum.
+    """The spectra of the within-class scatter, of the between-class scatter, and of their sum.
 
     Attributes:
         within: spectrum of Σ_c (N_c − 1) Σ̂_c.

@@ -1,4 +1,4 @@
-"""Differential privacy of uploads: mechanisms, accounting, and estimators that allow for the noise."""
+"""Make methods and training differentially private: noise, accounting, estimates from noisy sums, attacks."""
 
 from covfree.privacy.accounting import Promise as Promise
 from covfree.privacy.accounting import Release as Release

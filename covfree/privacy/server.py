@@ -84,7 +84,7 @@ class NoisySums:
 
     @property
     def num_examples(self) -> float:
-        """N, from all counts together."""
+        """N, the sum of all noisy counts; at least 1."""
         return max(float(self.counts.sum()), 1.0)
 
     @property
@@ -94,7 +94,7 @@ class NoisySums:
 
     @property
     def present(self) -> np.ndarray:
-        """Which classes count as present.
+        """Mask of the classes that count as present.
 
         A class counts as present if its count is above 3 standard deviations of the noise. All do if the
         average count is at most 6 standard deviations, or if no class passes.

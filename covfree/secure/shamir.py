@@ -1,4 +1,4 @@
-"""Shamir's secret sharing of 32 bytes: t shares rebuild the secret, and fewer reveal nothing about it."""
+"""Share 32 secret bytes by Shamir's scheme: t shares rebuild them, and fewer reveal nothing about them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ SECRET, SHARE = 32, 33  # bytes
 
 
 def split(secret: bytes, threshold: int, holders: Iterable[int]) -> dict[int, bytes]:
-    """Share a secret: a random polynomial has the secret as its value at 0; holder i gets its value at i + 1.
+    """Split a secret into shares: a random polynomial is the secret at 0; holder i gets its value at i + 1.
 
     Args:
         secret: 32 bytes.
