@@ -38,7 +38,7 @@ from covfree.methods.message_form import Merge
 from covfree.methods.method import check_method
 from covfree.protocol.sites import leave_out
 
-# Where rows may come from.
+# Rows in memory, made by a function, or read from files.
 Source: TypeAlias = Rows | Generated | Stream
 
 # Squares of features underflow if class means are below this multiple of √(smallest normal number).
@@ -111,7 +111,7 @@ def accumulate(
         `Factor` is a `covfree.linalg.Scatter`, and that of a `Table` its items.
 
     Raises:
-        TypeError: if ``method`` is no method or ``source`` holds no rows.
+        TypeError: if ``method`` is no `Method`, or ``source`` is none of the three kinds.
         ValueError: if the method also needs sums over clients' examples; if its state contains rows and
             ``source`` is not `Rows`; if the method needs whole clients and a client's rows are on several
             devices (not checked under the caller's ``jit``); if reading the source fails.

@@ -41,7 +41,7 @@ def certify(method: Method[Any], collected: Collected, *, num_classes: int) -> C
     the bounds on counts and norms, and the judgement of sites. To undo this, collect the others' messages
     anew.
 
-    Rows are stored as they come and removed exactly. So if clients send rows only, or a covariance with each
+    Rows are stored unchanged and removed exactly. So if clients send rows only, or a covariance with each
     row, the head after `forget` equals that of retraining: both bounds are 0. Matrices are summed in float64,
     which leaves rounding (`Collected.rounding`): A = A₀ + E. The system is linear in A with slope s: S = S₀ +
     sE. So S⁻¹B − S₀⁻¹B = −sS⁻¹E S₀⁻¹B, and its norm is at most s‖E‖/λ_min(S) times that of S₀⁻¹B. The bound

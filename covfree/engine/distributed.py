@@ -45,8 +45,8 @@ def fit(
     """Solve for the head from shards of examples, which stay on the workers of a Dask cluster.
 
     A task adds the examples of several shards to one total (`covfree.aggregate`), and a tree of tasks merges
-    the totals. A worker holds one shard and a few totals. If a worker is lost, Dask repeats its tasks on
-    other workers, and the head is the same to rounding. A client's examples may lie in several shards.
+    the totals. A worker needs memory for one shard and a few totals. If a worker is lost, Dask repeats its
+    tasks on other workers. A client's examples may be in several shards.
 
     Args:
         method: a method that `covfree.aggregate.zero` accepts.

@@ -60,7 +60,7 @@ def _same(scores: Any) -> Any:
 
 
 def _in_parts(whole: Callable[..., Array]) -> Callable[..., Array]:
-    """Wrap an accuracy function so that it accepts any head, and goes through large features part by part."""
+    """Wrap an accuracy function so that it accepts any head, and reads large features part by part."""
 
     def one(head: Any, features: Any, labels: Any) -> tuple[Any, Any, Any]:
         # jit takes no function as an argument, so pass the function's scores instead.

@@ -79,10 +79,10 @@ def training_flops(
 ) -> int | float:
     """Count the operations of a client that trains in a round, from those of its forward pass.
 
-    Let F_φ and F_ϕ be the operations of extractor and head on one example. A backward pass costs twice the
-    forward pass of each layer that it goes through: one product for the gradient of the inputs, one for that
-    of the weights. An epoch over n examples goes forward through both parts. It goes back through both, or
-    only through the head if the head alone is trained:
+    Let F_φ and F_ϕ be the operations of extractor and head on one example. A backward pass through a layer
+    costs twice its forward pass: one product for the gradient of the inputs, one for that of the weights. An
+    epoch over n examples is a forward pass through both parts, and a backward pass through both, or only
+    through the head if the head alone is trained:
 
         all, backbone:  T = E n (F_φ + F_ϕ + 2 (F_φ + F_ϕ)) = 3 E n (F_φ + F_ϕ),
         head:           T = E n (F_φ + F_ϕ + 2 F_ϕ) = E n (F_φ + 3 F_ϕ).

@@ -32,7 +32,7 @@ def shard_rows(rows: Rows, mesh: Mesh, *, whole_clients: bool = False) -> Rows:
     Args:
         rows: the rows of this process, in host memory.
         mesh: devices of all processes.
-        whole_clients: whether all rows of a client must lie on one device, see `Method.whole_clients`. The
+        whole_clients: whether to put all rows of a client on one device, see `Method.whole_clients`. The
             table is then ordered by client, and all rows of a client must be in one process.
 
     Returns:

@@ -34,10 +34,10 @@ def _head(
 
 
 def _with_choice(system: Any, params: Any, state: tuple[Any, ...]) -> Any:
-    """Return the method's numbers, with the automatic rule replaced by what it chooses.
+    """Return ``params``, with the automatic shrinkage rule replaced by a rule that returns its choice.
 
     The rule takes longer to compile than everything else. It is compiled by itself, once for all methods
-    whose sums have the same shapes. The numbers are returned unchanged if arrays are traced, or unless one
+    whose sums have the same shapes. ``params`` is returned unchanged if arrays are traced, or unless one
     automatic rule is called exactly once.
     """
     nodes, structure = jax.tree.flatten(params, is_leaf=_is_rule)

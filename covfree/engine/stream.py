@@ -38,9 +38,9 @@ class Stream(NamedTuple):
     """Rows that do not fit in memory, read part by part from files.
 
     Each round of a method is one pass over the rows. While one part is computed, the next ones are read and
-    checked. All parts have one shape, so each round compiles one function. Memory holds a few parts and the
-    totals. Sums are compensated: their rounding does not grow with the number of parts. If the method has a
-    ``feature_map``, the rows must hold features that are already mapped.
+    checked. All parts have one shape, so each round compiles one function. Only a few parts and the totals
+    are in memory. Sums are compensated: their rounding does not grow with the number of parts. If the method
+    has a ``feature_map``, the rows must be of features that are already mapped.
 
     A bad value in a table raises a `ValueError` that names the row. Bad messages in a folder are set aside,
     see `Inbox.rejected`. If a file changes during the run, it is set aside too, and the run starts again

@@ -32,7 +32,7 @@ class Layout(NamedTuple):
 
 
 class Table(NamedTuple):
-    """Rows that each hold the mean of ``count`` examples, and their scatter about the mean.
+    """A table whose rows are means of ``count`` examples, with the examples' scatter about each mean.
 
     Attributes:
         client: [rows] int64; 0 if clients are not told apart.

@@ -42,8 +42,7 @@ def through(
     """Run a method's rounds: broadcast, ask ``source`` for the total, and compute the server's next state.
 
     Args:
-        rounds: the method's rounds, or some of them.
-        params: the method's numbers.
+        rounds: the method's rounds, or some of them. params: the method's numbers.
         source: the function ``(round, numbers, sent) -> total``.
         state: the server's state before these rounds.
         do: ``(party, work) -> result``, which must call ``work()``, e.g. to time it. By default ``work()`` is

@@ -167,7 +167,7 @@ def fedavg(
     Args:
         model: from `linear_model` or `network_model`, or your own.
         client: the clients' optimiser: a learning rate for gradient descent, an optax transformation, or
-            ``jax.tree_util.Partial(optax.adam, 1e-3)``, whose numbers may be swept without recompiling. It is
+            ``jax.tree_util.Partial(optax.adam, 1e-3)``, whose numbers may change without recompiling. It is
             initialised again in each round.
         server: the server's optimiser, in the same forms. FedAvgM is ``optax.sgd(1.0, momentum=0.9)``.
         epochs: passes of a client over its examples in a round; 1 if neither this nor ``steps`` is given.

@@ -1,4 +1,4 @@
-"""The named methods; each is composed of parts in a few lines."""
+"""The named federated methods, each made of a summary, rounds and a head."""
 
 from covfree.core.registries import Entry as Entry
 from covfree.core.sums import Table as Table

@@ -90,7 +90,7 @@ def fed3r(
 ) -> Method[Any]:
     """Make Fed3R: clients send their Gram matrix F Fᵀ and class sums; the server solves ridge regression.
 
-    Equal to ridge regression to one-hot labels on the pooled features, with columns scaled to norm 1.
+    The head is ridge regression of one-hot labels on all clients' features, with columns scaled to norm 1.
     Bytes up: 4·(K·d² + M·d) for K clients and M client-class pairs.
 
     Args:

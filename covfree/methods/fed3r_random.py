@@ -29,7 +29,7 @@ _WIDTHS = 4.0
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class _Numbers:
-    """Numbers that may be swept, and static sizes."""
+    """The method's hyperparameters, which ``vmap`` may sweep, and its static settings."""
 
     ridge: Scalar
     seed: Scalar
@@ -68,7 +68,7 @@ def _size_terms(numbers: _Numbers, sent: tuple[()], rows: Rows, num_classes: int
 
 
 def _width(numbers: _Numbers, state: tuple[()], total: _Sizes) -> tuple[jax.Array]:
-    """Compute σ. If all examples are equal, σ is 4·√eps times their norm, or 4 if they are 0."""
+    """Compute σ = 4·√tr Σ. If all examples are equal, σ is 4·√eps times their norm, or 4 if they are 0."""
     count = jnp.maximum(total.number, 1)
     square = total.square / count
     variance = square - jnp.square(total.total / count).sum()
@@ -116,8 +116,8 @@ def fed3r_random(
     server sends back σ = 4·√tr Σ, and a second round is Fed3R's. σ = 1000 in one round is the paper's
     setting, chosen for the features of its backbone.
 
-    Bytes up: 4·(K·D² + M·D); with ``"auto"`` 4·K·(D² + C·D + C + d + 2) in sums, as all clients name all
-    classes.
+    Bytes up: 4·(K·D² + M·D); with ``"auto"`` 4·K·(D² + C·D + C + d + 2) in sums, as each client sends sums
+    for all C classes.
 
     Args:
         ridge: λ, at least 0.

@@ -28,7 +28,7 @@ from covfree.methods.summaries import keep_examples, send_class_means
 from covfree.methods.within import Within, from_means, from_variances
 from covfree.statistics.feature_maps import FeatureMap
 
-# What clients send of a class's covariance.
+# The form of the covariance that clients send for each class.
 RowForm: TypeAlias = Literal["full", "diagonal", "spherical"]
 
 
@@ -95,9 +95,9 @@ def fedcof(
     The defaults, LDA with automatic shrinkage, are covfree's. The paper's method is a ridge head with γ = 1:
     ``fedcof(shrinkage=1.0, head="ridge")``. Bytes up: 4·M·d for M client-class pairs, as FedNCM's.
 
-    Heads other than ridge use Σ̂ = Ŵ/Σ_c w_c (K_c − 1), where w_c are the weights of `within_scatter`. It is
-    unbiased if the classes share one covariance, even if some classes have a single row. (Ŵ/(N − C) would
-    then be too small.)
+    Heads other than ridge use Σ̂ = Ŵ/Σ_c w_c (K_c − 1), with Ŵ and w_c, the estimated scatter and its
+    weights, from `within_scatter`. Σ̂ is unbiased if the classes share one covariance, even if some classes
+    have a single row. (Ŵ/(N − C) would then be too small.)
 
     Args:
         shrinkage: a number γ adds γI to the covariance; ``"10%"`` adds that share of its mean variance;
@@ -116,7 +116,7 @@ def fedcof(
         bias: whether the ridge head has an intercept, see `ridge_head`. The paper has none.
         feature_map: a map of features that all parties share, e.g. ``relu_features(5000)``. Clients send the
             class means of D mapped features, 4·M·D bytes. With fewer rows than D, the server solves a system
-            of the size of the rows.
+            whose size is the number of rows.
 
     Raises:
         ValueError: if an argument is unknown or out of range.
@@ -160,7 +160,7 @@ def fedcof_oracle(
     covariance: RowForm = "full",
     bias: bool = False,
 ) -> Method[Any]:
-    """Make FedCOF's oracle: clients also send their class covariances, so that nothing is estimated.
+    """Make FedCOF's oracle: clients also send their class covariances, so that the covariance is exact.
 
     The covariances combine (`aggregate_covariances`) to the within-class scatter of the pooled examples. A
     simulation computes that scatter directly. If clients send only diagonals of their covariances, or one
@@ -202,9 +202,9 @@ def fedcof_oracle(
 
 
 def estimating(method: Method) -> tuple[Method, Within]:
-    """Return a method that estimates the within-class scatter, and its estimator.
+    """Return a method that estimates the within-class scatter from rows, and its `Within` estimator.
 
-    It is the given method if that has such an estimator, else FedCOF.
+    The method is the given one if it has such an estimator, or else FedCOF.
     """
     if method.summary.name == "LocalHeads":
         raise ValueError(

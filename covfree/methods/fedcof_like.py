@@ -1,4 +1,4 @@
-"""FedCOF-like methods: a head computed from a shrunk within-class covariance, however that is estimated."""
+"""FedCOF-like methods: the head is computed from a shrunk estimate of the within-class covariance."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ _HEADS: dict[str, Callable[[Scatter, Moments], LinearHead]] = {
 
 
 class Spread(NamedTuple):
-    """The total of the second round, for Σ̂ = Ŵ/A; scatters are `Factor` terms until they are added up.
+    """The total of the second round: the estimate Σ̂ = Ŵ/A, in parts, and sums for the shrinkage rule.
 
     Attributes:
-        scatter: the scatter of the rows.
-        inner: the scatter inside the rows, as far as clients sent it.
+        scatter: the scatter of the rows' means; in a client's term a `Factor`, in the total a `Scatter`.
+        inner: the scatter of examples about the means of their rows, if clients sent variances; else None.
         statistics: the row statistics that the shrinkage rule needs.
     """
 
@@ -118,7 +118,7 @@ def fedcof_like(
     *,
     bias: bool = False,
 ) -> Method[Any]:
-    """Make a method whose head is computed from a shrunk within-class covariance, however estimated."""
+    """Make a method whose head comes from a shrunk within-class covariance, which ``within`` estimates."""
     check_choice("scatter", scatter, get_args(ScatterChoice))
     if scatter != "within" and head != "ridge":
         raise ValueError(f"scatter: expected 'within' unless the head is 'ridge', got {scatter!r}")
@@ -149,14 +149,14 @@ def fedcof_like(
 
 
 def with_inner(scatter: Scatter, inner: jax.Array | None) -> Scatter:
-    """Add the scatter inside the rows, as clients sent it: a diagonal, or one number for every direction."""
+    """Add the variances that clients sent to a scatter: a diagonal, or one number for all directions."""
     if inner is None:
         return scatter
     return scatter.shifted(inner) if inner.ndim == 0 else scatter.with_diagonal(inner)
 
 
 def shared_covariance(method: Method[Any]) -> Callable[..., Scatter] | None:
-    """Return the function with which a FedCOF-like method, with any head, computes its shrunk covariance.
+    """Return the function that computes the shrunk covariance of a FedCOF-like method, with any head.
 
     Returns:
         ``(params, *state) -> Scatter``; None if the method is of another kind.

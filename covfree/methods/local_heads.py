@@ -67,7 +67,7 @@ def _columns(
     if not len(labels):
         return replace(rows, mean=jnp.zeros((num_rows, features.shape[1] + 1), rows.mean.dtype))
     senders = senders_of(clients, row, rows, num_clients, client_size)
-    # A client's rows follow one another, so the first tells where they are.
+    # A client's rows are adjacent, so the index of the first locates all of them.
     first = jax.ops.segment_min(jnp.where(row >= 0, row, num_rows), senders.slot, num_clients)
     order, start = jnp.argsort(senders.slot), jnp.cumsum(senders.size) - senders.size
     place, column = (jnp.arange(n, dtype=jnp.int32) for n in (client_size, client_classes))

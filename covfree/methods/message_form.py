@@ -1,4 +1,4 @@
-"""Messages that are not the rows of a summary: how they are made and merged, and what they cost."""
+"""Messages other than a summary's rows: how clients make them, and how the server merges them."""
 
 from __future__ import annotations
 

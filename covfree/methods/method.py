@@ -1,4 +1,4 @@
-"""The type of a method: a record of pure functions, and a pytree whose leaves are the method's numbers."""
+"""`Method`: a federated method as a record of pure functions, and a pytree of hyperparameters."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from covfree.statistics.transforms import Transform
 
 
 def sent_matrix(matrix: AnyArray | None, name: str) -> AnyArray:
-    """Return a part of a message; raise if the clients did not send it."""
+    """Return ``matrix``, a part of a message; raise if it is None, as clients did not send it."""
     if matrix is None:
         raise ValueError(f"message: expected a {name} beside the rows, as the method sends it; got none")
     return matrix
@@ -40,7 +40,7 @@ class Method(Generic[H]):
     shrinkage does not recompile them, and ``vmap`` and ``grad`` work on the numbers.
 
     Attributes:
-        params: the numbers (and shrinkage rules) that may be swept.
+        params: hyperparameters and shrinkage rules, which ``vmap`` may sweep.
         name: the method's name.
         summary: how examples become rows.
         rounds: rounds of sums over rows; each receives the server's state after the earlier rounds, see
@@ -53,10 +53,10 @@ class Method(Generic[H]):
             clients answer each round with sums.
         feature_map: a map of features. Clients apply it before they summarise, the head before it classifies.
         transforms: transforms of the rows before they leave a client, in this order.
-        whole_clients: whether all rows of a client must lie in one part for the rounds' terms to add up. They
-            must if a round compares the rows of a client with each other.
-        received: ``(state, rows) -> state``, called before rounds over examples, to keep what these need of
-            the rows that clients sent; None to keep nothing.
+        whole_clients: whether all rows of a client must be in one part of the table, as a round compares them
+            with each other.
+        received: ``(state, rows) -> state``, called before rounds over examples, to store in the state what
+            these need of clients' rows; None stores nothing.
         report: ``(params, state) -> dict`` of numbers for the history of `covfree.rounds.run`.
         flops: ``(params, num_examples, dim, num_classes) -> int``: operations of all clients, apart from
             those that `covfree.client_flops` counts itself: the summary's, and the multiplication of examples
@@ -138,7 +138,7 @@ class Method(Generic[H]):
         return f"{form} in {kind} ({zlib.crc32(numbers):08x})"
 
     def check_sends(self, sends: str | None) -> None:
-        """Raise if ``sends`` is that of another kind of method; None, or with a traced map, passes."""
+        """Raise if ``sends`` differs from `Method.sends`; not checked if it is None or the map is traced."""
         if sends is None or is_traced(*jax.tree.leaves(self.feature_map)):
             return
         if sends != self.sends:
@@ -161,7 +161,7 @@ class Method(Generic[H]):
     def made(
         self, features: jax.Array, labels: jax.Array, num_classes: int, key: jax.Array | None
     ) -> Message:
-        """Make the message of one client, with padding; it may be traced."""
+        """Make the message of one client, with padding; arrays may be traced."""
         features = self.mapped(features)
         if self.message is not None:
             return self.message.make(self.params, features, labels, num_classes)

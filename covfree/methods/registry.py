@@ -137,7 +137,7 @@ _REGISTRY: Registry[Entry[Method[Any]]] = Registry(
 
 
 def registry() -> Registry[Entry[Method[Any]]]:
-    """Return all named methods, a read-only mapping; an unknown name raises an error that lists the known.
+    """Return a read-only mapping from names to entries; an unknown name raises an error that lists all.
 
     >>> "fedcof" in registry()
     True

@@ -43,7 +43,7 @@ def option(function: Any, name: str) -> Any:
 
 
 def of_first(numbers: Any, *, inner: Callable[[Any], Any] | None) -> Any:
-    """Select the numbers of the method that is refined or corrected, then apply ``inner`` to them."""
+    """Return the parameters of the method that is refined or corrected, after ``inner``."""
     return numbers.first if inner is None else inner(numbers.first)
 
 
@@ -59,15 +59,15 @@ class Round:
 
     Attributes:
         client: ``(params, sent, rows, num_classes) -> terms``, a pytree that adds up over rows: arrays are
-            summed, a `Factor` stands for YᵀY, and `Table`s are stacked.
+            summed, a `Factor` is summed as YᵀY, and `Table`s are concatenated.
         server: ``(params, state, total) -> state``. States are tuples, the first is ``()``. None appends
             the total to the state.
         broadcast: ``(params, state) -> sent``, a part of the state; None for all of it.
         numbers: ``(params) -> params``, selects the method's numbers for the three functions; None for all.
         examples: whether the round is over clients' examples, even if clients have sent other rows before.
         head: whether the state after the round gives a head; it always does after the last round.
-        fixed: whether the clients' terms depend on the kinds of the method's rules, but on no number. Methods
-            that differ only in numbers can then share the terms, see `covfree.select`.
+        fixed: whether the clients' terms do not depend on any number in ``params``. `covfree.select` then
+            computes them once for methods that differ only in numbers.
     """
 
     client: Callable[[Any, Any, Rows, int], Any]
@@ -84,7 +84,7 @@ class Round:
 
 
 def phases(*clients: Callable[[Any, Any, Rows, int], Any], fixed: bool = False) -> tuple[Round, ...]:
-    """Make rounds whose totals the server keeps; each is given the totals of all earlier rounds."""
+    """Make a round of each client function; the state, which all rounds broadcast, is the tuple of totals."""
     return tuple(Round(client, fixed=fixed) for client in clients)
 
 
@@ -93,7 +93,7 @@ def phases(*clients: Callable[[Any, Any, Rows, int], Any], fixed: bool = False) 
 class Factor:
     """A term that adds up as YᵀY, with Y its ``value``; any other leaf is summed as it is.
 
-    Y is kept instead of the product so that the one who adds can choose the product's form: in full, its
+    Y is kept instead of the product, so that the code that sums can choose the form: the full product, its
     upper triangle, or no product if there are few rows (`Scatter.from_factor`).
     """
 
@@ -101,7 +101,7 @@ class Factor:
 
 
 def is_special(term: Any) -> bool:
-    """Whether a term is a `Factor` or a `Table`, and not an array to be summed."""
+    """Return whether a term is a `Factor` or a `Table`, and not an array to be summed."""
     return isinstance(term, (Factor, Table))
 
 

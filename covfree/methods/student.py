@@ -27,7 +27,7 @@ from covfree.methods.within import moments_of
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Student:
-    """The choice of a Student head, as `student` makes it, for ``head=`` of `fedcof` and its kin.
+    """The settings of a Student head, made by `student`, for ``head=`` of `fedcof` and similar methods.
 
     Attributes:
         prior: κ/d, the weight of the shared covariance in observations for each dimension.
@@ -42,17 +42,17 @@ def student(prior: Scalar = 1.0, *, rank: int | None = None) -> Student:
     """Choose a Student head, with a covariance for each class, as ``head=`` of `fedcof` and similar methods.
 
     See `student_head` for the classifier. The method estimates the shared covariance Σ̃; each class's own
-    part comes from how its class means spread, which every method's clients send.
+    part comes from the spread of its class means.
 
     Args:
         prior: κ/d, the weight of Σ̃ in observations for each dimension; above 0. Of 0.3, 0.5 and 1, the
             default lost least to LDA in the worst of five seeds of 17 federations: 0.7 points
             (experiments/student.md).
-        rank: with None the server keeps all rows, and the head is as large as they are. With a number r it
-            keeps C·d·r sums instead, from which Nyström's formula gives r directions of each class. Use it if
-            no machine holds all rows (`Generated` rows, a `Stream`, secure sums). It takes two more rounds of
-            sums, and is exact for classes of at most r + 1 rows. 16 lost at most 0.3 points on four
-            federations, 8 up to 0.8 (experiments/student.md).
+        rank: with None the server keeps all rows, and the head contains them. With a number r it keeps C·d·r
+            sums instead, from which Nyström's formula gives r directions of each class. Use it if no machine
+            holds all rows (`Generated` rows, a `Stream`, secure sums). It takes two more rounds of sums, and
+            is exact for classes of at most r + 1 rows. 16 lost at most 0.3 points on four federations, 8 up
+            to 0.8 (experiments/student.md).
 
     Raises:
         ValueError: if a number is out of range.
@@ -68,7 +68,7 @@ def student(prior: Scalar = 1.0, *, rank: int | None = None) -> Student:
 
 
 class StudentNumbers(NamedTuple):
-    """Numbers that may be swept."""
+    """Hyperparameters, which ``vmap`` may sweep."""
 
     shrinkage: Shrinkage
     prior: Scalar
@@ -84,7 +84,7 @@ def _means(rows: Rows, num_classes: int, examples: bool) -> Rows:
 
 
 def _keep(numbers: Any, state: tuple[Any, ...], rows: Rows, num_classes: int, *, examples: bool) -> Table:
-    """Keep the class means."""
+    """Return the class means as a table, which the server keeps as the round's total."""
     means = _means(rows, num_classes, examples)
     return Table(means, jnp.asarray(means.count) > 0)
 
@@ -114,7 +114,7 @@ def shared_directions(dim: int, rank: int, dtype: Any) -> jax.Array:
 
 
 def _system(numbers: StudentNumbers, first: Any, spread: Any, *own: Any, system: Any) -> Scatter:
-    """Make the system from the shared covariance."""
+    """Return the shrunk shared covariance; ``own``, the totals of the classes' own parts, is not used."""
     return system(numbers.shrinkage, first, spread)
 
 

@@ -50,7 +50,8 @@ class Summary:
             the number of examples.
         alone: ``(features, labels, num_classes) -> Rows`` of a single client; it may return None to fall back
             on ``make``. None if ``make`` is always used.
-        counts: whether ``own_sizes`` counts labels. Then a client's rows are better made outside ``jit``.
+        counts: whether ``own_sizes`` reads the labels' values, which ``jit`` hides: make a client's rows
+            outside it.
         stays: whether the rows are the examples, which never leave the client.
     """
 
@@ -205,7 +206,7 @@ def _mixtures(
 
 
 def _own_mixtures_sizes(labels: Any, num_classes: int) -> tuple[int, ...]:
-    """Count exactly if the labels are known, as the sizes determine a mixture's cost."""
+    """Return bounds on the classes and on a class's examples, close ones unless labels are traced."""
     size = max(1, labels.shape[0])
     if is_traced(labels):
         return size, size
@@ -217,7 +218,7 @@ def _own_mixtures_sizes(labels: Any, num_classes: int) -> tuple[int, ...]:
 def _mixtures_cost(
     labels: Any, clients: Any, dim: int, *, num_components: int, covariance: Structure
 ) -> Cost:
-    """Count a mean, a covariance and 50 steps for each component, as if no class had equal examples."""
+    """Count 50 EM steps for each component; if examples are equal, the true number is smaller."""
     sizes = pair_sizes(labels, clients)
     components = np.clip(sizes // 2, 1, num_components)
     rows, full = int(components.sum()), covariance == "full"

@@ -24,8 +24,8 @@ class Within:
     """An estimator of the within-class scatter Ŵ as a sum over rows: a record of functions; hashable.
 
     Attributes:
-        first: ``(rows, num_classes) -> first``, what must be known of all rows first; adds up over rows. It
-            is the `Moments`, or has a field ``moments``.
+        first: ``(rows, num_classes) -> first``, sums over all rows, which the other functions need:
+            `Moments`, or a record with a field ``moments``.
         factor: ``(rows, first) -> Y`` with YᵀY = Ŵ, apart from ``inner``.
         freedom: ``(first) -> Freedom`` of Ŵ/(N − C).
         inner: ``(rows, first) -> array``, the scatter inside the rows as clients sent it: its diagonal, or
@@ -47,13 +47,13 @@ def moments_of(first: Any) -> Moments:
 
 
 def moments_in(state: Any) -> Moments | None:
-    """Find the first class moments in a server's state; None if it holds none."""
+    """Find the first class moments in a server's state; None if there are none."""
     nodes = jax.tree.leaves(state, is_leaf=lambda node: isinstance(node, Moments))
     return next((node for node in nodes if isinstance(node, Moments)), None)
 
 
 def from_means(weighting: Weighting) -> Within:
-    """FedCOF's estimator, from how the rows' means spread; K_c − 1 degrees of freedom for each class."""
+    """Make FedCOF's estimator, from the spread of the rows; K_c − 1 degrees of freedom for each class."""
     weight = bound(_class_weight, weighting=weighting)
     factor = bound(within_factor, weighting=weighting)
     return Within(first_moments, factor, bound(_class_freedom, weight=weight), class_weight=weight)
@@ -68,7 +68,7 @@ def _class_freedom(moments: Moments, *, weight: Callable[[Moments], jax.Array]) 
 
 
 def from_variances() -> Within:
-    """The estimator from clients' own variances and how their means spread: no sampling error."""
+    """Make the estimator from the variances that clients sent and the spread of their means."""
     freedom = bound(_class_freedom, weight=_equal_weight)
     return Within(example_moments, _between_factor, freedom, _sent_variances)
 
@@ -89,13 +89,13 @@ def _sent_variances(rows: Rows, moments: Moments) -> jax.Array:
 
 
 def from_components(weighting: Weighting) -> Within:
-    """The estimator from how each client's own means spread, and the observed differences between clients."""
+    """Make the estimator from the spread of each client's own means, and the differences of clients."""
     factor = bound(component_factor, weighting=weighting)
     return Within(component_moments, factor, bound(component_freedom, weighting=weighting))
 
 
 def from_directions() -> Within:
-    """The estimator from the scatter between means and the leading directions of the scatter inside them."""
+    """Make the estimator from the scatter between means and the residual directions that clients sent."""
     return Within(directed_moments, _directed_factor, directed_freedom)
 
 

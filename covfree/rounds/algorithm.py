@@ -96,7 +96,7 @@ class Algorithm:
     with the leaves of ``params``, so another learning rate needs no recompilation.
 
     Attributes:
-        params: numbers that may be swept, and initial arrays.
+        params: hyperparameters, which ``vmap`` may sweep, and initial arrays.
         name: the algorithm's name.
         init: ``(params, num_clients, key) -> (state, memory)``: the server's first state, and each client's
             memory before its first round, ``()`` if clients remember nothing. ``num_clients`` counts the

@@ -61,7 +61,7 @@ class Book:
         records: one for each finished round.
         items: the lengths of the tables in each finished round's total, if the algorithm's number of rounds
             is fixed.
-        stopped: why the run stopped; None while it goes on.
+        stopped: why the run stopped; None while it runs.
         best_round: the round with the best evaluation so far.
         folder: the folder in which the run is saved every ``save_every`` rounds; None to save nothing.
         saved: the number of finished rounds at the last saving.

@@ -56,7 +56,7 @@ class Mark(NamedTuple):
 
     @classmethod
     def of(cls, array: Any) -> Mark:
-        """Make the mark of an array; ``shown`` is the values if they are few, or else type and shape."""
+        """Make the fingerprint of an array; ``shown`` is the values if they are few, else type and shape."""
         array = np.asarray(array)
         shown = str(array) if array.size <= _FEW else f"{array.dtype}{list(array.shape)}"
         return cls(shown, digest([array]))

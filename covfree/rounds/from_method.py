@@ -185,7 +185,7 @@ def _one_row(method: Method[Any], num_classes: int) -> Rows:
 def as_algorithm(
     method: Method[Any], *, num_classes: int, uploads: Literal["messages", "sums"] = "messages"
 ) -> Algorithm:
-    """Make an algorithm of a training-free method.
+    """Convert a training-free method to an `Algorithm`.
 
     In the first round each client uploads the message that it would send in a real federation, and the server
     runs the method's rounds over the rows in the messages. With ``uploads="sums"`` each of the method's

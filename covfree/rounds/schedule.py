@@ -182,8 +182,8 @@ def first_rounds(
 ) -> Int64[np.ndarray, " clients"]:
     """Find the first round in which each client takes part.
 
-    A sum over clients counts each client once. So after r rounds the server holds the statistics of the
-    clients with ``0 <= first < r``.
+    A sum over clients counts each client once. So after r rounds the server has the statistics of the clients
+    with ``0 <= first < r``.
 
     Args:
         schedule: the clients of each round, from `participation` or your own; −1 for nobody.

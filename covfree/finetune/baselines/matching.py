@@ -166,10 +166,10 @@ def summarise(
 ) -> tuple[Float[Array, "pool dim"], Int[Array, ""]]:
     """Summarise clients' sets of prompts, which all started from one pool, in a new pool.
 
-    At first the centres are all clients' prompts. A sweep goes through the clients. For each client, its
-    prompts are assigned optimally under the present model; then Adam takes a step in all centres and networks
-    along the gradient of the client's `log_likelihood`. The new pool consists of the centres to which prompts
-    were assigned in the last sweep, sorted by the number of their clients.
+    At first the centres are all clients' prompts. A sweep visits the clients in turn. A client's prompts are
+    assigned optimally under the present model; then Adam takes a step in all centres and networks along the
+    gradient of the client's `log_likelihood`. The new pool consists of the centres to which prompts were
+    assigned in the last sweep, sorted by the number of their clients.
 
     Args:
         table: the prompts of the first client, then of the second, …, each in the order of the pool.

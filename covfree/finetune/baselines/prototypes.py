@@ -53,7 +53,7 @@ def _held_near(
     client: Callable[..., Any],
     server: Callable[..., Any],
 ) -> Algorithm:
-    """Make an algorithm whose state is the prototypes, and whose clients remember their models."""
+    """Make an algorithm whose server state is the prototypes, and whose clients keep their own models."""
     if check_model(model).features is linear_features:
         raise ValueError(
             "model: expected one whose features are trained, adapter_model(head) or a network_model, got a "
@@ -154,7 +154,7 @@ def _class_means(numbers: _Numbers, own: Own, data: ClientData) -> Update:
 def _averaged(numbers: _Numbers, state: Prototypes, total: Update) -> Prototypes:
     held = total.holders > 0
     mean = total.mean / jnp.where(held, total.holders, 1)[:, None]
-    # Keep the prototype of a class that no client of the round holds.
+    # Keep the prototype of a class that no client of the round has.
     return Prototypes(
         jnp.where(held[:, None], mean, state.mean), jnp.where(held, total.holders, state.counts)
     )

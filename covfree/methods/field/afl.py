@@ -19,7 +19,7 @@ from covfree.methods.summaries import keep_examples
 
 
 class AflNumbers(NamedTuple):
-    """Numbers that may be swept: the clients' γ, and the λ of the final solution."""
+    """Hyperparameters, which ``vmap`` may sweep: the clients' γ, and the λ of the final solution."""
 
     gamma: Scalar
     ridge: Scalar
@@ -34,7 +34,7 @@ def _head(numbers: AflNumbers, system: Scatter, totals: tuple[Moments, Scatter],
 
 
 def _merge(numbers: AflNumbers, message: Message, num_classes: int) -> tuple[tuple[Moments, Scatter]]:
-    """Subtract Kγ I from Σ C_k; the absolute aggregation law needs only Σ C_k and Σ C_k W_k."""
+    """Compute the class sums Σ C_k W_k, and F Fᵀ = Σ C_k − Kγ I from the matrices C_k = F_k F_kᵀ + γI."""
     ((moments, gram),) = gram_merge(numbers, message, num_classes)
     dtype = gram.value.dtype
     added = jnp.asarray(distinct(message.rows.client), dtype) * jnp.asarray(numbers.gamma, dtype)

@@ -48,7 +48,7 @@ class _Layer(NamedTuple):
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class _Numbers:
-    """Numbers that may be swept, and static sizes."""
+    """The method's hyperparameters, which ``vmap`` may sweep, and its static settings."""
 
     ridge: Scalar
     layer_ridge: Scalar
@@ -146,8 +146,8 @@ def deepafl(
 
     Φ₀ = tanh([x̂, 1] A) are random features (`DeepFeatures`). On Φ the server solves W = (ΦᵀΦ + λI)⁻¹ΦᵀY from
     sums over all clients. A layer adds FΩ with random F = gelu([Φ, 1] B). Ω minimises ‖R − FΩW‖² + γ‖Ω‖² for
-    R = Y − ΦW, what W does not explain, and is solved from FᵀF and FᵀR. Then W is solved again. As clients
-    send sums alone, the head does not depend on how examples are spread, and secure aggregation applies.
+    R = Y − ΦW, what W does not explain, and is solved from FᵀF and FᵀR. Then W is solved again. Clients send
+    only sums, so secure aggregation can be used, and the head does not depend on how examples are spread.
 
     Bytes up of each client: 4·[(T + 1)·(h² + h·C) + T·(f² + f·C)], and C counts with each W. Bytes down in
     each round: the layers so far and W; a client that keeps them needs only the newest layer.

@@ -58,7 +58,7 @@ def ensemble(
 ) -> Method[Any]:
     """Make a one-shot ensemble: clients train a softmax head each and send it; the server averages them.
 
-    A client's head covers the classes that the client holds, and is trained only on its examples
+    A client's head covers the classes that the client has, and is trained only on its examples
     (`softmax_head`). Two averages over the clients are offered, where n_kc of client k's n_k examples are of
     class c:
 
@@ -66,11 +66,11 @@ def ensemble(
         scores          Σ_k n_kc/N_c · (w_kcᵀx + b_kc), over the clients with class c
 
     The second is one linear head, the average of the clients' columns (one round of FedAvg, trained to the
-    end). The first is an `EnsembleHead`, which keeps all heads. A client that holds only one class always
+    end). The first is an `EnsembleHead`, which keeps all heads. A client that has only one class always
     predicts it: it adds a constant to the first average and 0 to the second. Bytes up: 4·M·(d + 1).
 
-    It is a baseline that shows what the clients' own models are worth. Rows are columns of heads, not means,
-    so `diagnose` refuses them, and `collect` must not be given a ``max_norm`` (its ``dim`` is d + 1).
+    It is a baseline: models that clients train alone. Rows are columns of heads, not means, so `diagnose`
+    refuses them, and `collect` must not be given a ``max_norm`` (its ``dim`` is d + 1).
 
     Args:
         average: what is averaged.

@@ -22,7 +22,7 @@ from covfree.statistics.feature_maps import relu_features
 
 
 class _LeftOut(NamedTuple):
-    """Sums over clients of c_k and c_k², the sizes of what the clients' directions leave out."""
+    """Sums over clients of c_k and c_k², with c_k the size of what client k's directions leave out."""
 
     total: jax.Array
     squares: jax.Array
@@ -57,8 +57,8 @@ def fedran(
 ) -> Method[MappedHead]:
     """Make FedRAN: ridge regression on random features; clients send a low-rank part of their Gram matrix.
 
-    Let F_k hold a client's random ReLU features as columns, with singular values s_1 ≥ s_2 ≥ … and left
-    singular vectors v_j. It sends s_j v_j for j ≤ r, the size of what they leave out,
+    Let the columns of F_k be a client's random ReLU features, with singular values s_1 ≥ s_2 ≥ … and left
+    singular vectors v_j. The client sends s_j v_j for j ≤ r, the size of what these leave out,
     c_k = Σ_{j > r} s_j⁴ / Σ_{j > r} s_j², and its class means. The server's Gram matrix is
 
         Ĝ = Σ_k Σ_{j ≤ r} s_kj² v_kj v_kjᵀ + cI,    c = Σ_k c_k² / Σ_k c_k,

@@ -30,12 +30,12 @@ from covfree.methods.summaries import keep_examples
 
 # The paper's (1 − a)Σ + a·t·I with a = 0.05 is this rule times 0.95, a factor that changes no direction.
 _PAPER = 0.05 / 0.95
-# Distances between classes are capped here, in deviations within classes: more does not separate them better.
+# Distances between classes are capped at this many standard deviations within classes.
 _APART = 30.0
 
 
 class _Numbers(NamedTuple):
-    """Numbers that may be swept; the last two are None without a teacher."""
+    """Hyperparameters, which ``vmap`` may sweep; the last two are None for `fishermix`."""
 
     shrinkage: Shrinkage
     spread: Scalar
@@ -128,8 +128,8 @@ def fishermix(
     Clients send class means and covariances. In the Fisher subspace, the span of S_W⁻¹(μ_c − μ_g), the server
     draws equally many features of each class from N(Vᵀμ_c, τ²VᵀΣ_cV), and trains on them. With τ = 1 and one
     covariance for all classes, this is linear discriminant analysis with equal priors, up to the randomness
-    of the draws. With τ < 1 the classes overlap less, so that the head attends less to their borders. Bytes
-    up: 4·M·(d² + d).
+    of the draws. With τ < 1 the classes overlap less, so the head depends less on draws near their borders.
+    Bytes up: 4·M·(d² + d).
 
     Args:
         num_samples: draws of all classes together; fewer than ten for each class make the head worse.

@@ -89,7 +89,7 @@ def fedcgs(shrinkage: Scalar = 0.0, *, feature_map: FeatureMap | None = None) ->
 
 
 class _Numbers(NamedTuple):
-    """Numbers that may be swept."""
+    """Hyperparameters of `qda`, which ``vmap`` may sweep."""
 
     shrinkage: Shrinkage
     degrees: Scalar
@@ -133,7 +133,7 @@ def pooled_covariance(shrinkage: Shrinkage, moments: Moments, scatters: jax.Arra
 
 
 def as_matrix_shrinkage(shrinkage: Scalar | str | Shrinkage) -> Shrinkage:
-    """Return a shrinkage rule; raise if it needs single rows, which class covariances do not hold."""
+    """Return a shrinkage rule; raise if it needs single rows, which the server does not have here."""
     rule = as_shrinkage(shrinkage)
     if rule.needs_rows:
         raise ValueError("shrinkage: the rule looks at single rows, which class covariances do not hold")

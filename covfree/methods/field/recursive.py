@@ -1,6 +1,6 @@
-"""Fed3R's recursive form: a state that clients join and leave, and that equals the batch solution throughout.
+"""Fed3R's recursive form: a state to which examples are added and removed; its head is the batch solution.
 
-The state holds a triangular root R of the regularised Gram matrix, Rᵀ R = F Fᵀ + λI, not the matrix itself.
+The state contains a triangular root R of the regularised Gram matrix, Rᵀ R = F Fᵀ + λI.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ class RecursiveRidge:
         root: R, upper triangular with a diagonal above 0, so that Rᵀ R = F Fᵀ + λI determines it.
         total: sum of the features of each class.
         count: examples of each class.
-        margin: how well determined the state is after forgetting. It is 1 before any `downdate`. Then it is
-            the smallest share of any direction's energy that remained after a `downdate`. Rounding errors
-            grow by about 1/margin. 0 means that a `downdate` was refused.
+        margin: 1 before any `downdate`; then the smallest squared pivot of S in any `downdate`, about the
+            smallest share of the state that remained in any direction. Rounding errors grow by about
+            1/margin. 0 means that a `downdate` was refused.
     """
 
     root: Float[Array, "*batch dim dim"]
@@ -95,8 +95,8 @@ def update(
         labels: their classes; a label outside [0, num_classes) is padding.
 
     Returns:
-        The state, as if all examples had come at once, in any order. Scan over clients of one shape with
-        ``jax.lax.scan``.
+        The new state. Within rounding, it does not depend on the order of examples. Scan over clients of one
+        shape with ``jax.lax.scan``.
 
     Raises:
         ValueError: if shapes do not fit.
@@ -124,7 +124,7 @@ def downdate(
     features: Float[AnyArray, "examples dim"],
     labels: Integer[AnyArray, " examples"],
 ) -> RecursiveRidge:
-    """Remove a client's examples from the state, as if they had never been added.
+    """Remove a client's examples from the state: the inverse of `update`, within rounding.
 
     With Rᵀ P = Fᵀ one has Rᵀ R − Fᵀ F = Rᵀ (I − P Pᵀ) R, so R' = S R for the Cholesky factor Sᵀ S = I − P Pᵀ.
     The eigenvalues of I − P Pᵀ are the shares that remain of the state in each direction. Rounding is
@@ -137,9 +137,9 @@ def downdate(
 
     Returns:
         The state without the examples. If they cannot be removed, the state is unchanged except for
-        ``margin``, which is 0. This happens if a class has more examples than the state holds, or if an
-        eigenvalue of I − P Pᵀ is negative or within rounding: then the examples were not in the state, or λ
-        is too small compared to them. The state never holds NaN.
+        ``margin``, which is 0. This happens if a class has more examples than the state, or if I − P Pᵀ is
+        not positive definite beyond rounding: then the examples were not in the state, or λ is too small
+        compared to them. The state never contains NaN.
 
     Raises:
         ValueError: if shapes do not fit.

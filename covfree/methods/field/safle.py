@@ -22,7 +22,7 @@ from covfree.statistics.buckets import BucketFeatures, bucket_features, gaussian
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class _Numbers:
-    """Numbers that may be swept, and static sizes."""
+    """The method's hyperparameters, which ``vmap`` may sweep, and its static settings."""
 
     ridge: Scalar
     seed: Scalar
@@ -116,9 +116,9 @@ def safle(
 
     In the first round clients send n and Σx, which give the mean c. In the second they send n, Σ(x − c) and
     Σ(x − c)², which give the buckets' thresholds: Gaussian quantiles of each feature (`gaussian_thresholds`).
-    Squares about c are accurate wherever the features lie. In the third they send ΦᵀΦ and ΦᵀY of the mapped
-    features Φ (`bucket_features`), from which the server solves W = (ΦᵀΦ + λI)⁻¹ΦᵀY. As clients send only
-    sums, the head does not depend on how examples are spread over them.
+    Squares about c are accurate even if features are far from zero. In the third they send ΦᵀΦ and ΦᵀY of the
+    mapped features Φ (`bucket_features`), from which the server solves W = (ΦᵀΦ + λI)⁻¹ΦᵀY. As clients send
+    only sums, the head does not depend on how examples are spread over them.
 
     Bytes up of each client: 4·(3·d + D² + D·C) with D = ⌈d·L/G⌉·2ᴳ, and 2 + C counts; the defaults give
     D = 8·d. Bytes down: 4·d·(1 + L).

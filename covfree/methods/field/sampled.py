@@ -25,14 +25,14 @@ _SAMPLES, _L2 = 10_000, 1e-3
 
 
 class _Numbers(NamedTuple):
-    """Numbers that may be swept: the seed of the virtual features, and the weight of the penalty."""
+    """Hyperparameters, which ``vmap`` may sweep: the virtual features' seed, and the penalty's weight."""
 
     seed: Scalar
     l2: Scalar
 
 
 class _Descent(NamedTuple):
-    """Numbers that may be swept, for a head trained by gradient descent."""
+    """Hyperparameters, which ``vmap`` may sweep, of a head trained by gradient descent."""
 
     seed: Scalar
     learning_rate: Scalar
@@ -87,7 +87,7 @@ def ccvr(num_samples: int = _SAMPLES, *, l2: Scalar = _L2, seed: Scalar = 0) -> 
 
 
 def keep_phase(numbers: Any, totals: tuple[Moments], rows: Rows, num_classes: int) -> Table:
-    """Keep all rows as the total of the round."""
+    """Return all valid rows as a table, so that the round's total is the rows of all clients."""
     return Table(rows, jnp.asarray(rows.count) > 0)
 
 

@@ -1,4 +1,4 @@
-"""Rounds of small messages that make closed-form heads exact, or correct them."""
+"""Improve closed-form heads in more rounds: `refined` makes them exact, `corrected` lowers their loss."""
 
 from covfree.methods.refine.corrected import corrected as corrected
 from covfree.methods.refine.refined import refined as refined

@@ -32,7 +32,7 @@ _PAIRS = 12
 def _end_of_own(
     first: Any, state: tuple[Any, ...], total: Any, *, each: Round, plan: Plan
 ) -> tuple[Correction]:
-    """Do the server's part of the method's last round, and start the correction from its head."""
+    """Compute the method's state after its last round, and from it the first state of the correction."""
     state = (*state, total) if each.server is None else each.server(each.own(first), state, total)
     return begin(first, state, plan=plan)
 
@@ -42,7 +42,7 @@ def _last_terms(first: Any, sent: Any, rows: Rows, num_classes: int, *, each: Ro
 
 
 def _last(each: Round, plan: Plan) -> Round:
-    """Make the method's last round also start the correction, which needs all of the method's numbers."""
+    """Return the method's last round with a server function that also starts the correction."""
     client = each.client if each.numbers is None else bound(_last_terms, each=each)
     server, numbers = bound(_end_of_own, each=each, plan=plan), bound(of_first, inner=None)
     return replace(each, client=client, server=server, numbers=numbers, head=True)

@@ -24,13 +24,14 @@ from covfree.statistics.softmax import ScaledLosses, SoftmaxSums, scaled_losses,
 
 # Candidates of β, in units of 1/(deviation of the scores over classes).
 _SCALES = np.logspace(-1, 3, 17)
-# This times the candidate's square is added to the mean loss, too little to matter if classes overlap. But if
-# the head separates the examples, the loss alone falls forever, and all probabilities would become 0 or 1.
+# This times the candidate's square is added to the mean loss. It hardly matters if classes overlap. If the
+# head separates the examples, it bounds β: the loss alone would fall forever, and all probabilities become 0
+# or 1.
 _CONFIDENCE = 1e-5
 
 
 class Correction(NamedTuple):
-    """The server's state once there is a first head.
+    """The server's state during a correction, from the method's first head on.
 
     Attributes:
         moments: counts and sums of each class.
@@ -74,7 +75,7 @@ class Asked(NamedTuple):
 
 
 class Numbers(NamedTuple):
-    """Numbers that may be swept: those of the method, and λ."""
+    """Hyperparameters, which ``vmap`` may sweep: those of the method, and λ."""
 
     first: Any
     penalty: Scalar
@@ -170,7 +171,7 @@ def _combined(
 
 
 def _asked(start: Head, scale: jax.Array, moments: Moments, point: jax.Array) -> Asked:
-    """Make the classifier of a point, to be sent to clients."""
+    """Make the classifier at a point of the descent, in the form that clients receive."""
     weight, bias, present = _combined(start, scale, moments, point)
     # Subtract the mean bias: it changes no probability, and may be so large that the rest is rounded away.
     level = jnp.where(present, bias, 0).sum() / jnp.maximum(present.sum(), 1).astype(bias.dtype)
@@ -185,7 +186,7 @@ def _first_asked(start: Head, moments: Moments, zero: jax.Array) -> Asked:
 
 
 def ask_losses(numbers: Numbers, state: tuple[Correction]) -> tuple[Asked, jax.Array]:
-    """Make what the server sends to ask for losses: h₀ with β = 1, and the unit of the candidates of β."""
+    """Return the broadcast of the round of losses: h₀ with β = 1, and the unit of the candidates of β."""
     (known,) = state
     return _first_asked(known.start, known.moments, known.descent.trial), known.unit
 
@@ -223,7 +224,7 @@ def take_losses(numbers: Numbers, state: tuple[Correction], total: ScaledLosses)
 
 
 def ask(numbers: Numbers, state: tuple[Correction]) -> Asked:
-    """Send the classifier at which the loss is to be evaluated."""
+    """Return the broadcast of a step: the classifier whose loss and gradient clients compute."""
     (known,) = state
     return _asked(known.start, known.scale, known.moments, known.descent.trial)
 
@@ -234,7 +235,7 @@ def answer(numbers: Numbers, asked: Asked, rows: Rows, num_classes: int) -> Soft
 
 
 def take(numbers: Numbers, state: tuple[Correction], total: SoftmaxSums) -> tuple[Correction]:
-    """Take one step; if nobody answered, the round changes nothing."""
+    """Take one L-BFGS step with the clients' sums; if no client answered, return the same state."""
     (known,) = state
     came = total.number > 0
     number = jnp.where(came, total.number, 1)
@@ -247,7 +248,7 @@ def take(numbers: Numbers, state: tuple[Correction], total: SoftmaxSums) -> tupl
 
 
 def finish(numbers: Numbers, system: None, *state: Any, plan: Plan) -> Head:
-    """Make the head of a state: the method's own before the correction starts."""
+    """Make the head from the state; before the correction starts, it is the method's own head."""
     known = state[0]
     if not isinstance(known, Correction):
         return _own_head(numbers.first, state, plan)[1]

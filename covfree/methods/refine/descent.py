@@ -42,7 +42,7 @@ class Descent(NamedTuple):
 
 
 def begin_descent(point: Float[Array, "rows classes"], pairs: int) -> Descent:
-    """Start at a point whose loss is not yet known."""
+    """Return the first state of a descent; the first evaluation is at ``point``."""
     none = jnp.zeros((pairs, *point.shape), point.dtype)
     value = jnp.full((), math.log(point.shape[1]), point.dtype)
     return Descent(point, value, jnp.zeros_like(point), jnp.zeros((), bool), point, none, none)
@@ -51,9 +51,9 @@ def begin_descent(point: Float[Array, "rows classes"], pairs: int) -> Descent:
 def descend(
     descent: Descent, value: Float[Array, ""], slope: Float[Array, "rows classes"], metric: Factorisation
 ) -> Descent:
-    """Given the loss and the gradient at the trial point, choose the next trial.
+    """Choose the next trial point, from the loss and the gradient at the present one.
 
-    If the loss has fallen enough, the trial becomes the point, and the next trial lies one L-BFGS step ahead,
+    If the loss has fallen enough, the trial becomes the point, and the next trial is one L-BFGS step away,
     −H·slope. H starts as a multiple of P = A⁻¹ ⊕ 1: 1 before the first pair, then sᵀy/(yᵀPy) of the newest
     pair. Products sᵀy do not depend on coordinates, so this is L-BFGS in coordinates in which A is the
     identity. If the loss has not fallen enough, the point stays, and the next trial is the minimum of the

@@ -1,4 +1,4 @@
-"""A FedCOF head made exact over a few rounds: the system to be solved, and what clients are asked for."""
+"""Refine a FedCOF head in rounds of products, so that it approaches the head of the exact covariance."""
 
 from __future__ import annotations
 
@@ -29,15 +29,15 @@ from covfree.methods.within import moments_of
 
 
 class Progress(NamedTuple):
-    """The server's state once there is a first head.
+    """The server's state during a refinement, from the method's first head on.
 
     Attributes:
         moments: counts and sums of each class.
         search: the search for the weights.
         rows: clients' class means, which give the scatter between them; None if clients sent only sums.
         own: the parts of the method's totals that a nonlinear head needs.
-        covariance: the shrunk covariance, if the search is for a ridge head. (Far from zero it cannot be
-            recovered from the Gram matrix.)
+        covariance: the shrunk covariance, if the search is for a ridge head. (If features are far from zero,
+            it cannot be recovered from the Gram matrix.)
     """
 
     moments: Moments
@@ -50,7 +50,7 @@ class Progress(NamedTuple):
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Numbers:
-    """Numbers that may be swept: the numbers of the method, and the shrinkage of the exact covariance."""
+    """Hyperparameters, which ``vmap`` may sweep: the method's, and the shrinkage of the exact covariance."""
 
     first: Any
     shrinkage: Shrinkage
@@ -62,7 +62,7 @@ class RefinePlan:
 
     Attributes:
         gram: the parts of a ridge head's Gram matrix; None for LDA.
-        covariance: makes the method's shrunk covariance.
+        covariance: ``(params, *totals) -> Scatter``, the method's shrunk covariance.
         directions: q, the largest number of directions of a round; None for as many as the head has
             independent columns.
         head: the method's ``head`` if it is nonlinear, else None; its system is `known_matrix`.
@@ -74,7 +74,7 @@ class RefinePlan:
     head: Callable[..., Any] | None = None
 
     def most(self, shape: tuple[int, ...]) -> int:
-        """The largest number of directions of a round; ``shape`` is the right side's, [dim, classes]."""
+        """Return the largest number of directions of a round; ``shape`` is [dim, classes]."""
         dim, num_classes = shape
         # Centred means of C classes span C − 1 dimensions.
         most = max(1, num_classes - (self.gram is None)) if self.directions is None else self.directions
@@ -82,7 +82,7 @@ class RefinePlan:
 
 
 def _begin(first: Any, state: tuple[Any, ...], total: Any, *, plan: RefinePlan) -> Progress:
-    """Start from the head of the method's totals: the server's part of the last round over rows."""
+    """Compute the refinement's first state from the method's totals: the server's part of its last round."""
     totals = (*state, total)
     moments = moments_of(totals[0])
     right = (centred_means(moments) if plan.gram is None else resolved_sums(moments)).T
@@ -94,12 +94,12 @@ def _begin(first: Any, state: tuple[Any, ...], total: Any, *, plan: RefinePlan) 
 
 
 def _ask(numbers: Numbers, progress: Progress) -> tuple[jax.Array, jax.Array | None]:
-    """Send the directions, and the class means to centre about; None for the client's own means."""
+    """Return the broadcast: directions, and class means to centre about (None: the client's own means)."""
     return progress.search.directions, progress.moments.mean if progress.rows is None else None
 
 
 def _take(numbers: Numbers, progress: Progress, answer: Answer, *, plan: RefinePlan) -> Progress:
-    """Process the sum of the clients' answers: the server's part of a round of products.
+    """Improve the weights by the sum of the clients' answers: the server's part of a round of products.
 
     If clients are missing, sums are scaled up by degrees of freedom: the scatter of missing clients is
     assumed to be as large, for each degree of freedom, as that of the clients that answered. If nobody
@@ -166,7 +166,7 @@ def _finish(
 
 
 def _keep(progress: Progress, rows: Rows) -> Progress:
-    """Keep the clients' class means for the rounds of products."""
+    """Store the clients' class means in the state, for the rounds of products."""
     return progress._replace(rows=rows)
 
 
@@ -191,8 +191,8 @@ def refined(
     """Make the head of a method exact, or nearly so, over a few rounds of small messages.
 
     FedCOF estimates the covariance from class means. After its round the server sends q directions, and each
-    client answers with its own scatter times them: d·q numbers, which add up over clients. With the estimate
-    as a preconditioner, each round brings the server nearer to the head of the exact covariance: that of
+    client answers with its own scatter times them: d·q numbers, which add up over clients. The server solves
+    iteratively, with the estimate as a preconditioner, for the head of the exact covariance: that of
     `fedcof_oracle` or Fed3R, for which each client sends d² numbers.
 
     Derivatives treat the directions as constants; they are complete once all d directions are known.

@@ -25,7 +25,8 @@ class Search(NamedTuple):
         right: M.
         span: V, orthonormal directions whose products with A are known.
         images: A V.
-        directions: Q, orthonormal and orthogonal to V; their products with A are asked for next.
+        directions: Q, orthonormal and orthogonal to V; clients compute their products with A in the next
+            round.
         step: Z = Π P residual, from which the directions were made.
         residual: R′, the residual for which the step was made.
         weight: the present W.
@@ -46,7 +47,7 @@ class Search(NamedTuple):
 
 
 def begin(inverse: Factorisation, right: Float[Array, "dim columns"], most: int) -> Search:
-    """Start from W = P M."""
+    """Return the state before the first products, with W = P M."""
     nothing = right[:, :0]
     # Set the pivot to 0: if Cholesky broke down it is NaN, and a run would reject the state as not finite.
     inverse = inverse._replace(smallest_pivot=jnp.zeros_like(inverse.smallest_pivot))
@@ -57,7 +58,7 @@ def begin(inverse: Factorisation, right: Float[Array, "dim columns"], most: int)
 
 
 def advance(search: Search, images: Float[Array, "dim asked"], most: int) -> Search:
-    """Process the products with A that were asked for, and choose the next directions.
+    """Improve W by the products of A with ``search.directions``, and choose the next directions.
 
     1. Compute the best W in the span of all directions so far: W = V G⁻¹ VᵀM with G = VᵀAV, and its residual
        R = M − A W.
@@ -135,10 +136,9 @@ def _next(
 
 
 def _outside(span: jax.Array, step: jax.Array, residual: jax.Array) -> jax.Array:
-    """Orthonormalise a step's columns outside the span; use the residual's columns where none is left.
+    """Return orthonormal directions outside the span, from the columns of a step.
 
-    If the residual has none left either, any other columns will do. Once the span is everything, the solution
-    is exact.
+    A column inside the span is replaced by the residual's column, or by a random one if that is inside too.
     """
 
     def beyond(columns: jax.Array) -> jax.Array:

@@ -1,4 +1,4 @@
-"""The heads of several methods, and how many errors each makes on clients' examples."""
+"""Make the heads of several methods, and count the errors of each on clients' examples."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ MOST = 100.0
 
 
 class Count(NamedTuple):
-    """What a client uploads.
+    """A client's upload, and the sum over clients.
 
     Attributes:
         scores: the client's number of errors with each head, or the sum of its losses.
-        number: how many examples it keeps aside.
+        number: the number of examples that it keeps aside.
     """
 
     scores: Float[Array, " candidates"]
@@ -118,14 +118,14 @@ def each_head(params: tuple[Any, ...], heads: tuple[Head, ...], maker: Maker) ->
 
 
 def ask(params: tuple[Any, ...], state: tuple[Known]) -> tuple[Head, ...]:
-    """Send the heads."""
+    """Return the broadcast: all heads."""
     return state[0].heads
 
 
 def answer(
     params: tuple[Any, ...], heads: tuple[Head, ...], rows: Rows, num_classes: int, *, maker: Maker
 ) -> Count:
-    """Compute a client's errors, or losses, with all heads."""
+    """Sum the errors, or losses, of each head over the examples that a client keeps aside."""
     rows = aside(rows, maker.share)
     groups = maker.groups(params)
     order = jnp.argsort(jnp.array([who for group in groups for who in group]))
@@ -163,7 +163,7 @@ def results_of(scores: jax.Array, label: jax.Array, by: By) -> jax.Array:
 
 
 def take(params: tuple[Any, ...], state: tuple[Known], total: Count, *, by: By) -> tuple[Known]:
-    """Process the clients' sums; a head that is not finite gets the worst possible result."""
+    """Store the clients' sums in the state; a head that is not finite gets the worst possible sum."""
     worst = total.number * (1.0 if by == "errors" else MOST)
     scores = jnp.where(state[0].sound, total.scores, worst.astype(total.scores.dtype))
     return (state[0]._replace(counted=Count(scores, total.number)),)

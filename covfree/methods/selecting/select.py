@@ -1,4 +1,4 @@
-"""`select`: clients' own examples choose among methods, or among the numbers of a method."""
+"""Choose among methods, or among a method's numbers, by examples that clients keep aside."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from covfree.statistics.kept import check_keep, kept_aside
 def _served(
     params: Any, state: Any, total: Any, *, steps: tuple[Step, ...], maker: Maker | None
 ) -> tuple[Running] | tuple[Known]:
-    """Do the server's part of a round; make the heads after the last."""
+    """Compute the server's state after a round; after the last round (``maker`` is given), make the heads."""
     running = serve(params, state, total, steps=steps)
     return (running,) if maker is None else begin(params, running, maker)
 
@@ -93,12 +93,12 @@ def select(candidates: Sequence[Method[H]], *, by: By = "errors", keep: float = 
 
     Each client leaves a share of its examples out of what it sends. From the rest, the server makes the heads
     of all candidates, and sends them. Each client counts the errors of each head on the examples that it kept
-    aside. The counts add up, and the server takes the head with the fewest errors, the first of equals. So
-    all candidates together cost one message and one more round, in which a client sends a number for each
+    aside. The server adds the counts, and takes the head with the fewest errors, the first of equals. So all
+    candidates together cost one message and one more round, in which a client sends a number for each
     candidate and its number of examples.
 
     Which examples are kept aside is decided by a hash of their features, so it needs no key and no memory.
-    The counts are honest for clients' own examples; they do not show how heads do at new clients.
+    The counts are unbiased for these clients; they do not show the accuracy at new clients.
 
     Args:
         candidates: two or more methods whose clients send the same; the first is taken among equals.
@@ -111,9 +111,9 @@ def select(candidates: Sequence[Method[H]], *, by: By = "errors", keep: float = 
 
     Returns:
         The method; its numbers are a tuple of the candidates' numbers. Its head is that of the chosen
-        candidate. Under ``jit``, if heads differ in kind, it is a head that holds them all; ``taken`` returns
-        the chosen one. `covfree.rounds.run` reports in its history which one was chosen and the mean results
-        of all: ``taken``, ``errors`` or ``losses``, and ``counted``, the number of examples.
+        candidate. Under ``jit``, if heads differ in kind, it is a head that contains all of them; ``taken``
+        returns the chosen one. `covfree.rounds.run` reports in its history which one was chosen and the mean
+        results of all: ``taken``, ``errors`` or ``losses``, and ``counted``, the number of examples.
 
     Raises:
         TypeError: if a candidate is no method.
@@ -201,8 +201,8 @@ def _check(candidates: tuple[Method[Any], ...], keep: float) -> None:
                 f"candidates: expected none whose message depends on its numbers, got {each.name!r}"
             )
         if each.feature_map is not None:
-            # In batches of another size the last bits of a mapped feature may differ, and with them what is
-            # kept.
+            # The last bits of a mapped feature depend on the batch's size, and with them the hash that
+            # decides what is kept aside.
             raise ValueError(
                 f"candidates: expected methods without a map of features, got {each.name!r}; map the "
                 "features once, before all else"

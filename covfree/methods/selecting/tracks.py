@@ -1,4 +1,4 @@
-"""Rounds of several methods side by side; common work is done once."""
+"""Run the rounds of several methods together; work that methods have in common is done once."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Running(NamedTuple):
 
 @dataclass(frozen=True)
 class Step:
-    """What a round does to a track of `Running`.
+    """How a round computes one track of `Running`.
 
     Attributes:
         parent: the index of the track's state before the round.
@@ -43,7 +43,7 @@ class Step:
 
 
 class Tracks(NamedTuple):
-    """The rounds of all methods.
+    """The common rounds of all methods, as steps on tracks.
 
     Attributes:
         over_rows: the steps of each round over rows.
@@ -57,7 +57,7 @@ class Tracks(NamedTuple):
 
 
 def side_by_side(methods: Sequence[Method[Any]]) -> Tracks:
-    """Put the rounds of methods side by side, first those over rows, then those over examples."""
+    """Combine the rounds of methods, one of each method at a time: first over rows, then over examples."""
     track = [0] * len(methods)
     found: list[tuple[tuple[Step, ...], ...]] = []
     for examples in (False, True):
@@ -110,7 +110,7 @@ def terms(
 
 
 def aside(rows: Rows, share: float) -> Rows:
-    """Return the examples that are kept aside."""
+    """Make all rows padding except the examples that are kept aside."""
     return _labelled(rows, kept_aside(rows.mean, share))
 
 
@@ -120,7 +120,7 @@ def _labelled(rows: Rows, used: jax.Array) -> Rows:
 
 
 def ask(params: tuple[Any, ...], state: tuple[Any, ...], *, steps: tuple[Step, ...]) -> tuple[Any, ...]:
-    """Make what clients are sent for each track that has a round."""
+    """Return the broadcasts, one for each track that has a round."""
     tracks = tracks_of(state)
     found = []
     for step in steps:
@@ -138,7 +138,7 @@ def tracks_of(state: tuple[Any, ...]) -> tuple[tuple[Any, ...], ...]:
 def serve(
     params: tuple[Any, ...], state: tuple[Any, ...], total: tuple[Any, ...], *, steps: tuple[Step, ...]
 ) -> Running:
-    """Do the server's part of a round for all tracks."""
+    """Compute the states of all tracks after a round."""
     tracks, totals, found = tracks_of(state), iter(total), []
     for step in steps:
         before = tracks[step.parent]
@@ -152,6 +152,6 @@ def serve(
 
 
 def receive(state: tuple[Running], rows: Rows, *, steps: tuple[Step, ...]) -> tuple[Running]:
-    """Keep what methods need of the rows that clients sent; ``steps`` belong to the last round over rows."""
+    """Call each track's ``received`` with clients' rows; ``steps`` are those of the last round over rows."""
     tracks = zip(state[0].tracks, steps, strict=True)
     return (Running(tuple(s if step.received is None else step.received(s, rows) for s, step in tracks)),)

@@ -1,4 +1,4 @@
-"""Alignment before any method: each client's features are moved to one shared Gaussian (SLOT-Align).
+"""SLOT-Align, to be used before any method: move each client's features to one shared Gaussian.
 
 A client calls `client_gaussian`, and later `affine_map` with what the server broadcasts. The server calls
 `barycentre`. In a simulation, `align` does all of it.

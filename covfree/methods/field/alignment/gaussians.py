@@ -1,4 +1,4 @@
-"""Clients' features as Gaussians in a subspace, and their barycentre."""
+"""Describe each client's features by a Gaussian in a subspace, and compute the Gaussians' barycentre."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from covfree.estimators.scatter import centred_rows
 # The largest number of steps to the barycentre. For eigenvalues from 1 to 100 or 10,000, 13 to 41 steps
 # reached 4e-11.
 _STEPS = 100
-# How far QᵀQ of a basis in half precision may be from I.
+# The largest allowed entry of QᵀQ − I for a basis Q, which may be in half precision.
 _ORTHONORMAL = 0.02
 
 
@@ -175,7 +175,7 @@ def check_basis(features: AnyArray, basis: AnyArray) -> None:
 
 
 def roots(matrix: Float[Array, "rank rank"]) -> tuple[Float[Array, "rank rank"], Float[Array, "rank rank"]]:
-    """Compute A^½ and A^−½ of a positive semi-definite matrix; 0 in directions within rounding."""
+    """Compute A^½ and A^−½ of a positive semi-definite matrix; eigenvalues within rounding give 0 in both."""
     values, vectors = eigh(matrix)
     kept = values > rank_cut(values)
     root = jnp.sqrt(jnp.where(kept, values, 1))

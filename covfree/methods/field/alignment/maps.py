@@ -133,8 +133,8 @@ def affine_map(
     """Make a client's map to the barycentre: the optimal transport between the two Gaussians.
 
     T(z) = m + A (z − m_k) with A = Σ_k^−½ (Σ_k^½ S Σ_k^½)^½ Σ_k^−½, so that A Σ_k A = S. Directions in which
-    the client has no variance are mapped to m; a client without examples is left as it is. A strength t below
-    1 goes the share t of the way, along the geodesic between the Gaussians.
+    the client has no variance are mapped to m; a client without examples is left as it is. With a strength t
+    < 1, features move by the share t of the way, along the geodesic between the Gaussians.
 
     Args:
         own: the client's `client_gaussian`.
@@ -171,7 +171,7 @@ def align(
     receives as many, and the subspace (d·r).
 
     Clients are aligned as a whole, without labels. That helps if clients' features differ because of their
-    origin. It harms if they differ because the clients hold other classes: then alignment removes what
+    origin. It harms if they differ because the clients have other classes: then alignment removes what
     separates classes. Costs n·r² for n examples, and r³ for each client.
 
     Args:
