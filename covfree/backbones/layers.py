@@ -27,7 +27,7 @@ class Style:
     Attributes:
         dtype: the data type in which the network computes; parameters are float32.
         epsilon: added to a norm's variance.
-        momentum: the factor of a batch norm's running statistics in an update; the batch has the rest.
+        momentum: m in a batch norm's update: running statistics ← m · running + (1 − m) · the batch's.
         same: whether convolutions pad as TensorFlow's "SAME", which adds an odd position at the end.
             Otherwise both ends get the same padding.
     """
@@ -75,7 +75,7 @@ class Style:
             momentum=self.momentum,
             epsilon=self.epsilon,
             dtype=self.dtype,
-            use_fast_variance=False,  # centre before squaring, against cancellation
+            use_fast_variance=False,  # that would compute E[x²] − E[x]², which cancels
             name=name,
         )
 

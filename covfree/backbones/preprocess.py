@@ -18,7 +18,7 @@ _LONGEST = 1000
 
 
 def preprocess(image: Any, spec: Spec) -> Float[np.ndarray, "crop crop 3"]:
-    """Resize, crop and normalise one image, as for the backbone's published weights.
+    """Resize, crop and normalise one image, as the backbone's published weights require.
 
     The shorter side becomes ``spec.preprocessing.resize`` pixels (or the image is squeezed to this width and
     height), a square is cut from the middle, and its grey levels are normalised (needs Pillow).

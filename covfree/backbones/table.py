@@ -30,7 +30,7 @@ class Preprocessing:
 
 @dataclass(frozen=True)
 class Spec:
-    """An entry in the table of backbones, or one of your own with another size of an architecture.
+    """A backbone: an entry of `BACKBONES`, or one of your own with another size of an architecture.
 
     Attributes:
         name: the name that `backbone` takes.

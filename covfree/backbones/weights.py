@@ -129,7 +129,7 @@ def to_params(
     def filled(path: Any, leaf: Any) -> jax.Array:
         array = arrays[_name(path)]
         if array.ndim == 4:
-            array = array.transpose(2, 3, 1, 0)  # out, in, height, width to height, width, in, out
+            array = array.transpose(2, 3, 1, 0)  # [out, in, height, width] to [height, width, in, out]
         elif path[-1].key == "kernel":
             array = array.T
         return jax.numpy.asarray(array)

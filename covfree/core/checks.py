@@ -31,10 +31,10 @@ _FEW = 64
 def check(features: Any, labels: Any, clients: Any = None, *, num_classes: int | None = None) -> None:
     """Check the features, labels and clients of a federation's examples; raise an error if one is invalid.
 
-    Invalid are arrays of unequal length, NaN or infinite features, features so small that all underflow to 0,
-    and labels that are too large. Values are checked in the data type in which jax computes: without x64,
-    1e300 is infinite. Of traced arrays, only shapes and data types are checked. Arrays on a device are copied
-    to the host only if something is wrong.
+    An error is raised for arrays of unequal length, NaN or infinite features, features so small that all
+    underflow to 0, and labels that are too large. Values are checked in the data type in which jax computes:
+    without x64, 1e300 is infinite. Traced arrays have no values, so only their shapes and data types are
+    checked. Arrays on a device are copied to the host only if something is wrong.
 
     Args:
         features: [examples, dim], floating point.
@@ -132,7 +132,7 @@ def check_example_structure(features: Any, labels: Any = None, clients: Any = No
 
 
 def _on_host(features: Any, labels: Any, clients: Any, most: int) -> bool:
-    """Return True if NumPy finds labels ≤ ``most`` and valid features; False if `check` must look closer."""
+    """Return True if labels are ≤ ``most`` and features valid; False if `check` must read all. Uses NumPy."""
     labels = np.asarray(labels)
     used = labels >= 0 if clients is None else (labels >= 0) & (np.asarray(clients) >= 0)
     if (labels > most).any() or first_non_finite(features, used) is not None:

@@ -73,8 +73,8 @@ class Rows:
             number in every part of a table. Most estimators do not need it.
         covariance: covariance of the examples behind each row, if clients send it: a full matrix, its
             diagonal, or one variance for all directions. 0 if the count is below 2. For residual directions,
-            see `send_directions`.
-        sketch: True for rows that are residual directions (`send_directions`) instead of means. Their label,
+            see `directed_rows`.
+        sketch: True for rows that are residual directions (`directed_rows`) instead of means. Their label,
             −2 (`DIRECTION`), makes them padding for functions that do not know them.
 
     >>> import dataclasses, jax.numpy as jnp
@@ -168,7 +168,7 @@ class Moments:
     Attributes:
         count: N_c, examples of each class; floats, which do not overflow.
         num_rows: K_c, rows of each class with a count above 0. If each client sends one mean for each class,
-            this is the number of clients that hold the class.
+            this is the number of clients with examples of the class.
         total: sum of the class's features, Σ_r n_r x_r.
         magnitude: Σ_r n_r max_j |x_rj|, a scale for the rounding error of ``total`` (`resolved_sums` in
             ``heads/columns.py`` uses it); None if unknown.

@@ -26,7 +26,7 @@ class EnsembleHead:
         client: the client of each column, numbered from 0; M or above for padding.
         label: the class of each column.
         log_share: log π_k of each column's client; the π_k sum to 1.
-        present: above 0 for a class of which a client has examples.
+        present: above 0 for a class with examples at some client.
     """
 
     weight: Float[Array, "columns dim"]

@@ -35,7 +35,7 @@ def fisher_directions(
     eigenvectors it is unique, so that samples drawn in it do not depend on arbitrary signs.
 
     MᵀS_W⁻¹M squares the strengths of directions, so float32 resolves only directions up to 700 times weaker
-    than the strongest. The strong ones are therefore removed from M, and the rest is decomposed again.
+    than the strongest. So the strong directions are removed from M, and what is left is decomposed again.
     Directions in which classes differ 500,000/√C times less than in the strongest are lost in float32.
 
     Args:
@@ -50,7 +50,7 @@ def fisher_directions(
     solved = solve(factorise(covariance), means)
     rounding = _ROUNDINGS * jnp.finfo(means.dtype).eps
     found, floor = jnp.zeros_like(means), jnp.zeros((), means.dtype)
-    nothing = jnp.sqrt(share)[:, None]  # M times this vector is 0 up to rounding, so it is projected out
+    nothing = jnp.sqrt(share)[:, None]  # M times this vector is 0 up to rounding: project it out
     for _ in range(2):
         means, solved = (x - product(product(x, nothing), nothing.T) for x in (means, solved))
         inner = product(means.T, solved)
@@ -120,7 +120,7 @@ def residual_head(
     weight = weight / jnp.maximum(weight.sum(), 1)
     offset = log_priors(moments) - 0.5 * jnp.square(means).sum(1)
     teacher = product(features, means.T) + offset[None, :]
-    shown = present | ~present.any()  # with no class present, show all to avoid NaN; their weights are 0
+    shown = present | ~present.any()  # if no class is present, include all: avoids NaN
 
     taught = _log_softmax(teacher / temperature, shown)
     numbers = features, teacher, taught, chosen, jnp.where(kept, weight, 0), shown, distilled, temperature, l2

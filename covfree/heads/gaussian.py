@@ -19,7 +19,7 @@ class GaussianHead:
     """A Gaussian for each class: scores are log-densities plus log-priors, up to a constant.
 
     A class without rows is marked absent: its score is −∞, so it is never predicted. All leaves are finite
-    floats, as those of `LinearHead`.
+    floats, like those of `LinearHead`.
 
     Attributes:
         mean: μ_c.

@@ -67,7 +67,7 @@ def calibrate_temperature(
 
     >>> import jax.numpy as jnp
     >>> head = LinearHead(jnp.array([[1.0, 0.0]]), jnp.zeros(2))
-    >>> features, labels = jnp.ones((4, 1)), jnp.array([0, 0, 0, 1])  # P(0) = ¾ wants 1/T = log 3
+    >>> features, labels = jnp.ones((4, 1)), jnp.array([0, 0, 0, 1])  # P(0) = ¾ if 1/T = log 3
     >>> calibrate_temperature(head, features, labels).round(4)
     Array(0.9102, dtype=float32)
     """

@@ -88,7 +88,7 @@ class Rules:
 
 
 def check_known(rows: Rows, num_classes: int, whose: str) -> None:
-    """Raise a ValueError if a label is not below ``num_classes``; ``whose`` names the rows' origin in it."""
+    """Raise a ValueError if a label is not below ``num_classes``; ``whose`` names the rows in the error."""
     last = int(np.asarray(rows.label).max(initial=-1))
     if last >= num_classes:
         raise ValueError(

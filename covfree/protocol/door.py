@@ -60,7 +60,7 @@ class Collected:
         rejected: for each client whose message was set aside, the reason.
         repeated: for each client that sent again after it was counted, what it sent, and why its first
             message counts.
-        solved: whether the clients sent solutions, as AFL's do.
+        solved: whether the clients sent ridge solutions, as AFL's clients do.
         receipts: the digest of each counted client's message, which shows if a later message is the same.
         bounds: the ``max_count`` and ``max_norm`` of the last round in words, and where they come from. If
             sites were judged, ``"sites"`` says how many were, and how many of them fail.

@@ -102,8 +102,8 @@ def load_message(path: str | PathLike[str]) -> Message:
         The message, in NumPy arrays. `collect` checks its values.
 
     Raises:
-        ValueError: if the file is cut short, is no message, or holds arrays that do not fit together; the
-            error names the path.
+        ValueError: if the file is cut short, is no message, or its arrays have inconsistent shapes; the error
+            names the path.
 
     >>> import covfree, numpy as np, tempfile
     >>> sent = covfree.Message(covfree.Rows(np.ones((1, 2)), np.array([3]), np.array([0])))
