@@ -172,7 +172,7 @@ def _commit_now(hub: Any, repository: str, revision: str | None) -> str:
 
 
 def _verified(path: Path, place: str, expected: str | None) -> str:
-    """Return the file's SHA-256; a ValueError if it is not ``expected`` or not the hash in the file's name."""
+    """Return a file's SHA-256; a ValueError if it is not ``expected`` or not the hash in the file's name."""
     found, name = _sha256(path), path.resolve().name
     if _SHA256.fullmatch(name) and name != found:
         raise ValueError(
