@@ -30,8 +30,8 @@ class Difference(NamedTuple):
     """How far the scores of an exported file are from covfree's.
 
     Attributes:
-        most: the largest difference between scores.
-        largest: the largest score.
+        most: the largest absolute difference between scores.
+        largest: the largest absolute score.
     """
 
     most: float

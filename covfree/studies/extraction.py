@@ -1,4 +1,4 @@
-"""Features of images and texts for a study, computed under a progress bar."""
+"""Compute features of images and texts for commands, with a progress bar and a summary."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def backbone_of(text: str) -> str:
 
 
 def onnx_of(path: str, output: str | None = None, preprocessing: str | None = None) -> Extractor:
-    """Open an .onnx file, perhaps ``path:output``; errors name the options of the command line."""
+    """Open an .onnx file, perhaps ``path:output``, as an `Extractor`; errors name the command's options."""
     path, _, inside = path.rpartition(".onnx")
     try:
         chosen = None if preprocessing is None else preprocessing_of(preprocessing)

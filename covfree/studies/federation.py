@@ -38,7 +38,7 @@ class Federation:
 
     @property
     def law(self) -> str:
-        """The partitioner's name."""
+        """The partitioner's name, without its arguments."""
         return self.partition.partition(":")[0]
 
     def check(self) -> dict[str, Any]:

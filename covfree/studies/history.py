@@ -13,7 +13,7 @@ from covfree.studies.table import as_bytes
 
 
 class History:
-    """The records of a run; each is written to a file and told to the listener at once.
+    """The records of a run: each is at once written to a file and reported to the listener.
 
     Rounds of training count from 1, so record r has the accuracy after r rounds. Record 0 is the start: the
     last round of the first closed-form stage, whose earlier rounds have numbers below 0. A later closed-form

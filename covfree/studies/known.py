@@ -23,7 +23,7 @@ _OPEN = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 
 
 def entry_of(name: str) -> Entry[Method]:
-    """Return the entry of a registered method, of an installed package's method, or of one in a file."""
+    """Return the `Entry` of a method: registered, of an installed package, or a function in a file."""
     if name in registry():
         return registry()[name]
     path, in_file, function = name.partition(".py:")

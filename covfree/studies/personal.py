@@ -107,16 +107,16 @@ def personalised(
 
     Args:
         method: one of `TITLES`.
-        start: the common start.
+        start: what all methods start from.
         train: the clients' training examples.
         test: the clients' test examples.
         client: the clients' optimiser, or its rate.
         rounds: the number of rounds of methods that send something; each is one pass over a client's
             examples.
-        epochs: the number of passes, without a break, of local training and FedCGS, which send nothing.
+        epochs: the number of passes of local training and FedCGS, which send nothing between them.
         home: the number of passes of FedAvg-FT at the client, after the rounds.
         strength: λ of FedProto and FedCGS.
-        key: the key of all draws.
+        key: the key of all random draws.
         checkpoint: a folder in which rounds are saved, and from which they are resumed.
         batch_size: examples of a step.
     """

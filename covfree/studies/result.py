@@ -137,7 +137,7 @@ def summarise(runs: Iterable[Run], titles: Mapping[str, str] | None = None) -> l
 
 
 def place_names(places: Sequence[tuple[str, Federation | None]]) -> tuple[str, ...]:
-    """Return a name for each place: the settings that differ between places, or the data if none do."""
+    """Name each place (data, federation) by the settings that differ between places, or by its data."""
     datasets = {dataset for dataset, _ in places}
     made = [federation for _, federation in places if federation is not None]
     partitions, clients = ({getattr(each, name) for each in made} for name in ("partition", "clients"))

@@ -62,7 +62,7 @@ class Source(NamedTuple):
     """A source of a federation's data; a call returns the data for a seed.
 
     Attributes:
-        config: the settings that describe it, for the results.
+        config: the settings that describe the source, stored with results.
         outline: the data of seed 0; if it is images, without features, which are not computed yet.
         load: returns the data for a seed.
         images: the images that features are computed from, if any.

@@ -50,7 +50,7 @@ class Start(NamedTuple):
         head: a linear head, perhaps on mapped features. A fitted temperature has already divided the scores
             of a closed-form head.
         records: the history's lines of the closed-form stage; the last of them is round 0.
-        temperature: a given temperature, by which the scores of a closed-form head are still to be divided.
+        temperature: a number by which a closed-form head's scores are still to be divided, or None.
     """
 
     head: LinearHead | MappedHead

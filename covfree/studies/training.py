@@ -68,8 +68,8 @@ class Training:
         start_rounds: rounds of the closed-form stage: ``"once"`` for one with all clients; ``"all"`` for
             rounds of ``participation`` clients each, none of them twice, until all came; or the number of
             such rounds.
-        extractor_flops: operations of the extractor on an example, which clients' costs include whenever they
-            compute features.
+        extractor_flops: operations of the feature extractor on an example; clients' costs include them where
+            clients compute features.
         rank: the rank of `covfree.finetune.lora` for training layers; 0 for training them fully.
         restart: every so many rounds, a round is a closed-form stage of all clients on the present features,
             and training continues from its head; 0 for none.

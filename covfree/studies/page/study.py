@@ -46,7 +46,7 @@ def page_of(
     given: Mapping[str, Any],
     failed: Sequence[str] = (),
 ) -> dict[str, Any]:
-    """Make the page from the runs' results, and from the messages about failed runs."""
+    """Make the page of a study's results; ``given`` are the options by which to repeat the command."""
     places = list(dict.fromkeys(result.place for result in results))
     groups = [[result for result in results if result.place == place] for place in places]
     several, down = len(places) > 1, report.is_trained(results) or report.receives(results)
