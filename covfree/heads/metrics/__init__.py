@@ -1,13 +1,13 @@
 """Metrics of a head's scores: accuracy overall, by class and by client, calibration, likelihood.
 
-All functions take the scores ``[examples, classes]`` of a head, and the labels ``[examples]``. These rules
-hold for all of them:
+All functions take the scores ``[examples, classes]`` of a head, and the labels ``[examples]``, and follow
+these rules:
 
-- An example whose label is below 0 is padding: it changes nothing.
-- A label of C or above is an error; under ``jit``, where values cannot raise, it is padding.
+- An example with a label below 0 is padding: it is ignored.
+- A label of C or above is an error; a traced label of C or above is padding.
 - A score of −∞ marks a class that the head does not know: it is never predicted and has probability 0.
-- An example whose scores are all −∞, or hold NaN, has no prediction. It counts as wrong.
-- A mean over nothing is NaN: over no examples, or for a class or a client without examples.
+- An example whose scores are all −∞, or include NaN, has no prediction. It counts as wrong.
+- A mean without examples, such as the accuracy of a class or a client that has none, is NaN.
 
 No intermediate array is larger than the scores, except for the C × C counts of a confusion matrix.
 """

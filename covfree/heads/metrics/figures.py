@@ -1,4 +1,4 @@
-"""The metrics, each a compiled function of scores and labels."""
+"""Metrics as compiled functions of scores and labels."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from covfree.heads.metrics.outcome import (
 def accuracy(
     scores: Float[AnyArray, "examples classes"], labels: Integer[AnyArray, " examples"]
 ) -> Float[Array, ""]:
-    """Compute the share of the examples whose class has the largest score, in [0, 1].
+    """Compute the share of examples whose true class has the largest score, in [0, 1].
 
     Args:
         scores: a head's scores; −∞ for a class that it does not know.
@@ -69,7 +69,7 @@ def class_precision(
 def balanced_accuracy(
     scores: Float[AnyArray, "examples classes"], labels: Integer[AnyArray, " examples"]
 ) -> Float[Array, ""]:
-    """Compute the mean of the classes' accuracies, so that every class counts equally.
+    """Compute the mean over classes of `class_recall`, so that every class counts equally.
 
     Classes without examples in ``labels`` are left out. Arguments and errors are those of `accuracy`.
 
@@ -101,8 +101,8 @@ def nll(
 ) -> Float[Array, ""]:
     """Compute the mean of −log softmax(scores)[label], the negative log-likelihood, in nats.
 
-    It is +∞ if an example's class has a score of −∞, as the head gives it no chance, and NaN if a score is
-    NaN. Scores of closed-form heads are no log-probabilities before `calibrate_temperature`. Arguments and
+    It is +∞ if an example's true class has a score of −∞, and NaN if a score is NaN. Scores of a head in
+    closed form are no log-probabilities until it is calibrated by `calibrate_temperature`. Arguments and
     errors are those of `accuracy`.
 
     >>> import jax.numpy as jnp
@@ -119,10 +119,10 @@ def calibration_error(
 ) -> Float[Array, ""]:
     """Compute the expected calibration error, the mean gap between confidence and accuracy, in [0, 1].
 
-    The confidence of an example is the largest of softmax(scores). Bin m of M holds the n_m examples with
-    confidence in ((m − 1)/M, m/M]; so
+    The confidence of an example is the largest entry of softmax(scores). Let n_m be the number of examples in
+    bin m of M, those with confidence in ((m − 1)/M, m/M]. Then
 
-        ECE = Σ_m n_m/n · |share of right predictions in bin m − mean confidence in bin m|.
+        ECE = Σ_m n_m/n · |share of correct predictions in bin m − mean confidence in bin m|.
 
     Arguments and errors are those of `accuracy`, and:
 
@@ -160,8 +160,8 @@ def client_accuracy(
         num_clients: K, static.
 
     Returns:
-        Accuracies in [0, 1]; NaN for a client without examples. ``jnp.nanmin`` gives that of the worst
-        client, ``jnp.nanpercentile`` percentiles.
+        Accuracies in [0, 1]; NaN for a client without examples. Take their minimum by ``jnp.nanmin``, and
+        percentiles by ``jnp.nanpercentile``.
 
     Raises:
         TypeError: if a data type is wrong.

@@ -1,4 +1,4 @@
-"""Metrics by name, for tables."""
+"""Compute metrics by their names, for tables."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from covfree.heads.metrics.outcome import (
     recall_of,
 )
 
-# All names that `measure` knows, in the order of tables. Below, those that need each example's client.
+# All names that `measure` knows, in the order of tables; then the names that need each example's client.
 NAMES = ("accuracy", "balanced", "worst_class", "nll", "ece", "mean_client", "worst_client", "p10_client")
 CLIENT_NAMES = ("mean_client", "worst_client", "p10_client")
 
@@ -55,7 +55,7 @@ def measure(
             for the names in ``CLIENT_NAMES``.
 
     Returns:
-        The figures as Python floats, for use outside ``jit``. NaN where there is nothing to measure.
+        The metrics by name, as Python floats (so not under ``jit``); NaN for a mean without examples.
 
     Raises:
         TypeError: if a data type is wrong.

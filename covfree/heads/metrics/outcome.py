@@ -1,4 +1,4 @@
-"""Outcomes of scores: correct or not, confidence and loss of each example, and their averages over groups."""
+"""Outcome of each example's scores (prediction, confidence, loss), and averages of outcomes over groups."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from covfree.core.types import accumulation_dtype, is_traced
 
 
 def check_scores(scores: Any, labels: Any, clients: Any = None, **sizes: Any) -> None:
-    """Raise unless scores, labels and clients are valid; values of traced arrays are not checked."""
+    """Raise an error if scores, labels or clients are invalid; values of traced arrays are not checked."""
     for name, array in (("scores", scores), ("labels", labels), ("clients", clients)):
         if array is not None and not hasattr(array, "dtype"):
             raise TypeError(f"{name}: expected an array, got {type(array).__name__}")
@@ -54,11 +54,11 @@ class Outcome(NamedTuple):
     """The outcome of each example's scores; every field has one entry per example.
 
     Attributes:
-        label: the class; C for padding, so that scatters by label drop it.
+        label: the class; C for padding, so that ``.at[label].add(…, mode="drop")`` ignores it.
         predicted: the class with the largest score; C if no score is above −∞.
         kept: False for padding.
         confidence: probability of the predicted class; 0 if all scores are −∞, NaN if one is NaN.
-        loss: −log of the label's probability; +∞ if that is 0.
+        loss: −log of the label's probability; +∞ if this probability is 0.
     """
 
     label: Integer[Array, " examples"]
@@ -74,7 +74,7 @@ class Outcome(NamedTuple):
 
 
 def outcome_of(scores: Any, labels: Any) -> Outcome:
-    """Compute the outcome of each example."""
+    """Compute the outcome of each example from its scores [examples, classes] and its label."""
     scores, labels = jnp.asarray(scores), as_int32("labels", labels)
     scores = scores.astype(accumulation_dtype(scores))
     classes = scores.shape[1]
@@ -97,7 +97,7 @@ def outcome_of(scores: Any, labels: Any) -> Outcome:
 
 
 def shares(outcome: Outcome, group: Any, among: Any, size: int) -> Float[Array, " groups"]:
-    """Return the share of correct predictions among the counted examples of each group; NaN if none."""
+    """Return, for each group, its correct predictions divided by its examples in ``among``; NaN if none."""
     right, every = (
         jnp.zeros(size, jnp.int32).at[group].add(part.astype(jnp.int32), mode="drop")
         for part in (outcome.right, among)
@@ -107,9 +107,9 @@ def shares(outcome: Outcome, group: Any, among: Any, size: int) -> Float[Array, 
 
 
 def mean_over(values: Any, kept: Any) -> Float[Array, ""]:
-    """Return the mean over the kept examples; +∞ if a value is +∞, NaN without examples."""
-    # Sum accurately, as a plain sum of a million float32 loses digits. Add infinite terms apart, as they
-    # would make the accurate sum NaN.
+    """Return the mean of ``values`` over the kept examples; +∞ if a value is +∞, NaN without examples."""
+    # Use `mean_groups`, as a plain sum of a million float32 loses digits. Infinite values would make its
+    # result NaN, so they are added afterwards.
     infinite = kept & (values == jnp.inf)
     used = kept & ~infinite
     mean, _ = mean_groups(values[:, None], jnp.where(used, 0, -1), 1)
@@ -123,12 +123,12 @@ def accuracy_of(outcome: Outcome) -> Float[Array, ""]:
 
 
 def recall_of(outcome: Outcome, classes: int) -> Float[Array, " classes"]:
-    """Return the accuracy of each class."""
+    """Return for each class the share of its examples that are predicted correctly; NaN without examples."""
     return shares(outcome, outcome.label, outcome.kept, classes)
 
 
 def ece_of(outcome: Outcome, bins: int) -> Float[Array, ""]:
-    """Return the expected calibration error."""
+    """Return the expected calibration error with ``bins`` bins; see `calibration_error`."""
     place = jnp.clip(jnp.ceil(outcome.confidence * bins) - 1, 0, bins - 1).astype(jnp.int32)
     place = jnp.where(outcome.kept, place, -1)
     excess = outcome.right.astype(outcome.confidence.dtype) - outcome.confidence
@@ -138,8 +138,8 @@ def ece_of(outcome: Outcome, bins: int) -> Float[Array, ""]:
 
 
 def by_client(outcome: Outcome, clients: Any, num_clients: int) -> Float[Array, " clients"]:
-    """Return the accuracy of each client; examples of clients below 0 are left out."""
+    """Return the accuracy of each client, NaN without examples; a client below 0 is none."""
     clients = as_int32("clients", clients)
     owned = outcome.kept & (clients >= 0)
-    # An index past the end is dropped, but −1 would be the last client.
+    # Replace negative clients by an index past the end, which is dropped; −1 would be the last client.
     return shares(outcome, jnp.where(owned, clients, num_clients), owned, num_clients)
