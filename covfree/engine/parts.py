@@ -1,4 +1,4 @@
-"""Cutting a table of rows into parts, on the host: from arrays, memory maps or message files."""
+"""Cut a table of rows (arrays, memory maps or message files) into parts, on the host."""
 
 from __future__ import annotations
 

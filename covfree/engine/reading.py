@@ -1,4 +1,4 @@
-"""Reading the parts of a table ahead of time, and adding them up one by one."""
+"""Read the parts of a table ahead of time, and add their terms one by one."""
 
 from __future__ import annotations
 

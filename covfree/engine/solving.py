@@ -1,4 +1,4 @@
-"""Solving for the head from the server's state. The automatic rule is compiled once for many methods."""
+"""Solve for the head from the server's state. Automatic shrinkage is compiled once for many methods."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rows that are larger than memory: parts are read from files while others are computed."""
+"""Run methods over more rows than memory holds: parts are read from files while others are computed."""
 
 from __future__ import annotations
 

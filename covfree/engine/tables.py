@@ -96,7 +96,7 @@ def one_table(tables: tuple[Table, ...], layout: Layout, dtype: Any) -> tuple[Ta
 
 
 def _sums(values: np.ndarray, start: np.ndarray) -> np.ndarray:
-    """Sum sorted rows by group."""
+    """Sum rows by group; group g starts at row ``start[g]``."""
     if len(values) < 4 * len(start):
         return np.add.reduceat(values, start)
     # Five times faster than `reduceat` if groups have many rows.
@@ -152,7 +152,7 @@ def _add_squares(squares: np.ndarray, group: np.ndarray, values: np.ndarray, kin
 
 
 def rows_of(table: Table, layout: Layout, dtype: np.dtype) -> Rows:
-    """Make the rows that clients send. Large tables are padded, so that similar sizes share compiled code."""
+    """Make `Rows` from a table. Large tables are padded, so that similar sizes share compiled code."""
     covariance = None
     if table.squares is not None:
         degrees = np.maximum(table.count - 1, 1).reshape(-1, *(1 for _ in table.squares.shape[1:]))

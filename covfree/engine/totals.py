@@ -27,7 +27,7 @@ from covfree.methods.rounds import Round, as_total, dense, is_special
 AxisName: TypeAlias = str | tuple[str, ...]
 
 
-# A function ``(round, numbers, sent) -> total`` over all clients, wherever their rows are.
+# A function ``(round, params, sent) -> total``: it sums a round's terms over all clients.
 Source: TypeAlias = Callable[[Round, Any, Any], Any]
 
 
@@ -42,11 +42,12 @@ def through(
     """Run a method's rounds: broadcast, ask ``source`` for the total, and compute the server's next state.
 
     Args:
-        rounds: the method's rounds, or some of them. params: the method's numbers.
-        source: the function ``(round, numbers, sent) -> total``.
+        rounds: the method's rounds, or some of them.
+        params: the method's ``params``.
+        source: the function ``(round, params, sent) -> total``.
         state: the server's state before these rounds.
-        do: ``(party, work) -> result``, which must call ``work()``, e.g. to time it. By default ``work()`` is
-            called alone.
+        do: ``(party, work) -> result``, a wrapper of each step, e.g. to time it; it must return ``work()``.
+            None for no wrapper.
 
     Returns:
         The server's state, for `solve_totals`.
@@ -106,7 +107,7 @@ class How(NamedTuple):
 
     Attributes:
         num_classes: C.
-        whole: whether the rows must not be cut into parts, see `Method.whole_clients`.
+        whole: whether all rows must be summed in one part, see `Method.whole_clients`.
         axis_name: under ``shard_map``, the mesh axes over which rows are sharded.
         few: whether all clients' numbers are below `SAMPLE` already, so that `numbered` keeps them.
     """

@@ -1,4 +1,4 @@
-"""Federated optimisation: fine-tuning in rounds, from any model, with any optax transformation."""
+"""Federated fine-tuning: in rounds, clients train a model with optax, and the server averages changes."""
 
 from covfree.core.optional import optional as _optional
 

@@ -46,7 +46,7 @@ def crop_images(
 
     Args:
         images: floats; or integers, to which the result is rounded.
-        key: PRNG key; each image has draws of its own.
+        key: PRNG key; each image has its own random draws.
         area: smallest and largest share of the image.
         ratio: smallest and largest width over height.
 

@@ -160,9 +160,9 @@ def fedavg(
 ) -> Algorithm:
     """FedAvg: clients train on their own examples, and the server averages their models.
 
-    x ← x − server(Σ w_i (x − y_i) / Σ w_i): the server's optimiser takes the mean change as a gradient. With
-    server = 1.0 the new model is the mean of the clients' models. One round of many epochs is one-shot
-    FedAvg.
+    x ← x − server(Σ w_i (x − y_i) / Σ w_i), with x the server's model, and y_i client i's after training. The
+    server's optimiser takes the mean change as a gradient. With server = 1.0 the new model is the mean of the
+    clients' models. One round of many epochs is one-shot FedAvg.
 
     Args:
         model: from `linear_model` or `network_model`, or your own.

@@ -105,7 +105,7 @@ class _Around:
 
 @dataclass(frozen=True)
 class _Plain:
-    """The result of a model that defines no result of its own: the model itself."""
+    """The ``finish`` for a model that has none: returns the model with merged parameters."""
 
     model: Model
 

@@ -49,8 +49,8 @@ class Model:
         features: ``(trained, frozen, statistics, inputs, train, key) -> (features [batch, dim], statistics)``
             with ``train`` a static bool, and ``key`` for dropout.
         scores: ``(trained, frozen, features) -> scores [batch, classes]``.
-        finish: ``(trained, frozen, statistics) -> result``, a callable: the result of a run; None for the
-            model itself.
+        finish: ``(trained, frozen, statistics) -> result`` of a run, a callable; None if it is the model
+            itself.
         loss: ``(scores [batch, classes], labels [batch, …]) -> [batch]``, which training minimises. Without
             ``num_classes``, scores may have any shape [batch, …]. A vector of integer labels is always taken
             as classes (below 0 is padding): give numbers to predict as floats.

@@ -243,7 +243,7 @@ def _predicted(
 
 
 def client_classes(labels: Any, clients: Any, *, num_classes: int) -> Bool[np.ndarray, "clients classes"]:
-    """Find the classes that each client has.
+    """Return a mask of the classes that each client has.
 
     Args:
         labels: [examples] classes of the training examples; below 0 is padding.

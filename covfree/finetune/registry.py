@@ -41,7 +41,7 @@ class Entry(NamedTuple):
         head: rates that need no tuning for a linear head on features, see docs/fine-tuning.md.
         network: rates for a network; those of FedCOF's authors (Table 13) if the server's optimiser is
             gradient descent.
-        accepts: names of the algorithm's further numbers.
+        accepts: names of the algorithm's further hyperparameters.
     """
 
     title: str

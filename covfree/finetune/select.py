@@ -36,7 +36,7 @@ class Numbers(NamedTuple):
     each: averaging.Numbers
 
     def map(self, function: Callable[..., Any], *stacked: Any) -> Any:
-        """Apply a function to each candidate's numbers and parts, one candidate after the other."""
+        """Map a function over the candidates' numbers and stacked pytrees, one candidate after the other."""
 
         def one(parts: tuple[Any, ...]) -> Any:
             return function(parts[0]._replace(model=self.model), *parts[1:])
@@ -186,10 +186,10 @@ def select(candidates: Sequence[Algorithm], *, by: By = "errors", keep: float = 
     first of equals. This needs no validation set and no more rounds; bytes and computation grow with the
     number of candidates. A candidate that diverges keeps its last finite state.
 
-    The errors are those of the models before the round's training. So run two rounds at least, and if clients
-    are sampled, many of them: only the last round's examples count. Which examples are kept aside is decided
-    as in `covfree.select`, by a hash of their features. The count is honest only if the model's start was
-    made without them too: fit it with the labels of `covfree.kept_aside` set to −1.
+    The errors are those of the models before the round's training. So run at least two rounds. If clients are
+    sampled, sample many: only those of the last round count errors. Which examples are kept aside is decided
+    as in `covfree.select`, by a hash of their features. The count is unbiased only if the initial model was
+    fitted without them too: set the labels of `covfree.kept_aside` to −1.
 
     Args:
         candidates: two or more of `fedavg`, `fedprox`, `fedadam`, `fedyogi` or `fedadagrad` of one model,

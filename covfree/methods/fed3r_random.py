@@ -112,8 +112,8 @@ def fed3r_random(
     """Make Fed3R-RF: Fed3R on D random Fourier features, an approximation of kernel ridge regression.
 
     The kernel is exp(−‖x − y‖²/(2σ²)), whose σ must fit the unit of the features. With ``"auto"`` clients
-    first send n, Σ x and Σ ‖x‖², which add up to the features' total variance tr Σ = Σ ‖x‖²/n − ‖Σ x/n‖²; the
-    server sends back σ = 4·√tr Σ, and a second round is Fed3R's. σ = 1000 in one round is the paper's
+    first send n, Σ x and Σ ‖x‖², from which the server computes the total variance tr Σ = Σ ‖x‖²/n − ‖Σ
+    x/n‖². It sends back σ = 4·√tr Σ, and the second round is Fed3R's. σ = 1000 in one round is the paper's
     setting, chosen for the features of its backbone.
 
     Bytes up: 4·(K·D² + M·D); with ``"auto"`` 4·K·(D² + C·D + C + d + 2) in sums, as each client sends sums

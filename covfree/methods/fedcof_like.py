@@ -60,9 +60,9 @@ def _first_phase(
 def _spread_phase(
     shrinkage: Shrinkage, state: tuple[Any], rows: Rows, num_classes: int, *, within: Within
 ) -> Spread:
-    """Compute rows y_r with Σ̂ = Σ_r y_r y_rᵀ, apart from the scatter inside rows that clients sent.
+    """Compute the terms of `Spread`.
 
-    Also return that scatter, and the row statistics that the shrinkage rule needs.
+    ``scatter`` has rows y_r with Σ_r y_r y_rᵀ = Σ̂, apart from ``inner``, the variances that clients sent.
     """
     (first,) = state
     degrees = _degrees(within, first)

@@ -24,7 +24,7 @@ class MessageForm:
     Attributes:
         name: what is sent, for error messages.
         make: ``(params, features, labels, num_classes) -> Message`` of one client, with a row for each class;
-            absent classes have count 0. It may be traced.
+            absent classes have count 0. Arrays may be traced.
         merge: ``(params, message, num_classes) -> state``, the state after all rounds, from the messages of
             all clients as `collect` adds them up.
         matrices: whether a d × d matrix is sent by each client, or for each row.

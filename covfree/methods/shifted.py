@@ -111,7 +111,7 @@ def fedcof_residuals(
 
     A residual is a feature minus the class mean that the client sends. A client also sends the q leading
     right singular vectors of its residuals (of all its classes together), times their singular values. No
-    other q directions show more of the scatter within its classes. Nothing is estimated, so clients may
+    other q directions contain more of the scatter within its classes. Nothing is estimated, so clients may
     differ in any way. With q ≥ n_k − C_k at every client the method is exact and equals FedCOF's oracle.
     Bytes up: 4·(M + K·q)·d for K clients and M client-class pairs. Defaults are LDA and automatic shrinkage,
     as for `fedcof`.

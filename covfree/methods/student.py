@@ -46,13 +46,13 @@ def student(prior: Scalar = 1.0, *, rank: int | None = None) -> Student:
 
     Args:
         prior: κ/d, the weight of Σ̃ in observations for each dimension; above 0. Of 0.3, 0.5 and 1, the
-            default lost least to LDA in the worst of five seeds of 17 federations: 0.7 points
+            default was safest: at worst, over five seeds of 17 federations, 0.7 points below LDA
             (experiments/student.md).
         rank: with None the server keeps all rows, and the head contains them. With a number r it keeps C·d·r
             sums instead, from which Nyström's formula gives r directions of each class. Use it if no machine
             holds all rows (`Generated` rows, a `Stream`, secure sums). It takes two more rounds of sums, and
-            is exact for classes of at most r + 1 rows. 16 lost at most 0.3 points on four federations, 8 up
-            to 0.8 (experiments/student.md).
+            is exact for classes of at most r + 1 rows. On four federations r = 16 lost at most 0.3 points,
+            and r = 8 up to 0.8 (experiments/student.md).
 
     Raises:
         ValueError: if a number is out of range.

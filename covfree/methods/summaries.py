@@ -232,8 +232,8 @@ def send_directions(num_directions: int, centred: bool = True) -> Summary:
 
     Args:
         num_directions: the largest number of directions of a client.
-        centred: whether they are directions of the client's residuals, or else of its examples. In the second
-            case it also sends the size of what the directions leave out, see `directed_rows`.
+        centred: whether they are directions of the client's residuals; otherwise they are those of its
+            examples, and the size of what these leave out is sent too (`directed_rows`).
     """
     check_positive("num_directions", num_directions)
     options = {"num_directions": num_directions, "centred": centred}

@@ -28,8 +28,8 @@ class Within:
             `Moments`, or a record with a field ``moments``.
         factor: ``(rows, first) -> Y`` with YᵀY = Ŵ, apart from ``inner``.
         freedom: ``(first) -> Freedom`` of Ŵ/(N − C).
-        inner: ``(rows, first) -> array``, the scatter inside the rows as clients sent it: its diagonal, or
-            one number for all features; None for nothing.
+        inner: ``(rows, first) -> array``, the scatter of examples about their rows' means, which clients
+            sent: its diagonal, or one number for all features; None for nothing.
         class_weight: ``(first) -> w_c`` with Ŵ/(N − C) = Σ_r w_c n_r (x_r − μ_c)(x_r − μ_c)ᵀ; None if Ŵ has
             another form.
     """

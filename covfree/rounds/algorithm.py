@@ -18,8 +18,8 @@ from covfree.core.types import AnyArray
 class ClientData:
     """One client's examples, as indices into a table of examples.
 
-    In a simulation the table has the examples of all clients, and only a batch is copied at a time. A real
-    client has ``ClientData.own(features, labels)``.
+    In a simulation the table has the examples of all clients, and only the examples that a step uses are
+    copied. A real client has ``ClientData.own(features, labels)``.
 
     Attributes:
         features: [table, …] the table's features, of any rank: vectors, images, …; or a pytree of such

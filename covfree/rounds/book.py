@@ -57,7 +57,7 @@ class Book:
         simulation: computes the rounds.
         rounds: the number of rounds to run.
         evaluate: the evaluation; None to measure nothing.
-        stop: function from the records to whether to stop; None for never.
+        stop: function of the records that returns whether to stop; None for never.
         records: one for each finished round.
         items: the lengths of the tables in each finished round's total, if the algorithm's number of rounds
             is fixed.

@@ -80,7 +80,7 @@ def answers(
     width: int,
     mesh: Mesh | None,
 ) -> Answers:
-    """Run the members, ``width`` of them at once, and add their uploads in their order.
+    """Compute the answers of a round's members, ``width`` at once, and add their uploads in order.
 
     Uploads are added one by one with compensated summation, for any width. So the width changes the sum only
     by the rounding within each client's own computation.

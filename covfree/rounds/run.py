@@ -87,9 +87,9 @@ def run(
             or how many clients a round draws: a number (1 is one client) or a share (1.0 is all).
         evaluate: an `Evaluation`, or its function alone. It is also called once before the first round, so
             that its errors show at once.
-        stop: a function from the history so far to whether to stop. It is called after each round, and before
-            a saved run is resumed. A record has measured numbers only if its round was evaluated, and
-            clients' metrics only if a client with examples took part.
+        stop: a function of the history so far that returns whether to stop. It is called after each round,
+            and before a saved run is resumed. A record has measured numbers only if its round was evaluated,
+            and clients' metrics only if a client with examples took part.
         checkpoint: a `Checkpoint`, or its folder alone.
         place: a `Placement`; None for one client at a time on the first device.
         each_client: whether the history also has the metrics of each client that took part, besides their

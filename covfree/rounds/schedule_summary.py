@@ -43,7 +43,7 @@ def schedule_statistics(
     """Count the clients, examples and classes that the server has seen after each round.
 
     Args:
-        schedule: a `Schedule`, or the clients of each round, all of whose uploads arrive.
+        schedule: a `Schedule`, or an array of each round's clients, if all uploads arrive.
         labels: [n] class of each example, integers ≥ 0.
         clients: [n] client of each example, integers; -1 is unassigned.
         num_clients: K, by default one more than the largest client.

@@ -62,10 +62,10 @@ def fednova(
     """FedNova: average the clients' changes per unit of path length, and multiply by the mean path length.
 
     x ← x − server(ℓ Σ w_i (x − y_i)/ℓ_i / Σ w_i), ℓ = Σ w_i ℓ_i / Σ w_i. A client's path length ℓ_i (the
-    paper's η‖a_i‖₁) is how far its optimiser moves if the gradient is always 1: K_i η for gradient descent,
-    longer with momentum, shorter with weight decay or a proximal term (`add_proximal`). Unlike in FedAvg,
-    clients with more steps do not pull the model towards their own optimum. If all clients take equally many
-    steps, it is FedAvg.
+    paper's η‖a_i‖₁) is how far its optimiser moves if the gradient is always 1: K_i η for K_i steps of
+    gradient descent, longer with momentum, shorter with weight decay or a proximal term (`add_proximal`).
+    Unlike in FedAvg, clients with more steps have no larger weight. If all clients take equally many steps,
+    it is FedAvg.
 
     Args:
         model: see `fedavg`.

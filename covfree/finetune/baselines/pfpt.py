@@ -137,9 +137,9 @@ def pfpt(
 
     The authors' code differs. Its likelihood of a client counts log p of each prompt that the client has, but
     not log(1 − p) of those that it lacks, and its assignment adds log-probabilities of the client's last
-    assignment. Here both follow the model above, so the assignment is the most likely one under the model.
-    The code starts from random assignments and draws new networks in each round; here matching starts from
-    the most likely assignments, and each round starts from the same networks.
+    assignment. Here both follow `matching.log_likelihood`, so the assignment is the most likely one. The code
+    starts from random assignments and draws new networks in each round; here matching starts from the most
+    likely assignments, and each round starts from the same networks.
 
     Args:
         model: from `prompt_model`.

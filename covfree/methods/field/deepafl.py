@@ -149,8 +149,8 @@ def deepafl(
     R = Y − ΦW, what W does not explain, and is solved from FᵀF and FᵀR. Then W is solved again. Clients send
     only sums, so secure aggregation can be used, and the head does not depend on how examples are spread.
 
-    Bytes up of each client: 4·[(T + 1)·(h² + h·C) + T·(f² + f·C)], and C counts with each W. Bytes down in
-    each round: the layers so far and W; a client that keeps them needs only the newest layer.
+    Bytes up of each client: 4·[(T + 1)·(h² + h·C) + T·(f² + f·C)], and C class counts with each W. Bytes down
+    in each round: the layers so far and W; a client that keeps them needs only the newest layer.
 
     Args:
         num_layers: T.

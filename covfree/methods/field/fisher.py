@@ -125,11 +125,11 @@ def fishermix(
 ) -> Method[LinearHead]:
     """Make FisherMix: a softmax head, trained on draws from the classes' Gaussians in the Fisher subspace.
 
-    Clients send class means and covariances. In the Fisher subspace, the span of S_W⁻¹(μ_c − μ_g), the server
-    draws equally many features of each class from N(Vᵀμ_c, τ²VᵀΣ_cV), and trains on them. With τ = 1 and one
-    covariance for all classes, this is linear discriminant analysis with equal priors, up to the randomness
-    of the draws. With τ < 1 the classes overlap less, so the head depends less on draws near their borders.
-    Bytes up: 4·M·(d² + d).
+    Clients send class means and covariances. In the Fisher subspace, the span V of S_W⁻¹(μ_c − μ_g), the
+    server draws equally many features of each class from N(Vᵀμ_c, τ²VᵀΣ_cV), and trains on them. With τ = 1
+    and one covariance for all classes, this is linear discriminant analysis with equal priors, up to the
+    randomness of the draws. With τ < 1 the classes overlap less, so the head depends less on draws near their
+    borders. Bytes up: 4·M·(d² + d).
 
     Args:
         num_samples: draws of all classes together; fewer than ten for each class make the head worse.
@@ -170,8 +170,8 @@ def proto_hyper(
 ) -> Method[LinearHead]:
     """Make Proto-Hyper: linear discriminant analysis plus a low-rank residual that is trained on draws.
 
-    The draws are those of `fishermix`. The head's scores are t(z) + z U R + b with z = Vᵀ(x − μ_g) and t the
-    scores of LDA, trained by α T² KL(softmax(t/T) ‖ softmax(s/T)) + (1 − α) CE. With α = 1 it is LDA.
+    The draws are those of `fishermix`. The head's scores are s = t(z) + z U R + b with z = Vᵀ(x − μ_g) and t
+    the scores of LDA, trained by α T² KL(softmax(t/T) ‖ softmax(s/T)) + (1 − α) CE. With α = 1 it is LDA.
 
     The paper's teacher is 0.7 LDA + 0.3 NB, and its student starts from NB, where NB is spherical naive Bayes
     of variance tr(VᵀS_WV)/q. In the Fisher subspace VᵀS_WV = I, so NB, LDA and all mixtures have the same

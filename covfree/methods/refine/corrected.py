@@ -99,7 +99,7 @@ def corrected(method: Method[Any], rounds: int = 4, *, penalty: Scalar = 0.003) 
             methods with any head, `refined` versions of them, `fedncm`, `fed3r`, `qda` from means; with or
             without a feature map.
         rounds: m, evaluations of the gradient, at least 2.
-        penalty: λ, above 0. Between 0.001 and 0.01 the results on all data sets that were tried are alike.
+        penalty: λ, above 0. Values from 0.001 to 0.01 gave similar results on all data sets that were tried.
 
     Returns:
         The method with m + 1 more rounds. If h₀ is linear, so is the head; else it is a `CorrectedHead`. A

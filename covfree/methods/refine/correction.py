@@ -129,7 +129,7 @@ def begin(first: Any, state: tuple[Any, ...], *, plan: Plan) -> tuple[Correction
 
 
 def _usable(metric: Factorisation) -> Factorisation:
-    """Make a factorisation finite, so that a run can go on.
+    """Replace what is not finite in a factorisation, so that a run can continue.
 
     If Cholesky broke down, which ``deficient`` marks, its pivot may be NaN. Then `solve` uses eigenvalues,
     and no step leaves the span of the positive ones. If the matrix is not finite, its span is empty, and only

@@ -28,7 +28,7 @@ _ROUNDING = 4
 
 
 def metric_of(method: Method[Any]) -> tuple[tuple[Round, ...], Callable[..., Scatter]]:
-    """Find how a method's server can compute a shrunk covariance of the features.
+    """Return rounds and a function by which a method's server computes a shrunk covariance of the features.
 
     Returns:
         Rounds over the clients' rows that follow the method's own, and a function ``(params, *state) ->

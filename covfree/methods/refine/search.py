@@ -62,9 +62,9 @@ def advance(search: Search, images: Float[Array, "dim asked"], most: int) -> Sea
 
     1. Compute the best W in the span of all directions so far: W = V G⁻¹ VᵀM with G = VᵀAV, and its residual
        R = M − A W.
-    2. Take a step H = Π P R beyond the span, with Π = I − V G⁻¹ (AV)ᵀ. Its length is the one that would have
-       been best for the step before: α = tr(ZᵀR′) / tr(ZᵀAZ).
-    3. Ask for the leading directions of H next.
+    2. Take a step H = Π P R beyond the span, with Π = I − V G⁻¹ (AV)ᵀ. Its length is the best one
+       for the previous step: α = tr(ZᵀR′) / tr(ZᵀAZ).
+    3. Take the leading directions of H as the next directions.
 
     Args:
         search: the search so far.
@@ -118,7 +118,7 @@ def known_matrix(search: Search) -> Scatter:
 
 
 def _length(search: Search, span: jax.Array, images: jax.Array) -> jax.Array:
-    """Compute the length that would have been best for the last step."""
+    """Compute the best length for the last step, from its product with A; 0 if it is not positive."""
     step, residual = search.step, search.residual
     along, curvature = jnp.sum(step * residual), jnp.sum(step * product(images, product(span.T, step)))
     known = (along > 0) & (curvature > 0)

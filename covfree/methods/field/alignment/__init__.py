@@ -1,7 +1,7 @@
 """SLOT-Align, to be used before any method: move each client's features to one shared Gaussian.
 
-A client calls `client_gaussian`, and later `affine_map` with what the server broadcasts. The server calls
-`barycentre`. In a simulation, `align` does all of it.
+A client calls `client_gaussian`, and later `affine_map` with the barycentre that the server broadcasts. The
+server calls `barycentre`. In a simulation, `align` does all of it.
 """
 
 from covfree.methods.field.alignment.gaussians import Gaussian as Gaussian

@@ -67,7 +67,7 @@ class Alignment:
     """The maps of all clients, made by `align`; call it with features and the client of each.
 
     Attributes:
-        client: the clients' numbers, in order.
+        client: the clients' numbers, in increasing order.
         maps: their maps; ``mean`` and ``matrix`` have a client axis, the other fields are shared.
         target: the barycentre.
     """
@@ -133,8 +133,8 @@ def affine_map(
     """Make a client's map to the barycentre: the optimal transport between the two Gaussians.
 
     T(z) = m + A (z − m_k) with A = Σ_k^−½ (Σ_k^½ S Σ_k^½)^½ Σ_k^−½, so that A Σ_k A = S. Directions in which
-    the client has no variance are mapped to m; a client without examples is left as it is. With a strength t
-    < 1, features move by the share t of the way, along the geodesic between the Gaussians.
+    the client has no variance are mapped to m; a client without examples gets the identity. A strength t
+    below 1 moves features by the share t of the way, along the geodesic between the Gaussians.
 
     Args:
         own: the client's `client_gaussian`.
