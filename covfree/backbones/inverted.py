@@ -154,7 +154,7 @@ CLASSIFIER = "classifier"
 
 
 def renamings(*, kind: str, width: float = 1.0, depth: float = 1.0, **_: Any) -> tuple[Renaming, ...]:
-    """Return functions from the tree's names to those in files of timm, and of the spec's other library."""
+    """Return functions from names in the tree to names in files: timm's; torchvision's or lite-pytorch's."""
     stages = _stages(kind, width, depth)
     layers = {"mobilenet": _mobilenet_layers, "efficientnet": _efficientnet_layers, "lite": _lite_layers}
     table = layers[kind](stages)

@@ -59,5 +59,5 @@ CLASSIFIER = "fc"
 
 
 def renamings(**_: Any) -> tuple[Renaming, ...]:
-    """Return one function from the tree's names to a file's, the identity: torchvision and timm use them."""
+    """Return the identity alone: tensors in torchvision's and timm's files have the names in the tree."""
     return (lambda name: name,)

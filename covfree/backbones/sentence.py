@@ -102,7 +102,7 @@ class SentenceEncoder:
     def apply(
         self, params: Params, tokens: Int[AnyArray, "batch length"], counts: Int[AnyArray, " batch"]
     ) -> Float[Array, "batch features"]:
-        """Compute features of tokens.
+        """Compute the features of texts from their token ids.
 
         Args:
             params: from `load`.

@@ -71,5 +71,5 @@ CLASSIFIER = "classifier.1"
 
 
 def renamings() -> tuple[Renaming, ...]:
-    """Return one function from the tree's names to a file's, the identity: torchvision uses them."""
+    """Return the identity alone: tensors in torchvision's files have the names in the tree."""
     return (lambda name: name,)

@@ -47,7 +47,7 @@ Call = TypeVar("Call", bound=Callable[..., jax.Array])
 
 
 def accumulation_dtype(values: Any) -> np.dtype:
-    """Return the data type in which jax sums floats here: float32 for half precisions, else their own."""
+    """Return the data type in which covfree sums floats: float32 for half precisions, else their own."""
     dtype = jax.dtypes.canonicalize_dtype(values.dtype if hasattr(values, "dtype") else values)
     return np.dtype(np.float32) if dtype.itemsize < 4 else dtype
 

@@ -190,7 +190,7 @@ def has_announced_counts(letter: Letter) -> None:
 
 
 def has_a_sound_matrix(letter: Letter) -> None:
-    """Raise an error if there is a matrix, but it is not finite, symmetric and positive semi-definite."""
+    """Raise an error if the message's matrix, if any, is not finite, symmetric and positive semi-definite."""
     message = letter.message
     dim = np.shape(message.rows.mean)[1]
     if message.matrix is None:

@@ -174,7 +174,7 @@ def _dim_of(before: Collected, dim: int | None) -> int | None:
 
 
 def _again(messages: Mapping[Any, Message] | Inbox, client: Any, counted: str | None) -> str | None:
-    """Describe what an already counted client sent, and which message counts; None if it is the same file."""
+    """Describe what a client sent again, and which message counts; None if its file is the one counted."""
     try:
         receipt = receipt_of(messages, client)
     except Exception as error:  # A second message may be anything.
