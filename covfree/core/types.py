@@ -220,7 +220,7 @@ class Moments:
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Message:
-    """What one client sends, or the messages of several clients, added up.
+    """What one client sends, or the messages of several clients merged into one.
 
     Attributes:
         rows: class means and counts of the client's classes, or the other rows that its method sends.

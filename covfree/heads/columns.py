@@ -36,7 +36,7 @@ def unit_columns(weight: Float[Array, "dim classes"]) -> Float[Array, "dim class
 
 
 def fitting(name: str, matrix: Float[AnyArray, "dim dim"] | Scatter, moments: Moments) -> Scatter:
-    """Return a matrix as a `Scatter`; raise a ValueError about ``name`` if it is not as large as the means."""
+    """Return a matrix as a `Scatter`; raise a ValueError about ``name`` if it is not of the means' size."""
     dim = moments.total.shape[1]
     shape = (matrix.dim,) * 2 if isinstance(matrix, Scatter) else jnp.shape(matrix)
     if shape != (dim, dim):

@@ -68,8 +68,8 @@ def label_test(means: Means, model: Model, place: np.ndarray) -> Labels:
     does not change if labels are permuted.
 
     - The evidence that class c is the others' c′ is the log-likelihood ratio (‖y_c − g_c‖² − ‖y_c −
-      g_c′‖²)/(2s²). If label c is right, it exceeds t with probability at most e⁻ᵗ (Markov). So the threshold
-      log(K·C²/0.01) allows for all sites and pairs of classes.
+      g_c′‖²)/(2s²), with s² from ``model.variance``. If label c is right, the ratio exceeds t with
+      probability at most e⁻ᵗ (Markov). The threshold log(K·C²/0.01) allows for K sites and all class pairs.
     - A class has moved if its evidence is above the threshold and y_c is near g_c′. A site fails if more than
       0.3 of its examples are in moved classes, or if two classes are swapped.
     - The slope β = Σ_c ⟨y_c − ȳ, g_c − ḡ⟩ / Σ_c ‖g_c − ḡ‖² is 1 for honest sites, and near 0 with random

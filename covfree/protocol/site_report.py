@@ -51,7 +51,7 @@ class Site(NamedTuple):
 
 @dataclass(frozen=True)
 class SiteReport:
-    """The test of every site; ``print`` it for a table.
+    """The result of `diagnose_sites`; ``print`` it for a table.
 
     Attributes:
         sites: the result for each client.

@@ -98,8 +98,8 @@ def fit_model(means: Means, num_classes: int) -> Model:
     - A class's centre is the geometric median of the sites' means (Weiszfeld), a mean with weights w. Then
       the centre without site k is (Σ_j w_j x_j − w_k x_k)/(Σ_j w_j − w_k), with variance Σ_{j≠k} w_j²/n_j
       divided by the square of that denominator.
-    - S is FedCOF's covariance of means with each residual cut to length 1 (the spatial sign covariance): S =
-      0.6·d·mean(u uᵀ) + 0.4·I. A few huge rows cannot dominate it.
+    - S = 0.6·d·mean(u uᵀ) + 0.4·I, with u the residuals x − g of the means from these centres, scaled to
+      length 1 (the spatial sign covariance). A few huge rows cannot dominate it.
     - D² = ‖S^(−½)(x − g)‖² has mean σ²·v with v = 1/n + Var(g) + τ. The variance τ of the usual shift between
       sites is chosen such that log(D²/v) varies least (by median deviation); σ² is the median of D²/v.
 
