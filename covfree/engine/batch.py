@@ -156,7 +156,7 @@ def solve_rows(method: Method[H], rows: Source, *, num_classes: int) -> H:
     if isinstance(rows, Stream):
         check_over_rows(method)
         return over_stream(method, rows, num_classes, partial(solve_totals, method))
-    # Compile totals and head apart: the head compiles longer, but only once for all numbers of rows.
+    # Compile totals and head separately: the head takes longer, but is compiled once for any number of rows.
     return solve_totals(method, *accumulate(method, rows, num_classes=num_classes))
 
 

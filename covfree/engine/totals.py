@@ -182,7 +182,7 @@ def _in_memory(
 ) -> tuple[list[Any], _Kept]:
     # Number clients before the rows are cut, so that parts agree on the numbers.
     rows = numbered(jax.tree.map(on_all_devices, rows), how.axis_name, few=how.few)
-    # Compile all of it at once: compiled apart, a round would return a copy of the rows' means.
+    # Compile all rounds as one function: a round compiled alone would return a copy of the rows' means.
     source = partial(total_over_rows, rows, how)
     for each, alike in groupby(rounds):
         number = len(list(alike))

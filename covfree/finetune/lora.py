@@ -16,7 +16,7 @@ from covfree.core.products import product
 from covfree.core.types import PRNGKey, Scalar
 from covfree.finetune.model import Model, check_model
 
-# Names of the leaves that are layers: in Flax, and in a `LinearHead`.
+# Names of the parameters that are layers: ``kernel`` in Flax, ``weight`` in a `LinearHead`.
 _LAYERS = ("kernel", "weight")
 
 

@@ -230,8 +230,8 @@ def _oracle_merge(shrinkage: Shrinkage, message: Message, num_classes: int) -> t
     degrees = jnp.maximum(moments.within_degrees, 1)
     weight = jnp.full(num_classes, 1 / degrees)
     inner = row_scatter(rows, num_classes) if message.matrix is None else jnp.asarray(message.matrix)
-    # The sum of a client's centred examples is that of its centred class means times their counts, so these
-    # rows are enough.
+    # A client's centred examples of a class sum to their number times the centred class mean, so the means
+    # are enough.
     between = centred_rows(rows, moments, weight)
     statistics = shrinkage.statistics(between, rows, moments, weight)
     scatter = Scatter.from_matrix(inner / degrees).with_factor(between)

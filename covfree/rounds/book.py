@@ -80,7 +80,7 @@ class Book:
     saved: int = 0
 
     def end(self, held: Held, record: dict[str, Any], due: bool = True) -> Held:
-        """Append a round's record: save the state if ``due``, evaluate it, and ask whether to stop."""
+        """Append a round's record: save the state if ``due``, evaluate the round, and ask whether to stop."""
         number = record["round"]
         self.records.append({**record})
         if self.folder is not None and due and number % self.save_every == self.save_every - 1:

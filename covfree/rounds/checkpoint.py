@@ -153,7 +153,7 @@ class Folder:
         for name, (shape, dtype) in about["empty"].items():
             arrays[name] = jnp.zeros(shape, dtype)
         tree = structure(saved)
-        # Orbax commits arrays to a device, which would compile everything anew; make uncommitted ones.
+        # Orbax returns arrays committed to a device, for which all would be compiled again: uncommit them.
         held = tree.unflatten([jnp.asarray(np.asarray(arrays[f"leaf{i}"])) for i in range(tree.num_leaves)])
         return held, saved, [_numbers(json.loads(line)) for line in lines]
 

@@ -111,7 +111,7 @@ def answers(
             own = jax.random.fold_in(keys, member.client)
             upload, remembered, metrics = algorithm.client(algorithm.params, broadcast, data, memory, own)
             sent = member.arrives.any()
-            # A client whose upload never arrives keeps its old memory, as if it had not taken part.
+            # A client whose upload never arrives keeps its old memory.
             remembered = jax.tree.map(lambda new, old: jnp.where(sent, new, old), remembered, memory)
             return Parts.of(upload), (remembered, is_finite(remembered), metrics)
 

@@ -13,7 +13,7 @@ from covfree.core.linalg import Factorisation, solve
 
 # A step must lower the loss by this share of the decrease that the slope predicts (Armijo).
 _ENOUGH = 1e-4
-# A failed step is shortened to between these shares of its length.
+# A failed step is shortened to a share of its length between these two.
 _LEAST, _MOST = 0.1, 0.5
 # Differences of the loss below this many eps are rounding: the loss is a float32 sum over all examples.
 _ROUNDING = 8

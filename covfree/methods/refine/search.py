@@ -150,7 +150,7 @@ def _outside(span: jax.Array, step: jax.Array, residual: jax.Array) -> jax.Array
 
     any_others = np.random.default_rng(0).normal(size=step.shape)
     directions = jnp.asarray(any_others, step.dtype)
-    # A unit column's rest outside the span is rounding below this size.
+    # If the part of a unit column outside the span is smaller than this, it is rounding.
     rounding = jnp.sqrt(jnp.finfo(step.dtype).eps)
     for columns in (residual, step):
         found, size = unit(beyond(unit(columns)[0]))
