@@ -19,7 +19,6 @@ from covfree.core.types import LinearHead
 from covfree.heads.file import SavedHead
 from covfree.heads.onnx_graph import head_to_onnx
 
-FORMATS = ("onnx", "torch", "safetensors", "npz")
 # The oldest version of the ONNX operators in which heads can be written.
 _OLDEST = 13
 # The largest difference of scores that is allowed, relative to the largest score.
