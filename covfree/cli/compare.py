@@ -25,6 +25,7 @@ from covfree.cli.options import (
     WeightsFile,
     assigned,
     check_file,
+    check_resume,
     named_option,
     names_of,
     numbers_of,
@@ -111,8 +112,7 @@ def compare_command(
             chosen = with_noise(chosen, noise)
     if pooled:
         chosen = {**chosen, POOLED.name: Variant(TITLE, POOLED)}
-    if resume and out is None:
-        raise ValueError("--resume: expected --out beside it")
+    check_resume(resume, out)
     spread = {"clients": clients, "partition": partition, "alpha": alpha}
     counts = _values("clients", clients, int, "a number of clients")
     laws = _values("partition", partition, str.strip, "a partition")

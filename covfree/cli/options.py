@@ -234,6 +234,12 @@ def at_least(name: str, value: int, least: int) -> None:
         raise ValueError(f"--{name}: expected at least {least}, got {value}")
 
 
+def check_resume(resume: bool, out: Path | None) -> None:
+    """Raise ValueError if ``--resume`` is given without ``--out``."""
+    if resume and out is None:
+        raise ValueError("--resume: expected --out beside it")
+
+
 def check_file(
     option: str, path: Path, suffix: str, inputs: tuple[str | Path | None, ...], out: Path | None = None
 ) -> None:

@@ -25,6 +25,7 @@ from covfree.cli.options import (
     TestFile,
     WeightsFile,
     at_least,
+    check_resume,
     named_option,
     names_of,
     refuse_partition,
@@ -36,7 +37,6 @@ from covfree.cli.training_options import (
     TemperatureText,
     WeightDecay,
     check_descent,
-    check_resume,
     starts_of,
 )
 from covfree.core.atomic import replacing

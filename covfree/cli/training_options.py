@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import typer
@@ -93,12 +92,6 @@ def check_descent(
             f"--temperature: expected a head in closed form as --init, got {number} for {RANDOM}"
         )
     return number
-
-
-def check_resume(resume: bool, out: Path | None) -> None:
-    """Raise ValueError if ``--resume`` is given without ``--out``."""
-    if resume and out is None:
-        raise ValueError("--resume: expected --out beside it")
 
 
 def check_prompts(
