@@ -29,12 +29,12 @@ from covfree.cli.options import (
     named_option,
     names_of,
     numbers_of,
+    partition_settings,
     refuse_partition,
     seeds_of,
     values_of,
     variants_of,
 )
-from covfree.data import FeatureSet
 from covfree.heads.metrics import CLIENT_NAMES, NAMES
 from covfree.studies import Federation, Study, federations
 from covfree.studies.known import is_own
@@ -113,7 +113,6 @@ def compare_command(
     if pooled:
         chosen = {**chosen, POOLED.name: Variant(TITLE, POOLED)}
     check_resume(resume, out)
-    spread = {"clients": clients, "partition": partition, "alpha": alpha}
     counts = _values("clients", clients, int, "a number of clients")
     laws = _values("partition", partition, str.strip, "a partition")
     alphas = _values("alpha", alpha, float, "a number")
@@ -121,7 +120,7 @@ def compare_command(
     sources = sources_of(dataset, test_file, images, backbone, weights)
     outlines = [source.outline for source in sources.values()]
     # If only some data sets have clients of their own, the options apply to the others.
-    refuse_partition(outlines, spread)
+    refuse_partition(outlines, {"clients": clients, "partition": partition, "alpha": alpha})
     # Make every partition once before any work, so that a bad argument fails at once.
     for name, source in sources.items():
         _check_places(name, source, places)
@@ -132,9 +131,10 @@ def compare_command(
                 f"--metrics: {', '.join(sorted(lacking))}: expected data that says whose its test examples "
                 f"are (clients and is_test in one file), got {name}"
             )
+    spread = {"clients": _single(counts), "partition": _single(laws), "alpha": _single(alphas)}
     settings = {
         **_merged(sources),
-        **_spread(outlines, counts, laws, alphas),
+        **partition_settings(outlines, spread),
         "noise": noise,
         **({} if numbers is None else {"set": numbers}),
         **({"metrics": figures} if figures else {}),
@@ -184,13 +184,6 @@ def _check_contracts(chosen: Mapping[str, Variant]) -> None:
 def _values(name: str, text: str | None, kind: Callable[[str], T], expected: str) -> list[T]:
     """Parse the comma-separated values of an option; return its default, as a list, if `text` is None."""
     return [getattr(USUAL, name)] if text is None else values_of(name, text, kind, expected)
-
-
-def _spread(outlines: list[FeatureSet], *values: list[Any]) -> dict[str, Any]:
-    """Return clients, partition and alpha, as results store them; None if all data names its clients."""
-    own = all(data.clients is not None for data in outlines)
-    names = ("clients", "partition", "alpha")
-    return {name: None if own else _single(each) for name, each in zip(names, values, strict=True)}
 
 
 def _check_places(name: str, source: Source, places: list[Federation]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import Annotated
 
 import jax
@@ -241,7 +242,7 @@ def finetune_command(
         "prompts": prompts,
         "top": top,
         "tune": tune_rates,
-        **partition_settings(source.outline, federation),
+        **partition_settings([source.outline], asdict(federation)),
         "every": every,
         "width": width,
     }

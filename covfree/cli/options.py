@@ -6,6 +6,7 @@ import os
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, TypeVar, get_args
 
@@ -174,19 +175,20 @@ _ARGUMENTS = {
 
 
 def federation_of(
-    data: FeatureSet, clients: int | None, partition: str | None, alpha: float | None
+    data: FeatureSet,
+    clients: int | None,
+    partition: str | None,
+    alpha: float | None,
+    usual: Federation = USUAL,
 ) -> Federation:
-    """Make the federation that the options describe; an option that is None has its default.
+    """Make the federation that the options describe; an option that is None has its value in ``usual``.
 
     Raises:
         ValueError: if an option is given but the data names its clients; the message names the option.
     """
-    refuse_partition([data], {"clients": clients, "partition": partition, "alpha": alpha})
-    return Federation(
-        USUAL.clients if clients is None else clients,
-        USUAL.partition if partition is None else partition,
-        USUAL.alpha if alpha is None else alpha,
-    )
+    given = {"clients": clients, "partition": partition, "alpha": alpha}
+    refuse_partition([data], given)
+    return replace(usual, **{name: value for name, value in given.items() if value is not None})
 
 
 def refuse_partition(every: Sequence[FeatureSet], given: Mapping[str, Any]) -> None:
@@ -198,11 +200,10 @@ def refuse_partition(every: Sequence[FeatureSet], given: Mapping[str, Any]) -> N
             raise ValueError(f"--{name}: expected none, as {names} {have}")
 
 
-def partition_settings(data: FeatureSet, federation: Federation) -> dict[str, Any]:
-    """Return clients, partition and alpha, as results store them; each None if the data names its clients."""
-    if data.clients is not None:
-        return dict.fromkeys(("clients", "partition", "alpha"))
-    return {"clients": federation.clients, "partition": federation.partition, "alpha": federation.alpha}
+def partition_settings(every: Sequence[FeatureSet], values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return clients, partition and alpha, as results store them; each None if all data names its clients."""
+    own = all(data.clients is not None for data in every)
+    return dict.fromkeys(values) if own else dict(values)
 
 
 def assigned(federation: Federation, data: FeatureSet, seed: int) -> np.ndarray:

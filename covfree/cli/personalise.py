@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import warnings
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -26,9 +26,9 @@ from covfree.cli.options import (
     WeightsFile,
     at_least,
     check_resume,
+    federation_of,
     named_option,
     names_of,
-    refuse_partition,
 )
 from covfree.cli.training_options import (
     BatchSize,
@@ -134,9 +134,7 @@ def personalise_command(
         norms=norms or _PAPER.norms,
     )
     source = source_of(dataset, test_file, images, backbone, weights)
-    refuse_partition([source.outline], {"clients": clients, "partition": partition, "alpha": alpha})
-    given = {"clients": clients, "partition": partition, "alpha": alpha}
-    federation = replace(_FEDERATION, **{k: v for k, v in given.items() if v is not None})
+    federation = federation_of(source.outline, clients, partition, alpha, _FEDERATION)
     with named_option("partition"):
         federation.check()
     settings = {**source.config, **asdict(how), **asdict(federation), "test_share": test_share}
