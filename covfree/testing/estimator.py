@@ -14,7 +14,7 @@ import numpy as np
 from covfree.core.row_types import double
 from covfree.core.types import Rows
 from covfree.testing.case import Case, gradients, jit, padding, pure, reference, relation, single, trace
-from covfree.testing.federations import CLASSES, paired, table
+from covfree.testing.federations import CLASSES, paired, table, used
 from covfree.testing.laws import Law, assert_close, assert_numbers, hold, turn
 
 # Function from (means, counts, labels, num_classes) of rows without padding to the estimate, in float64
@@ -31,13 +31,9 @@ class _About:
     unbiased_for: Expectation | None
 
 
-def _used(rows: Rows) -> np.ndarray:
-    return (np.asarray(rows.count) > 0) & (np.asarray(rows.label) >= 0)
-
-
 def _clean(rows: Rows) -> Rows:
-    used = _used(rows)
-    return jax.tree.map(lambda column: column[used], rows)
+    kept = used(rows)
+    return jax.tree.map(lambda column: column[kept], rows)
 
 
 def _mapped(function: Callable[[np.ndarray], np.ndarray]) -> Callable[[Rows], Rows]:
@@ -46,7 +42,7 @@ def _mapped(function: Callable[[np.ndarray], np.ndarray]) -> Callable[[Rows], Ro
 
 def _way(rows: Rows) -> dict[str, Any]:
     way = np.random.default_rng(0).normal(size=np.shape(rows.mean))
-    return {"means": np.where(_used(rows)[:, None], way, 0)}
+    return {"means": np.where(used(rows)[:, None], way, 0)}
 
 
 def _shape(matrix: Any) -> tuple[np.ndarray, np.ndarray]:

@@ -108,6 +108,11 @@ def table(dim: int, seed: int = 0, absent: int = 3) -> Rows:
     return Rows(mean, count, label, (np.arange(ROWS) % CLIENTS).astype(np.int32))
 
 
+def used(rows: Rows) -> np.ndarray:
+    """Return a mask of the rows that are not padding."""
+    return (np.asarray(rows.count) > 0) & (np.asarray(rows.label) >= 0)
+
+
 def paired(dim: int, seed: int = 0) -> Rows:
     """Draw five rows a class, with the same counts in each class; the first two share mean and client."""
     rng = np.random.default_rng(seed)

@@ -12,7 +12,7 @@ import numpy as np
 
 from covfree.core.types import Rows, is_traced
 from covfree.testing.case import Case, assert_copied, jit, pure, single, trace
-from covfree.testing.federations import table
+from covfree.testing.federations import table, used
 from covfree.testing.laws import Law, assert_close, assert_numbers, assert_same, hold
 
 # Function from rows without padding to the rows that are sent, in float64 NumPy.
@@ -48,11 +48,6 @@ def _make(transform: Any, given: Given) -> Rows:
     return transform(rows, key=jax.random.key(given.seed))
 
 
-def _used(rows: Any) -> np.ndarray:
-    """Return a mask of the rows that are not padding."""
-    return (np.asarray(rows.count) > 0) & (np.asarray(rows.label) >= 0)
-
-
 def _kept(rows: Rows, which: np.ndarray) -> Rows:
     return jax.tree.map(lambda column: np.asarray(column)[which], rows)
 
@@ -69,7 +64,7 @@ def rows(case: Case) -> None:
         assert isinstance(sent, Rows), f"expected Rows, got {type(sent).__name__}"
         assert jnp.shape(sent.mean) == jnp.shape(before.mean), f"means have shape {jnp.shape(sent.mean)}"
         assert jnp.shape(sent.count) == jnp.shape(before.count), f"counts have shape {jnp.shape(sent.count)}"
-        old, new = (_kept(each, _used(before)) for each in (before, sent))
+        old, new = (_kept(each, used(before)) for each in (before, sent))
         assert_same((new.label, new.client), (old.label, old.client), "labels and clients")
         assert_numbers((new.mean, new.count), "means and counts that are sent")
         assert (new.count >= 0).all(), f"the least count is {new.count.min()}"
@@ -78,12 +73,12 @@ def rows(case: Case) -> None:
 def padding(case: Case) -> None:
     """Padding stays padding, and does not change other rows, whatever numbers are in it."""
     for given in case.drawn:
-        before, used = given.rows, _used(given.rows)
+        before, kept = given.rows, used(given.rows)
         junk = replace(before, mean=np.where(np.isnan(before.mean), 1e30, before.mean))
         sent, other = case.direct(given), case.direct(given._replace(rows=junk))
-        revived = _used(sent) & ~used
+        revived = used(sent) & ~kept
         assert not revived.any(), f"padding that is none any more: rows {np.flatnonzero(revived).tolist()}"
-        assert_same(_kept(other, used), _kept(sent, used), "rows beside padding of 1e30, and of NaN")
+        assert_same(_kept(other, kept), _kept(sent, kept), "rows beside padding of 1e30, and of NaN")
 
 
 def splitting(case: Case) -> None:
@@ -110,7 +105,7 @@ def independent(case: Case) -> None:
 
 def order(case: Case) -> None:
     """Means or counts that do not depend on the key do not depend on a row's position."""
-    before = _kept(case.example.rows, _used(case.example.rows))
+    before = _kept(case.example.rows, used(case.example.rows))
     back = np.arange(len(before.label))[::-1]
     one, other = (case.direct(Given(before, np.int32(seed))) for seed in (1, 2))
     turned = case.direct(Given(_kept(before, back), np.int32(1)))
@@ -124,7 +119,7 @@ def unbiased(case: Case) -> None:
     """On average over keys, the rows that are sent are those of ``unbiased_for``, if given."""
     if case.about.unbiased_for is None:
         return
-    before = _kept(case.example.rows, _used(case.example.rows))
+    before = _kept(case.example.rows, used(case.example.rows))
 
     def one(seed: Any) -> Any:
         sent = _make(case.shared, Given(before, seed))
@@ -148,8 +143,8 @@ def reference(case: Case) -> None:
     if case.about.reference is None:
         return
     for given in case.drawn:
-        before = _kept(given.rows, _used(given.rows))
-        expected, sent = case.about.reference(before), _kept(case.direct(given), _used(given.rows))
+        before = _kept(given.rows, used(given.rows))
+        expected, sent = case.about.reference(before), _kept(case.direct(given), used(given.rows))
         assert_close(sent.mean, np.asarray(expected.mean), case.single, "means")
         assert_close(sent.count, np.asarray(expected.count), case.single, "counts")
 
@@ -210,10 +205,10 @@ def check_transform(
         return Given(table(dim, seed, absent), np.int32(seed))
 
     def see(sent: Rows, given: Given) -> Any:
-        used = (given.rows.count > 0) & (given.rows.label >= 0)
+        kept = (given.rows.count > 0) & (given.rows.label >= 0)
         # Set padding to 0, so that its contents are not compared.
         return replace(
-            sent, mean=jnp.where(used[:, None], sent.mean, 0), count=jnp.where(used, sent.count, 0)
+            sent, mean=jnp.where(kept[:, None], sent.mean, 0), count=jnp.where(kept, sent.count, 0)
         )
 
     case = Case(
