@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Bool, Float
 
 from covfree.core.checks import check_share
@@ -27,21 +30,19 @@ def kept_aside(features: Float[AnyArray, "examples dim"], share: float) -> Bool[
         features: the examples.
         share: the share of examples to keep aside, from 0 to 1.
 
-    Source: the mixing of each number, and of their sum, is the finalizer of MurmurHash3 (Appleby 2011).
-
     >>> import jax.numpy as jnp
     >>> kept = kept_aside(jnp.arange(1000.0)[:, None], 0.2)
     >>> int(kept.sum())
     213
     """
     features = jax.lax.stop_gradient(jnp.asarray(features))
-    place = _mixed(jnp.arange(1, features.shape[1] + 1, dtype=jnp.uint32)) | jnp.uint32(1)
+    place = mixed(jnp.arange(1, features.shape[1] + 1, dtype=jnp.uint32)) | jnp.uint32(1)
     upper = features.astype(jnp.float32)
-    words = _mixed(_bits(upper)) * place[None, :]
+    words = mixed(_bits(upper)) * place[None, :]
     if features.dtype == jnp.float64:
         # Include what float32 loses of a float64 number (0 if nothing).
-        words += _mixed(_bits((features - upper).astype(jnp.float32))) * (place ^ jnp.uint32(_LOWER))[None, :]
-    found = _mixed(words.sum(1, dtype=jnp.uint32))
+        words += mixed(_bits((features - upper).astype(jnp.float32))) * (place ^ jnp.uint32(_LOWER))[None, :]
+    found = mixed(words.sum(1, dtype=jnp.uint32))
     # The hash of zeros is 0: keeping it aside would lose a class whose examples are all zeros.
     return (found != 0) & ((found >> (32 - _BITS)) < jnp.uint32(threshold(share)))
 
@@ -62,8 +63,11 @@ def _bits(numbers: jax.Array) -> jax.Array:
     return jax.lax.bitcast_convert_type(jnp.where(numbers == 0, 0, numbers), jnp.uint32)
 
 
-def _mixed(words: jax.Array) -> jax.Array:
-    """Mix the bits of each word; 0 stays 0."""
-    for factor in (0x85EBCA6B, 0xC2B2AE35):
-        words = (words ^ (words >> (16 if factor == 0x85EBCA6B else 13))) * jnp.uint32(factor)
-    return words ^ (words >> 16)
+def mixed(words: Any) -> Any:
+    """Mix the bits of uint32 numbers of JAX or NumPy, so that close numbers end far apart; 0 stays 0.
+
+    Source: the finalizer of MurmurHash3 (Appleby 2011).
+    """
+    words = (words ^ (words >> np.uint32(16))) * np.uint32(0x85EBCA6B)
+    words = (words ^ (words >> np.uint32(13))) * np.uint32(0xC2B2AE35)
+    return words ^ (words >> np.uint32(16))

@@ -12,6 +12,7 @@ import numpy as np
 from covfree.core.products import product
 from covfree.core.types import Rows
 from covfree.estimators.moments import row_clients
+from covfree.statistics.kept import mixed
 
 # The automatic rule keeps sums of clients with numbers below this.
 SAMPLE = 256
@@ -41,13 +42,6 @@ def _group_numbers(rank: Any, start: Any, end: Any, senders: Any, xp: Any) -> An
     first, beyond = (xp.searchsorted(drawn, place, **how) for place in (start, end))
     number = first + rank - start
     return xp.where(number < beyond, number, SAMPLE + rank).astype(np.int32)
-
-
-def mixed(x: Any) -> Any:
-    """Mix the bits of uint32 numbers, so that close numbers end far apart (final steps of MurmurHash3)."""
-    x = (x ^ (x >> np.uint32(16))) * np.uint32(0x85EBCA6B)
-    x = (x ^ (x >> np.uint32(13))) * np.uint32(0xC2B2AE35)
-    return x ^ (x >> np.uint32(16))
 
 
 def count_keys(count: Any, label: Any, xp: Any) -> Any:
