@@ -59,7 +59,7 @@ def table(results: Sequence[Result]) -> Table:
 
 def _line(result: Result, down: bool, seeds: int) -> tuple[Cell, ...]:
     more = {name: result.spread(lambda run, name=name: run.figures[name]) for name in _more(result)}
-    sizes = [result.mean(lambda run: run.sent.statistics)]
+    sizes = [result.bytes()]
     sizes += [result.mean(lambda run: run.received)] if down else []
     sizes.append(result.mean(_bytes_per_client))
     flops = result.mean(lambda run: run.client_flops)
@@ -89,7 +89,7 @@ def _trained_line(result: Result) -> tuple[Cell, ...]:
     start, last, gain, best = (
         result.spread(value) for value in (start_of, lambda run: run.accuracy, gain_of, _best)
     )
-    sizes = [result.mean(lambda run: run.sent.statistics), result.mean(lambda run: run.received)]
+    sizes = [result.bytes(), result.mean(lambda run: run.received)]
     flops = result.mean(lambda run: run.client_flops)
     seconds = result.median(lambda run: run.client_seconds)
     best_round = result.median(lambda run: run.best["round"])
@@ -129,7 +129,7 @@ def _record(result: Result) -> dict[str, Any]:
         "accuracy_mean": mean,
         "accuracy_sd": deviation,
         **_figures(result),
-        "bytes_up": result.mean(lambda run: run.sent.statistics),
+        "bytes_up": result.bytes(),
         "bytes_up_with_counts": result.mean(lambda run: run.sent.total),
         "bytes_down": result.mean(lambda run: run.received),
         "bytes_up_per_client": result.mean(_bytes_per_client),
@@ -146,7 +146,7 @@ def _trained_record(result: Result) -> dict[str, Any]:
     for name, value in (("start", start_of), ("last", lambda run: run.accuracy), ("best", _best)):
         record[f"{name}_accuracy_mean"], record[f"{name}_accuracy_sd"] = result.spread(value)
     record["gain_mean"], record["gain_sd"] = result.spread(gain_of)
-    record["bytes_up"] = result.mean(lambda run: run.sent.statistics)
+    record["bytes_up"] = result.bytes()
     record["bytes_down"] = result.mean(lambda run: run.received)
     record["client_flops"] = result.mean(lambda run: run.client_flops)
     record["seconds"] = result.median(lambda run: run.client_seconds)

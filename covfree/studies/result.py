@@ -117,6 +117,10 @@ class Result:
         """Return a figure's mean over the runs."""
         return fmean(value(run) for run in self.runs)
 
+    def bytes(self, down: bool = False) -> float:
+        """Return the mean over the runs of the bytes that all clients send and, with ``down``, receive."""
+        return self.mean(lambda run: run.sent.statistics + (run.received if down else 0))
+
     def median(self, value: Callable[[Run], float]) -> float:
         """Return a figure's median over the runs. Use it for times, which other work may inflate."""
         return float(median(value(run) for run in self.runs))

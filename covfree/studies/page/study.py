@@ -74,11 +74,9 @@ def scored_of(results: Sequence[Result], down: bool) -> list[Scored]:
     lost = {run.seed: nan for result in results for run in result.runs}
     scored = []
     for result in results:
-        size = result.mean(lambda run: run.sent.statistics + (run.received if down else 0))
         starts = {run.seed: report.start_of(run) for run in result.runs if run.history}
-        scored.append(
-            Scored(result.title, lost | {run.seed: run.accuracy for run in result.runs}, size, starts)
-        )
+        accuracy = lost | {run.seed: run.accuracy for run in result.runs}
+        scored.append(Scored(result.title, accuracy, result.bytes(down), starts))
     return scored
 
 

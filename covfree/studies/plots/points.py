@@ -59,9 +59,8 @@ class Point(NamedTuple):
 def point_of(result: Result, down: bool) -> Point:
     """Make the point of a result; its bytes are those sent or, with ``down``, sent and received."""
     mean, deviation = result.accuracy
-    size = result.mean(lambda run: run.sent.statistics + (run.received if down else 0))
     spread = None if deviation is None else 100 * deviation
-    return Point(result.method, result.title, size, 100 * mean, spread)
+    return Point(result.method, result.title, result.bytes(down), 100 * mean, spread)
 
 
 def pareto_front(points: Sequence[Point]) -> list[int]:
