@@ -26,9 +26,8 @@ def entry_of(name: str) -> Entry[Method]:
     """Return the `Entry` of a method: registered, of an installed package, or a function in a file."""
     if name in registry():
         return registry()[name]
-    path, in_file, function = name.partition(".py:")
-    if in_file:
-        return _entry(name, _function(Path(f"{path}.py"), function), function)
+    if ".py:" in name:
+        return _entry(name, function_of(name), name.partition(".py:")[2])
     if name.endswith(".py"):
         raise ValueError(f"methods: expected a function of the file, such as {name}:my_method, got {name!r}")
     found = {point.name: point for point in entry_points(group=GROUP)}
@@ -60,15 +59,14 @@ def _entry(name: str, make: Any, title: str | None = None) -> Entry[Method]:
 
 
 def function_of(name: str, option: str = "methods") -> Any:
-    """Return the function named by ``mine.py:function``."""
-    path, in_file, function = name.partition(".py:")
+    """Return the function named by ``mine.py:function``; errors begin with ``option``.
+
+    Its file is imported once, with its folder in ``sys.path``.
+    """
+    stem, in_file, function = name.partition(".py:")
     if not in_file:
         raise ValueError(f"{option}: expected a function of a file, such as mine.py:function, got {name!r}")
-    return _function(Path(f"{path}.py"), function, option)
-
-
-def _function(path: Path, function: str, option: str = "methods") -> Any:
-    """Import a Python file once, with its folder in ``sys.path``, and return one of its functions."""
+    path = Path(f"{stem}.py")
     if not path.is_file():
         raise ValueError(f"{option}: expected a Python file, got {str(path)!r}, which is not there")
     module = "covfree_user_" + re.sub(r"\W", "_", str(path.resolve()))
