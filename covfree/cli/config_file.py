@@ -8,6 +8,8 @@ from typing import Annotated, Any
 
 import typer
 
+from covfree.studies.names import option_text
+
 
 def _read(context: Any, path: Path | None) -> Path | None:
     """Read a TOML file, make its values the defaults of the command's options, and return its path.
@@ -36,16 +38,8 @@ def _read(context: Any, path: Path | None) -> Path | None:
         raise ValueError(
             f"--config: {path}: unknown {', '.join(unknown)}; expected some of {', '.join(sorted(known))}"
         )
-    context.default_map = {known[name]: _text(name, value) for name, value in given.items()}
+    context.default_map = {known[name]: option_text(name, value) for name, value in given.items()}
     return path
-
-
-def _text(name: str, value: Any) -> str:
-    """Format a value of a TOML file as an option's text; a list becomes values with commas between."""
-    if not isinstance(value, list):
-        return str(value)
-    # End lists of seeds with a comma: "3," is the seed 3, but "3" means three seeds.
-    return ",".join(map(str, value)) + "," * (name == "seeds")
 
 
 Config = Annotated[

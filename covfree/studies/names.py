@@ -1,4 +1,4 @@
-"""Parser of names with arguments, such as ``fedcof:shrinkage=0.1:head=ridge``."""
+"""Parser of names with arguments, such as ``fedcof:shrinkage=0.1:head=ridge``; options as texts."""
 
 from __future__ import annotations
 
@@ -41,3 +41,15 @@ def as_number(text: str) -> Any:
         except ValueError:
             continue
     return text
+
+
+def option_text(name: str, value: Any) -> str:
+    """Format an option's value as its text; a list becomes values with commas between.
+
+    >>> option_text("alpha", [0.1, 0.5]), option_text("seeds", [3])
+    ('0.1,0.5', '3,')
+    """
+    if not isinstance(value, list):
+        return str(value)
+    # End a list of one seed with a comma: "3," is the seed 3, but "3" means three seeds.
+    return ",".join(map(str, value)) + "," * (name == "seeds" and len(value) == 1)

@@ -11,6 +11,7 @@ from typing import Any
 
 from covfree.core.atomic import replacing
 from covfree.core.optional import optional
+from covfree.studies.names import option_text
 
 # Options are broken into lines of about this many characters.
 _WIDTH = 92
@@ -70,13 +71,8 @@ def command_line(command: str, settings: Mapping[str, Any]) -> str:
     for name, value in settings.items():
         if value is None or value is False:
             continue
-        words = [f"--{name.replace('_', '-')}"]
-        if isinstance(value, list):
-            # End lists of one seed with a comma: "3," is the seed 3, but "3" means three seeds.
-            words.append(",".join(map(str, value)) + ("," if name == "seeds" and len(value) == 1 else ""))
-        elif value is not True:
-            words.append(str(value))
-        option = shlex.join(words)
+        words = [] if value is True else [option_text(name, value)]
+        option = shlex.join([f"--{name.replace('_', '-')}", *words])
         if len(line) + len(option) > _WIDTH:
             lines.append(line)
             line = f"  {option}"
