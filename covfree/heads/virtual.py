@@ -59,13 +59,6 @@ def sample_rows(
     """
     check_row_structure(rows)
     check_positive("num_samples", num_samples)
-    shape = jnp.shape(rows.mean)
-    structures = (shape[:1], shape, (*shape, shape[1]))
-    if rows.covariance is not None and jnp.shape(rows.covariance) not in structures:
-        raise ValueError(
-            f"covariance: expected shape {', '.join(str(list(s)) for s in structures[:2])} or "
-            f"{list(structures[2])} as mean has, got {list(jnp.shape(rows.covariance))}"
-        )
     label = row_labels(rows)
     valid = (jnp.asarray(rows.count) > 0) & (label >= 0)
     mean = row_means(rows, valid)
@@ -80,7 +73,7 @@ def sample_rows(
         return centre, labels
     covariance = jnp.asarray(rows.covariance)
     dtype = jnp.promote_types(mean.dtype, covariance.dtype)
-    noise = jax.random.normal(derive(key, "normal"), (num_samples, shape[1]), dtype)
+    noise = jax.random.normal(derive(key, "normal"), (num_samples, mean.shape[1]), dtype)
     if covariance.ndim == 3:
         return centre + _coloured(noise, covariance, ends), labels
     deviation = jnp.sqrt(jnp.maximum(covariance.astype(dtype), 0))
