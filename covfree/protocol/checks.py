@@ -212,7 +212,7 @@ def has_a_sound_matrix(letter: Letter) -> None:
             f"matrix: has a trace of {trace:.2g}; expected at most {most:.2g}, as larger sums could overflow"
         )
     tolerance = rounding(letter.num_examples, came.dtype, np.asarray(message.rows.mean).dtype)
-    scaled, _ = unit_diagonal("matrix:", matrix, letter.num_examples, tolerance)
+    scaled = unit_diagonal("matrix:", matrix, letter.num_examples, tolerance)
     if not is_positive(scaled, tolerance):
         raise ValueError("matrix: has a negative eigenvalue; expected F Fᵀ, a sum of squares")
 

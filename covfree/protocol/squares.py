@@ -29,7 +29,7 @@ def rounding(num_examples: float, *dtypes: np.dtype) -> float:
 
 def unit_diagonal(
     where: str, matrix: Float[np.ndarray, "dim dim"], num_examples: float, tolerance: float
-) -> tuple[Float[np.ndarray, "dim dim"], Float[np.ndarray, " dim"]]:
+) -> Float[np.ndarray, "dim dim"]:
     """Scale a matrix to a diagonal of 1; raise a ValueError if it fails a cheap test of a sum of squares.
 
     The tests take a few passes over the matrix: no entry on the diagonal is negative, the matrix is
@@ -42,7 +42,7 @@ def unit_diagonal(
         tolerance: from `rounding`.
 
     Returns:
-        The scaled matrix in float32, and √a_ii, by which its rows and columns were divided.
+        The scaled matrix in float32.
     """
     diagonal = np.diagonal(matrix).astype(np.float64)
     if (diagonal < 0).any():
@@ -66,7 +66,7 @@ def unit_diagonal(
             f"{where} holds {matrix[i, j]} at {(i, j)} and {matrix[j, i]} at {(j, i)}; expected a symmetric "
             "matrix"
         )
-    return scaled, size
+    return scaled
 
 
 def is_positive(scaled: Float[np.ndarray, "dim dim"], tolerance: float) -> bool:

@@ -141,7 +141,7 @@ def _check_covariances(
     tolerance = rounding(total, covariance.dtype)
     for row in np.flatnonzero(used):
         where = f"covariance: row {row} (class {label[row]})"
-        scaled, _ = unit_diagonal(where, _at_least_float32(covariance[row]), total, tolerance)
+        scaled = unit_diagonal(where, _at_least_float32(covariance[row]), total, tolerance)
         if not is_positive(scaled, tolerance):
             raise ValueError(f"{where} has a negative eigenvalue; expected a sum of squares")
 
