@@ -79,7 +79,8 @@ def packaged_weights(package: str) -> Path:
 
 def tensor_shapes(template: Params) -> dict[str, tuple[int, ...]]:
     """Return PyTorch's name and shape of the tensor for each leaf of a tree of parameters."""
-    return {_name(path): _torch_shape(path, leaf.shape) for path, leaf in _leaves(template)}
+    leaves = jax.tree_util.tree_leaves_with_path(template)
+    return {_name(path): _torch_shape(path, leaf.shape) for path, leaf in leaves}
 
 
 def to_params(
@@ -135,10 +136,6 @@ def to_params(
         return jax.numpy.asarray(array)
 
     return jax.tree_util.tree_map_with_path(filled, template)
-
-
-def _leaves(tree: Params) -> list[tuple[Any, Any]]:
-    return jax.tree_util.tree_flatten_with_path(tree)[0]
 
 
 def _name(path: Any) -> str:

@@ -93,7 +93,7 @@ def client_message(
     rows = message.rows
     if is_traced(rows.count):
         return replace(message, rows=replace(rows, client=None), **said)
-    rows = _present(rows)
+    rows = replace(select_rows(rows, np.asarray(rows.count) > 0), client=None)
     # Without examples, send no matrix of d² zeros.
     message = replace(message, rows=rows) if len(rows.count) else Message(rows)
     return replace(message, **said)
@@ -104,10 +104,6 @@ def _made(
     method: Method, features: jax.Array, labels: jax.Array, num_classes: int, key: PRNGKey | None
 ) -> Message:
     return method.made(features, labels, num_classes, key)
-
-
-def _present(rows: Rows) -> Rows:
-    return replace(select_rows(rows, np.asarray(rows.count) > 0), client=None)
 
 
 def select_rows(rows: Rows, kept: np.ndarray) -> Rows:

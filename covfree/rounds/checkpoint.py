@@ -113,7 +113,7 @@ class Folder:
     def save(self, trees: Any, saved: Saved) -> None:
         """Save the run's arrays and ``saved``, as a whole or not at all."""
         args = self._ocp.args
-        leaves = _named(trees)
+        leaves = {f"leaf{index}": leaf for index, leaf in enumerate(jax.tree.leaves(trees))}
         # Save only the shapes of arrays of size 0, which orbax cannot save.
         empty = {name: leaf for name, leaf in leaves.items() if np.size(leaf) == 0}
         shapes = {name: [list(leaf.shape), str(leaf.dtype)] for name, leaf in empty.items()}
@@ -176,11 +176,6 @@ class Folder:
         """Unlock the folder."""
         self._manager.close()
         self._lock.close()
-
-
-def _named(trees: Any) -> dict[str, Any]:
-    """Return the leaves of a pytree under names such as ``leaf0``."""
-    return {f"leaf{index}": leaf for index, leaf in enumerate(jax.tree.leaves(trees))}
 
 
 def _finite(value: Any) -> Any:
