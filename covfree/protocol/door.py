@@ -116,9 +116,7 @@ def check_messages(
             received = letter.received
             (size,) = sizes_of(received)
             none = jax.tree.map(lambda leaf: leaf[:0].copy(), received.rows)
-            found[client] = Found(
-                receipt, Kind.of(message, message.solved), size, len(received.rows.label), none
-            )
+            found[client] = Found(receipt, Kind.of(message), size, len(received.rows.label), none)
         except Exception as error:
             if isinstance(message, Message) and is_traced(*jax.tree.leaves(message)):
                 raise TypeError(
@@ -135,7 +133,7 @@ def check_messages(
         kinds = {client: kind._replace(class_names=None) for client, kind in kinds.items()}
     earlier = None
     if before is not None and len(before.message.rows.label):
-        earlier = Kind.of(before.message, before.solved)
+        earlier = Kind.of(before.message)._replace(solved=before.solved)
         if (reason := rules.difference(earlier)) is not None:
             raise ValueError(f"before: expected rounds of this method and these classes; {reason}")
     others = unlike(kinds, earlier)

@@ -24,12 +24,12 @@ class Kind(NamedTuple):
     extractor: str | None
 
     @classmethod
-    def of(cls, message: Message, solved: bool) -> Kind:
-        """Return the kind of a message; ``solved`` says whether its client sent a ridge solution."""
+    def of(cls, message: Message) -> Kind:
+        """Return the kind of a message."""
         parts = (message.rows.covariance, message.rows.sketch, message.matrix)
         covariance, sketch, matrix = (0 if part is None else np.ndim(part) for part in parts)
         said = message.sends, message.class_names, message.extractor
-        return cls(covariance, sketch, matrix, bool(solved), *said)
+        return cls(covariance, sketch, matrix, bool(message.solved), *said)
 
     def difference(self, wanted: Kind, who: str) -> str | None:
         """Describe the first part that differs from ``wanted``; None if none does. Metadata may be absent."""
