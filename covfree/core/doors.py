@@ -14,7 +14,7 @@ from typing import Any, ParamSpec, TypeVar
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Integer
+from jaxtyping import Array, Bool, Integer
 
 from covfree.core.compiling import jit
 from covfree.core.padding import as_arrays, pad_rows
@@ -177,6 +177,10 @@ def _all_finite(leaves: list[Any]) -> Any:
     return all(np.isfinite(leaf).all() for leaf in leaves) if near else _finite_on_device(leaves)
 
 
-@jit
-def _finite_on_device(leaves: list[jax.Array]) -> jax.Array:
-    return jnp.array([jnp.isfinite(leaf).all() for leaf in leaves]).all()
+def is_finite(tree: Any) -> Bool[Array, ""]:
+    """Return whether all floats of a pytree, which may be traced, are finite."""
+    floats = [x for x in jax.tree.leaves(tree) if jnp.issubdtype(x.dtype, jnp.inexact)]
+    return jnp.array([jnp.isfinite(x).all() for x in floats], bool).all()
+
+
+_finite_on_device = jit(is_finite)

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 from jaxtyping import Array
 
 from covfree.core.checks import check_choice
+from covfree.core.doors import is_finite
 from covfree.core.types import PRNGKey
 from covfree.finetune import averaging
 from covfree.finetune.model import Model
@@ -94,7 +95,7 @@ def _client(
     def train(p: averaging.Numbers, sent: Any) -> tuple[Any, dict[str, Any]]:
         upload, _, metrics = own.client(p, sent, rest, (), key)
         # Upload zeros for a candidate that diverges at this client.
-        finite = _is_finite(upload)
+        finite = is_finite(upload)
         return jax.tree.map(lambda x: jnp.where(finite, x, jnp.zeros_like(x)), upload), metrics
 
     counted = _count(params, sent, replace(data, index=_first(index, kept)), by)
@@ -147,7 +148,7 @@ def _server(params: Numbers, state: State, total: Upload, *, own: Algorithm) -> 
     def step(p: averaging.Numbers, state: Any, upload: Any) -> Any:
         # A candidate that diverges keeps its last finite state, so that it does not end the others' run.
         new = own.server(p, state, upload)
-        finite = _is_finite(new)
+        finite = is_finite(new)
         kept = jax.tree.map(lambda new, old: jnp.where(finite, new, old), new, state)
         return kept._replace(round=new.round)
 
@@ -155,10 +156,6 @@ def _server(params: Numbers, state: State, total: Upload, *, own: Algorithm) -> 
     known = total.counted.number > 0
     counted = jax.tree.map(lambda new, old: jnp.where(known, new, old), total.counted, state.counted)
     return State(states, counted)
-
-
-def _is_finite(tree: Any) -> Array:
-    return jnp.stack([jnp.isfinite(leaf).all() for leaf in jax.tree.leaves(tree)]).all()
 
 
 def _result(params: Numbers, state: State, memory: Any, *, own: Algorithm) -> Any:

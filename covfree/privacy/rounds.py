@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from covfree.core.checks import check_above_zero, check_positive
+from covfree.core.doors import is_finite
 from covfree.core.keys import derive
 from covfree.core.norms import shortened, toward_zero
 from covfree.core.types import PRNGKey, Scalar
@@ -17,7 +18,6 @@ from covfree.methods.rounds import bound
 from covfree.privacy.accounting import Promise, Release, rho_for, spent
 from covfree.rounds.adding import is_table
 from covfree.rounds.algorithm import Algorithm, ClientData, check_algorithm
-from covfree.rounds.cohort import is_finite
 
 
 class _Numbers(NamedTuple):

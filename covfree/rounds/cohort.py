@@ -11,6 +11,7 @@ from jax.sharding import Mesh, PartitionSpec
 from jaxtyping import Array, Bool, Int32
 
 from covfree.core.compiling import jit
+from covfree.core.doors import is_finite
 from covfree.core.keys import derive
 from covfree.core.sharding import shard_map
 from covfree.core.sums import Compensated
@@ -197,9 +198,3 @@ def serve(algorithm: Algorithm, state: Any, total: Any) -> tuple[Any, Array]:
     """Return the server's next state, and whether all of it is finite."""
     state = algorithm.server(algorithm.params, state, total)
     return state, is_finite(state)
-
-
-def is_finite(tree: Any) -> Bool[Array, ""]:
-    """Return whether all floats of a pytree are finite."""
-    floats = [x for x in jax.tree.leaves(tree) if jnp.issubdtype(x.dtype, jnp.inexact)]
-    return jnp.array([jnp.isfinite(x).all() for x in floats], bool).all()

@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
+from covfree.core.doors import is_finite
 from covfree.core.sums import fold_parts
 from covfree.core.types import Head, Moments, Rows, accumulation_dtype
 from covfree.heads.selected import SelectedHead
@@ -88,7 +89,7 @@ def begin(params: tuple[Any, ...], running: Running, maker: Maker) -> tuple[Know
         def make(own: Any, first: int = first, state: Any = state) -> tuple[Head, jax.Array]:
             system = maker.systems[first]
             head = maker.heads[first](own, None if system is None else system(own, *state), *state)
-            finite = jnp.stack([jnp.isfinite(leaf).all() for leaf in jax.tree.leaves(head)]).all()
+            finite = is_finite(head)
             return jax.tree.map(lambda leaf: jnp.where(finite, leaf, 0).astype(leaf.dtype), head), finite
 
         if len(group) == 1:
