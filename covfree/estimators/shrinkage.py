@@ -36,6 +36,14 @@ def as_shrinkage(shrinkage: Scalar | str | Shrinkage) -> Shrinkage:
     return diagonal_loading(check_strength("shrinkage", shrinkage))
 
 
+def as_matrix_shrinkage(shrinkage: Scalar | str | Shrinkage) -> Shrinkage:
+    """Convert to a rule, as `as_shrinkage`; raise if it needs single rows, which the server lacks."""
+    rule = as_shrinkage(shrinkage)
+    if rule.needs_rows:
+        raise ValueError("shrinkage: the rule looks at single rows, which class covariances do not hold")
+    return rule
+
+
 def _share(text: str) -> Shrinkage:
     """Parse a share of the mean variance, such as "10%", and return the rule `relative` of it."""
     try:

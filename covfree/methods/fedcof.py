@@ -15,7 +15,7 @@ from covfree.estimators.automatic import numbered
 from covfree.estimators.class_scatter import row_scatter
 from covfree.estimators.moments import example_moments
 from covfree.estimators.scatter import centred_rows
-from covfree.estimators.shrinkage import as_shrinkage
+from covfree.estimators.shrinkage import as_matrix_shrinkage
 from covfree.estimators.shrinkage_rule import Shrinkage
 from covfree.heads.mapped import MappedHead
 from covfree.heads.student import StudentHead
@@ -197,7 +197,7 @@ def fedcof_oracle(
         head,
         bias=bias,
     )
-    _check_rule(as_shrinkage(shrinkage))
+    as_matrix_shrinkage(shrinkage)
     return method
 
 
@@ -215,16 +215,11 @@ def estimating(method: Method) -> tuple[Method, Within]:
     return (method, found[0]) if over_rows and isinstance(found[0], Within) else estimating(fedcof())
 
 
-def _check_rule(shrinkage: Shrinkage) -> None:
-    if shrinkage.needs_rows:
-        raise ValueError("shrinkage: the rule looks at single rows, which class covariances do not hold")
-
-
 def _oracle_merge(shrinkage: Shrinkage, message: Message, num_classes: int) -> tuple[Moments, Spread]:
     """Compute the state after the oracle's rounds from clients' covariances."""
     if message.matrix is None:
         sent_matrix(message.rows.covariance, "covariance with each of")
-    _check_rule(shrinkage)
+    as_matrix_shrinkage(shrinkage)
     rows = numbered(message.rows)
     moments = example_moments(rows, num_classes)
     degrees = jnp.maximum(moments.within_degrees, 1)

@@ -13,16 +13,12 @@ from covfree.core.products import product
 from covfree.core.types import LinearHead, Moments, Rows, Scalar
 from covfree.estimators import Shrinkage, relative
 from covfree.estimators.moments import centred_means
+from covfree.estimators.shrinkage import as_matrix_shrinkage
 from covfree.heads.fisher import fisher_directions, residual_head, unprojected
 from covfree.heads.softmax import softmax_head
 from covfree.heads.virtual import sample_rows
 from covfree.methods.fedncm import moments_phase
-from covfree.methods.field.gaussian import (
-    as_matrix_shrinkage,
-    pooled_covariance,
-    scatters_merge,
-    scatters_phase,
-)
+from covfree.methods.field.gaussian import pooled_covariance, scatters_merge, scatters_phase
 from covfree.methods.message_form import class_covariance_matrices
 from covfree.methods.method import Method
 from covfree.methods.rounds import Bound, bound, phases

@@ -14,7 +14,7 @@ from covfree.estimators import Freedom
 from covfree.estimators.class_scatter import class_scatters, class_squares, scatter_about
 from covfree.estimators.moments import example_moments
 from covfree.estimators.scatter import centred_rows
-from covfree.estimators.shrinkage import Shrinkage, as_shrinkage
+from covfree.estimators.shrinkage import Shrinkage, as_matrix_shrinkage
 from covfree.heads import lda_head
 from covfree.heads.gaussian import GaussianHead, gaussian_head
 from covfree.heads.mapped import MappedHead
@@ -130,14 +130,6 @@ def pooled_covariance(shrinkage: Shrinkage, moments: Moments, scatters: jax.Arra
     freedom = Freedom.of_classes(moments, jnp.full_like(moments.total[:, 0], 1) / degrees)
     covariance = Scatter.from_matrix(scatters.sum(0) / degrees)
     return shrinkage.apply(covariance, moments, freedom, None)
-
-
-def as_matrix_shrinkage(shrinkage: Scalar | str | Shrinkage) -> Shrinkage:
-    """Return a shrinkage rule; raise if it needs single rows, which the server does not have here."""
-    rule = as_shrinkage(shrinkage)
-    if rule.needs_rows:
-        raise ValueError("shrinkage: the rule looks at single rows, which class covariances do not hold")
-    return rule
 
 
 def _least_variance(moments: Moments, pooled: jax.Array) -> jax.Array:
