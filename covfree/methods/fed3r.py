@@ -32,8 +32,9 @@ def gram_system(ridge: Scalar, totals: tuple[Moments, Scatter]) -> Scatter:
     return totals[1].shifted(ridge)
 
 
-def _gram_head(ridge: Scalar, system: Scatter, totals: tuple[Moments, Scatter], *, bias: bool) -> LinearHead:
-    return ridge_head(system, totals[0], bias=bias)
+def gram_head(params: object, system: Scatter, totals: tuple[Any, ...], **options: bool) -> LinearHead:
+    """Call `ridge_head`, with its ``options``, for the totals of `gram_phase` or a round like it."""
+    return ridge_head(system, totals[0], **options)
 
 
 def gram_merge(params: object, message: Message, num_classes: int) -> tuple[tuple[Moments, Scatter]]:
@@ -53,10 +54,11 @@ def _within_system(ridge: Scalar, moments: Moments, within: Scatter) -> Scatter:
     return total_gram(within, moments, scatter="within").shifted(ridge)
 
 
-def _within_head(
-    ridge: Scalar, system: Scatter, moments: Moments, within: Scatter, *, bias: bool
+def within_head(
+    params: object, system: Scatter, moments: Moments, within: Scatter, **options: bool
 ) -> LinearHead:
-    return ridge_head(system, moments, bias=bias)
+    """Call `ridge_head`, with its ``options``, for the totals of `moments_phase` and `within_phase`."""
+    return ridge_head(system, moments, **options)
 
 
 def _within_merge(ridge: Scalar, message: Message, num_classes: int) -> tuple[Moments, Scatter]:
@@ -118,7 +120,7 @@ def fed3r(
             keep_examples(),
             phases(gram_phase, fixed=True),
             gram_system,
-            bound(_gram_head, bias=bias),
+            bound(gram_head, bias=bias),
             gram_matrices(gram_merge),
             feature_map,
         )
@@ -128,7 +130,7 @@ def fed3r(
         keep_examples(),
         phases(moments_phase, within_phase, fixed=True),
         _within_system,
-        bound(_within_head, bias=bias),
+        bound(within_head, bias=bias),
         gram_matrices(_within_merge),
         feature_map,
     )

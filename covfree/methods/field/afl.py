@@ -10,8 +10,7 @@ import jax.numpy as jnp
 from covfree.core.checks import check_strength
 from covfree.core.linalg import Scatter
 from covfree.core.types import AnyArray, LinearHead, Message, Moments, Scalar
-from covfree.heads import ridge_head
-from covfree.methods.fed3r import gram_merge, gram_phase
+from covfree.methods.fed3r import gram_head, gram_merge, gram_phase
 from covfree.methods.message_form import own_solutions
 from covfree.methods.method import Method
 from covfree.methods.rounds import bound, phases
@@ -27,10 +26,6 @@ class AflNumbers(NamedTuple):
 
 def _system(numbers: AflNumbers, totals: tuple[Moments, Scatter]) -> Scatter:
     return totals[1].shifted(numbers.ridge)
-
-
-def _head(numbers: AflNumbers, system: Scatter, totals: tuple[Moments, Scatter], *, bias: bool) -> LinearHead:
-    return ridge_head(system, totals[0], unit=False, bias=bias)
 
 
 def _merge(numbers: AflNumbers, message: Message, num_classes: int) -> tuple[tuple[Moments, Scatter]]:
@@ -72,7 +67,7 @@ def afl(gamma: Scalar = 1.0, *, ridge: Scalar = 0.0, bias: bool = False) -> Meth
     Federated Learning with Pre-trained Models".
     """
     numbers = AflNumbers(check_strength("gamma", gamma), check_strength("ridge", ridge))
-    head = bound(_head, bias=bias)
+    head = bound(gram_head, unit=False, bias=bias)
     return Method(
         numbers, "afl", keep_examples(), phases(gram_phase, fixed=True), _system, head, own_solutions(_merge)
     )

@@ -9,14 +9,14 @@ import jax.numpy as jnp
 
 from covfree.core.checks import check_strength
 from covfree.core.linalg import Scatter
-from covfree.core.types import LinearHead, Moments, Rows, Scalar
+from covfree.core.types import Moments, Rows, Scalar
 from covfree.estimators import first_moments
 from covfree.estimators.directed import valid_directions
 from covfree.estimators.moments import row_means
-from covfree.heads import ridge_head
 from covfree.heads.mapped import MappedHead
+from covfree.methods.fed3r import gram_head
 from covfree.methods.method import Method, sent_matrix
-from covfree.methods.rounds import Factor, phases
+from covfree.methods.rounds import Factor, bound, phases
 from covfree.methods.summaries import send_directions
 from covfree.statistics.feature_maps import relu_features
 
@@ -46,10 +46,6 @@ def _system(ridge: Scalar, totals: _Totals) -> Scatter:
     squares = jnp.where(jnp.isinf(left_out.squares), jnp.nan, left_out.squares)
     some = left_out.squares > 0
     return scatter.shifted(jnp.where(some, squares / jnp.where(some, left_out.total, 1), 0) + ridge)
-
-
-def _head(ridge: Scalar, system: Scatter, totals: _Totals) -> LinearHead:
-    return ridge_head(system, totals[0], unit=False)
 
 
 def fedran(
@@ -101,7 +97,7 @@ def fedran(
         send_directions(num_directions, centred=False),
         phases(_phase),
         _system,
-        _head,
+        bound(gram_head, unit=False),
         feature_map=relu_features(num_features, seed=seed),
     )
     return method

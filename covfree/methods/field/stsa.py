@@ -6,24 +6,19 @@ from typing import Any
 
 from covfree.core.checks import check_strength
 from covfree.core.linalg import Scatter
-from covfree.core.types import LinearHead, Moments, Scalar
+from covfree.core.types import Moments, Scalar
 from covfree.estimators import total_gram
-from covfree.heads import ridge_head
 from covfree.heads.mapped import MappedHead
-from covfree.methods.fed3r import within_phase
+from covfree.methods.fed3r import within_head, within_phase
 from covfree.methods.fedncm import moments_phase
 from covfree.methods.method import Method
-from covfree.methods.rounds import phases
+from covfree.methods.rounds import bound, phases
 from covfree.methods.summaries import send_class_means
 from covfree.statistics.feature_maps import relu_features
 
 
 def _system(ridge: Scalar, moments: Moments, within: Scatter) -> Scatter:
     return total_gram(within, moments).shifted(ridge)
-
-
-def _head(ridge: Scalar, system: Scatter, moments: Moments, within: Scatter) -> LinearHead:
-    return ridge_head(system, moments, unit=False)
 
 
 def stsa_e(
@@ -64,7 +59,7 @@ def stsa_e(
         send_class_means(num_subsets),
         phases(moments_phase, within_phase),
         _system,
-        _head,
+        bound(within_head, unit=False),
         feature_map=relu_features(num_features, seed=seed),
     )
     return method
