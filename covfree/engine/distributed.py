@@ -6,6 +6,7 @@ import json
 import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
+from functools import reduce
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -101,7 +102,8 @@ def total(
     ]
     while len(totals) > 1:
         totals = [
-            dask.delayed(_merged, pure=False)(totals[i : i + _MERGED]) for i in range(0, len(totals), _MERGED)
+            dask.delayed(reduce, pure=False)(merge, totals[i : i + _MERGED])
+            for i in range(0, len(totals), _MERGED)
         ]
     return _computed(totals[0], client, retries)
 
@@ -211,14 +213,6 @@ def _folded(
         # Skip an empty shard, whose features may lack a dimension.
         if features is not None and len(features):
             total = add(total, features, labels, clients)  # pyright: ignore[reportArgumentType]
-    return total
-
-
-def _merged(totals: Sequence[Aggregate[Any]]) -> Aggregate[Any]:
-    """Merge the totals of several tasks."""
-    total = totals[0]
-    for other in totals[1:]:
-        total = merge(total, other)
     return total
 
 
