@@ -12,7 +12,8 @@ from typing import Any, TypeAlias
 import jax
 import numpy as np
 
-from covfree.core.optional import how_to_get, optional
+from covfree.core.array_file import read_tensors
+from covfree.core.optional import how_to_get
 from covfree.core.torch_file import read_torch
 
 # Linen's variables: {"params": …} and, for a network with batch norms, {"batch_stats": …}.
@@ -52,17 +53,7 @@ def read_weights(path: str | PathLike[str]) -> dict[str, np.ndarray]:
         return read_torch(file)
     if file.suffix != ".safetensors":
         raise ValueError(f"path: expected a .safetensors, .pth or .pt file, got {os.fspath(path)}")
-    if not file.is_file():
-        raise FileNotFoundError(f"path: no such file: {file}")
-    safetensors = optional("safetensors", "safetensors")
-    try:
-        with safetensors.safe_open(file, framework="numpy") as opened:
-            return {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118
-    except safetensors.SafetensorError as error:
-        raise ValueError(
-            f"path: {file}: expected a safetensors file; it is damaged, cut short or of another kind "
-            f"({error})"
-        ) from error
+    return read_tensors(file)[0]
 
 
 def packaged_weights(package: str) -> Path:

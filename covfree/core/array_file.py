@@ -29,17 +29,24 @@ def write_safetensors(arrays: Mapping[str, np.ndarray]) -> bytes:
     return optional("safetensors.numpy", "safetensors").save(tensors, metadata=texts)
 
 
-def read_safetensors(path: Path) -> dict[str, np.ndarray]:
-    """Read the arrays of a ``.safetensors`` file, by name; arrays of texts come from its metadata."""
+def read_tensors(path: Path) -> tuple[dict[str, np.ndarray], dict[str, str]]:
+    """Read the tensors of a ``.safetensors`` file, by name, and its metadata."""
     safetensors = optional("safetensors", "safetensors")
     if not path.is_file():
         raise FileNotFoundError(f"{path}: no such file")
     try:
         with safetensors.safe_open(path, framework="numpy") as file:
-            names, texts = file.keys(), file.metadata() or {}
-            arrays = {name: file.get_tensor(name) for name in names}
+            return {name: file.get_tensor(name) for name in file.keys()}, file.metadata() or {}  # noqa: SIM118
     except safetensors.SafetensorError as error:
-        raise ValueError(f"{path}: expected a safetensors file of arrays ({error})") from error
+        raise ValueError(
+            f"{path}: expected a safetensors file of arrays; it is damaged, cut short or of another kind "
+            f"({error})"
+        ) from error
+
+
+def read_safetensors(path: Path) -> dict[str, np.ndarray]:
+    """Read the arrays of a ``.safetensors`` file, by name; arrays of texts come from its metadata."""
+    arrays, texts = read_tensors(path)
     for name, text in texts.items():
         # Skip metadata that other programs wrote, such as PyTorch's {"format": "pt"}: "pt" is not JSON.
         with suppress(ValueError):
