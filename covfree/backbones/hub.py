@@ -86,7 +86,7 @@ def hub_weights(
     source = f"{repository}@{revision}"
     # Fetch the small config before the large weights, so that its errors show first.
     described = _fetched(hub, repository, revision, "config.json")
-    config = {} if described is None else _parsed(described, source)
+    config = {} if described is None else read_json(described, where=f"config.json of {source}")
     preprocessing = timm_preprocessing(config, source)
     found = _fetched(hub, repository, revision, file)
     if found is None:
@@ -196,14 +196,17 @@ def _reason(error: BaseException) -> str:
     return " ".join(str(error).split())
 
 
-def _parsed(path: Path, source: str) -> dict[str, Any]:
+def read_json(path: Path, kind: type = dict, *, where: str | None = None) -> Any:
+    """Read a JSON file that holds a ``kind``; errors begin with ``where``, by default the path."""
     try:
-        config = json.loads(path.read_bytes())
+        parsed = json.loads(path.read_bytes())
     except ValueError as error:
-        raise ValueError(f"config.json of {source}: expected JSON, got {error}") from error
-    if not isinstance(config, dict):
-        raise ValueError(f"config.json of {source}: expected an object, got {type(config).__name__}")
-    return config
+        raise ValueError(f"{where or path}: expected JSON ({error})") from error
+    if not isinstance(parsed, kind):
+        raise ValueError(
+            f"{where or path}: expected a {kind.__name__} in JSON, got a {type(parsed).__name__}"
+        )
+    return parsed
 
 
 def timm_preprocessing(config: dict[str, Any], source: str) -> Preprocessing | None:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import math
 from pathlib import Path
 from typing import Any
 
-from covfree.backbones.hub import timm_preprocessing
+from covfree.backbones.hub import read_json, timm_preprocessing
 from covfree.backbones.table import Preprocessing
 
 _FILE = "preprocessor_config.json"
@@ -45,7 +44,7 @@ def preprocessing_beside(path: Path) -> Preprocessing:
     if (path.parent / _FILE).is_file():
         return read_processor(path.parent / _FILE)
     config = path.parent / "config.json"
-    found = timm_preprocessing(_json(config), str(config)) if config.is_file() else None
+    found = timm_preprocessing(read_json(config), str(config)) if config.is_file() else None
     if found is None:
         raise ValueError(
             f"preprocessing: expected one, as there is no {_FILE} beside {path}, got None "
@@ -56,7 +55,7 @@ def preprocessing_beside(path: Path) -> Preprocessing:
 
 def read_processor(path: Path) -> Preprocessing:
     """Convert a ``preprocessor_config.json`` of Hugging Face; a ValueError if it needs any further step."""
-    config = _json(path)
+    config: dict[str, Any] = read_json(path)
 
     def wrong(name: str, expected: str) -> ValueError:
         return ValueError(f"{path}: {name}: expected {expected}, got {config.get(name)!r}")
@@ -149,13 +148,3 @@ def _made(resize: Any, crop: int, method: str, mean: list[Any], std: list[Any]) 
 
 def _is_number(value: Any) -> bool:
     return type(value) in (int, float) and math.isfinite(value)
-
-
-def _json(path: Path) -> dict[str, Any]:
-    try:
-        config = json.loads(path.read_bytes())
-    except ValueError as error:
-        raise ValueError(f"{path}: expected JSON ({error})") from error
-    if not isinstance(config, dict):
-        raise ValueError(f"{path}: expected an object, got {type(config).__name__}")
-    return config

