@@ -122,21 +122,18 @@ def as_array(values: Any) -> jax.Array:
 
 def check_int32(name: str, integers: Any) -> None:
     """Raise a ValueError if an integer is above int32. Integers below int32 are allowed, as padding."""
-    if _beyond_int32(integers):
-        place = np.unravel_index(int(np.argmax(integers)), np.shape(integers))
+    if not isinstance(integers, jax.Array | np.ndarray) or is_traced(integers) or integers.size == 0:
+        return
+    if not jnp.issubdtype(integers.dtype, jnp.integer) or np.iinfo(integers.dtype).max <= _INT32.max:
+        return
+    # Use NumPy: in a function that is being traced, jax's maximum of constants would be traced too.
+    values = np.asarray(integers)
+    if values.max() > _INT32.max:
+        place = np.unravel_index(int(values.argmax()), values.shape)
         raise ValueError(
-            f"{name}: expected integers below 2**31, got {integers[place]} at position "
+            f"{name}: expected integers below 2**31, got {values[place]} at position "
             f"{', '.join(str(index) for index in place)}"
         )
-
-
-def _beyond_int32(leaf: Any) -> bool:
-    if not isinstance(leaf, jax.Array | np.ndarray) or is_traced(leaf) or leaf.size == 0:
-        return False
-    if not jnp.issubdtype(leaf.dtype, jnp.integer) or np.iinfo(leaf.dtype).max <= _INT32.max:
-        return False
-    # Use NumPy: in a function that is being traced, jax's maximum of constants would be traced too.
-    return bool(np.asarray(leaf).max() > _INT32.max)
 
 
 def fits_int32(clients: np.ndarray) -> bool:
