@@ -123,18 +123,15 @@ def _init(numbers: _Numbers, num_clients: int, key: PRNGKey) -> tuple[tuple[()],
     return (), Own.start(numbers.model)
 
 
-def _broadcast(numbers: _Numbers, state: tuple[()]) -> tuple[()]:
-    return ()
+def same_state(numbers: Any, state: Any, total: Any = None) -> Any:
+    """Return the state: as a broadcast it is sent whole; as a server's step it stays as it is."""
+    return state
 
 
 def _client(
     numbers: _Numbers, sent: tuple[()], data: ClientData, own: Own, key: PRNGKey
 ) -> tuple[tuple[()], Own, dict[str, Any]]:
     return (), *train_own(numbers.training, numbers.model, data, own, key)
-
-
-def _server(numbers: _Numbers, state: tuple[()], total: tuple[()]) -> tuple[()]:
-    return ()
 
 
 def own_models(numbers: Any, state: Any, memory: Own) -> ClientModels:
@@ -158,7 +155,7 @@ def local_only(model: Model, client: Any = 0.01, **options: Any) -> Algorithm:
         An algorithm whose result is `ClientModels`.
     """
     numbers = _Numbers(check_model(model), Training.of(client, **options))
-    functions = _init, _broadcast, _client, _server, own_models
+    functions = _init, same_state, _client, same_state, own_models
     return Algorithm(numbers, "local", *functions, num_classes=model.num_classes)
 
 

@@ -13,7 +13,7 @@ from covfree.core.checks import check_positive, check_strength
 from covfree.core.types import PRNGKey, Scalar
 from covfree.finetune.local import Training, class_counts
 from covfree.finetune.model import Model, check_model, linear_features
-from covfree.finetune.personal import Own, Prototypes, own_models, train_own
+from covfree.finetune.personal import Own, Prototypes, own_models, same_state, train_own
 from covfree.rounds.algorithm import Algorithm, ClientData
 
 
@@ -40,10 +40,6 @@ def _init(numbers: _Numbers, num_clients: int, key: PRNGKey) -> tuple[Prototypes
     return numbers.prototypes, Own.start(numbers.model)
 
 
-def _broadcast(numbers: _Numbers, state: Prototypes) -> Prototypes:
-    return state
-
-
 def _held_near(
     name: str,
     model: Model,
@@ -65,7 +61,7 @@ def _held_near(
             f"{len(prototypes.mean)}"
         )
     numbers = _Numbers(model, training, prototypes, check_strength("strength", strength))
-    functions = _init, _broadcast, client, server, own_models
+    functions = _init, same_state, client, server, own_models
     return Algorithm(numbers, name, *functions, num_classes=model.num_classes)
 
 
@@ -79,10 +75,6 @@ def _near_means(
         return numbers.strength * prototypes.distance(features, labels) / share
 
     return (), *train_own(numbers.training, numbers.model, data, own, key, penalty)
-
-
-def _kept(numbers: _Numbers, state: Prototypes, total: tuple[()]) -> Prototypes:
-    return state
 
 
 def fedcgs_personal(
@@ -120,7 +112,7 @@ def fedcgs_personal(
             f"got {type(prototypes).__name__}"
         )
     training = Training.of(client, **options)
-    return _held_near("fedcgs-personal", model, prototypes, strength, training, _near_means, _kept)
+    return _held_near("fedcgs-personal", model, prototypes, strength, training, _near_means, same_state)
 
 
 def _near_prototypes(
