@@ -204,7 +204,7 @@ def _checked(source: Source) -> Source:
             f"no training examples, such as {first}; no method can get them right",
             file=sys.stderr,
         )
-    if source.images is None and (offset := _offset(data.train_features)) > _FAR:
+    if data.train_features.size and (offset := _offset(data.train_features)) > _FAR:
         print(
             f"covfree: {data.name}: features lie {offset:.2g} times their spread from zero, where FedNCM, "
             "Fed3R, AFL and ridge heads fail in float32; subtract one point from all features, the same at "
