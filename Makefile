@@ -47,7 +47,7 @@ export WHERE_NEXT
 test: $(VENV)/.test $(VENV)/.encoder
 	$(BIN)/python -m pytest -m 'not slow' $(TESTS)
 
-# Whole programs, whole tables and laws over all methods, each of which takes long; up to the first failure.
+# Whole programs, whole tables, and variants of laws that other tests check; up to the first failure.
 test-slow: $(VENV)/.test $(VENV)/.encoder
 	$(BIN)/python -m pytest -m slow --exitfirst $(TESTS)
 
