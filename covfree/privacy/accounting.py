@@ -152,7 +152,9 @@ def rho_for(epsilon: float, delta: float, *, real: bool = False) -> float:
     """
     check_above_zero("epsilon", epsilon)
     check_delta(delta)
-    low, high = 1e-12, epsilon + 1.0  # ε of pure ρ-zCDP exceeds ρ
+    low, high = 1e-12, epsilon + 1.0
+    while _epsilon(high, delta, real) <= epsilon:  # for a large δ, ε may be below ρ
+        high *= 2
     for _ in range(100):
         middle = math.sqrt(low * high)
         if _epsilon(middle, delta, real) <= epsilon:

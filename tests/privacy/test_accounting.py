@@ -25,6 +25,14 @@ def test_integers_cost_little_more_and_never_less_than_reals(epsilon):
     assert epsilon < integers + 2 * math.sqrt(integers * math.log(1 / DELTA))
 
 
+@pytest.mark.parametrize("real", [False, True])
+@pytest.mark.parametrize("delta", [0.5, 0.9, 0.99])
+def test_with_a_large_delta_rho_may_exceed_epsilon(delta, real):
+    rho = rho_for(1.0, delta, real=real)
+    assert rho > 1.0
+    assert spent([Release("", rho, real=real)], delta) == pytest.approx(1.0, rel=1e-6)
+
+
 def test_a_delta_whose_reciprocal_is_no_float():
     integers, reals = (spent([Release("a", 100.0, real=real)], 1e-310) for real in (False, True))
     assert reals <= integers < 1.01 * reals
