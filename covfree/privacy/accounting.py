@@ -17,7 +17,7 @@ Neighbours: TypeAlias = Literal["add_remove", "replace_one"]
 
 @dataclass(frozen=True)
 class Release:
-    """One noisy release of data; `spent` adds several up.
+    """One noisy release of data; `spent` computes the ε of several releases together.
 
     Attributes:
         name: what was released.
@@ -49,7 +49,8 @@ class Promise:
         unit: what is hidden: one example, or all of a client's.
         neighbours: ``"add_remove"`` hides whether the unit is present, ``"replace_one"`` hides its values.
         noise: who adds the noise.
-        honest: for distributed noise, the number of clients that surely take part and add their noise.
+        honest: for distributed noise, the number of clients that surely take part and add their noise; else
+            None.
         releases: what is released.
     """
 
@@ -106,7 +107,7 @@ def spent(releases: Iterable[Release | Promise], delta: float) -> float:
 
     The ρ add up, even if a later release was chosen because of an earlier one. If all noise is a Gaussian on
     the reals, ε is exact (Balle and Wang 2018). Otherwise it is the bound by Rényi divergences of all orders
-    (Canonne, Kamath and Steinke 2020), which is about 7 % larger.
+    (Canonne, Kamath and Steinke 2020), about 7 % above the exact ε.
 
     Args:
         releases: releases or promises; all promises must have the same ``unit`` and ``neighbours``.
@@ -145,7 +146,7 @@ def spent(releases: Iterable[Release | Promise], delta: float) -> float:
 
 
 def rho_for(epsilon: float, delta: float, *, real: bool = False) -> float:
-    """Return the largest ρ whose ε at this δ is at most ``epsilon``.
+    """Return the largest ρ whose ε at this δ is at most ``epsilon``; ``real`` is that of `Release`.
 
     Raises:
         ValueError: if ``epsilon`` is too small for this δ.
@@ -190,6 +191,6 @@ def _epsilon(rho: float, delta: float, real: bool) -> float:
 
 
 def _orders(rho: float, delta: float) -> Sequence[float]:
-    """Return Rényi orders near the best one, which is 1 + √(log(1/δ)/ρ) up to a factor below 2."""
+    """Return Rényi orders around 1 + √(log(1/δ)/ρ), which is close to the best order."""
     best = math.sqrt(-math.log(delta) / rho)
     return [1 + best * 2 ** (step / 50) for step in range(-100, 51)]

@@ -12,11 +12,11 @@ from covfree.core.types import AnyArray, Scalar
 def membership_signal(
     eigenvalues: Float[AnyArray, " dim"], count: Scalar, deviation: Scalar = 0.0
 ) -> Float[Array, ""]:
-    """Return d′: by how many standard deviations an example's presence moves a sum's likelihood ratio.
+    """Return d′: by how many standard deviations an example's presence moves the log-likelihood ratio.
 
-    d′² = Σ_j λ_j/(n λ_j + σ²), if n Gaussian features whose covariance has eigenvalues λ_j are summed, and
-    noise of standard deviation σ is added to each coordinate. Without noise d′ = √(d/n). The attack has AUC
-    Φ(d′/√2), and finds a share Φ(d′ − z) of the members at the false-positive rate 1 − Φ(z).
+    The attacker sees the sum of n Gaussian feature vectors whose covariance has eigenvalues λ_j, plus noise
+    of standard deviation σ in each coordinate. Then d′² = Σ_j λ_j/(n λ_j + σ²); without noise d′ = √(d/n).
+    The attack has AUC Φ(d′/√2), and finds a share Φ(d′ − z) of the members at false-positive rate 1 − Φ(z).
 
     Args:
         eigenvalues: λ_j, at least 0.
@@ -39,8 +39,8 @@ def membership_scores(
 ) -> Float[Array, " candidates"]:
     """Score how likely each candidate is among the examples of a class sum, by a log-likelihood ratio.
 
-    If x is in the sum, the sum's mean moves by x − μ, and its covariance A = nΣ + σ²I hardly changes. So the
-    log ratio is (x − μ)ᵀA⁻¹(S − nμ) − ½ (x − μ)ᵀA⁻¹(x − μ).
+    If a candidate x is in the sum S, the expectation of S moves by x − μ, and its covariance A = nΣ + σ²I
+    hardly changes. So the log ratio is (x − μ)ᵀA⁻¹(S − nμ) − ½ (x − μ)ᵀA⁻¹(x − μ).
 
     Args:
         candidates: examples x that the attacker has.
@@ -76,7 +76,7 @@ def auc(members: Float[AnyArray, " members"], others: Float[AnyArray, " others"]
 def found_at(
     members: Float[AnyArray, " members"], others: Float[AnyArray, " others"], rate: float = 0.01
 ) -> Float[Array, ""]:
-    """Return the share of members found at a threshold that at most a share ``rate`` of the others exceeds.
+    """Return the share of members above the threshold that at most a share ``rate`` of non-members exceeds.
 
     Args:
         members: scores of members.

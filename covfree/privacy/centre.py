@@ -46,7 +46,7 @@ def check_centre(centre: Any) -> Float[np.ndarray, " dim"]:
 def centred(
     method: Method[Any], centre: Float[np.ndarray, " dim"] | None, features: Float[AnyArray, "examples dim"]
 ) -> Float[np.ndarray, "examples mapped"]:
-    """Map features and subtract the centre; the result is clipped later.
+    """Apply the method's feature map and subtract the centre; the result is clipped later.
 
     Raises:
         ValueError: if the centre has another length than the features (mapped, if the method has a map).
@@ -63,10 +63,10 @@ def centred(
 def _mapped(
     method: Method[Any], features: Float[AnyArray, "examples dim"]
 ) -> Float[np.ndarray, "examples mapped"]:
-    """Map features one row at a time, as the last bits of a product depend on its number of rows.
+    """Apply the feature map one row at a time, as the last bits of a product depend on its number of rows.
 
-    So an example's integers are a function of that example alone, as the sensitivities require. All parts of
-    the features are padded to one shape, so that one compilation maps them.
+    Thus each example's mapped features depend on that example alone, as the sensitivities require. All
+    blocks of rows are padded to one shape, so that one compilation maps them.
     """
     if method.feature_map is None:
         return np.asarray(jnp.asarray(features), np.float64)
@@ -92,13 +92,13 @@ def _one_by_one(method: Method[Any], block: jax.Array, rows: jax.Array) -> jax.A
 
 
 def moved_back(method: Method[Any], centre: Float[np.ndarray, " dim"] | None, head: Head) -> Head:
-    """Convert a head on features − c to one on features: Wᵀ(x − c) + b has the bias b − Wᵀc."""
+    """Convert a head Wᵀ(x − c) + b for centred features to a head for features x, with bias b − Wᵀc."""
     if centre is None:
         return head
     if isinstance(head, MappedHead):
         return replace(head, head=moved_back(method, centre, head.head))
     assert isinstance(head, LinearHead)
-    # Use float64: with float32 a large centre would cost the bias more than its last bit.
+    # Use float64: in float32 a large centre would round away more than the last bit of the bias.
     bias = np.asarray(head.bias, np.float64) - _of_mapped(method, centre) @ np.asarray(
         head.weight, np.float64
     )
@@ -110,7 +110,7 @@ def _is_projected(method: Method[Any]) -> bool:
 
 
 def _of_mapped(method: Method[Any], centre: Float[np.ndarray, " dim"]) -> Float[np.ndarray, " mapped"]:
-    """Return the centre of mapped features: Pc for a projection P, as P(x − c) = Px − Pc; else c."""
+    """Return what to subtract from mapped features: Pc for a projection P, as P(x − c) = Px − Pc; else c."""
     if not _is_projected(method):
         return centre
     scale = np.abs(centre).max() or 1.0  # so that no sum overflows

@@ -22,11 +22,11 @@ def clipped(vectors: Float[np.ndarray, "rows dim"], clip: float) -> Float[np.nda
 
 
 def on_grid(vectors: Float[np.ndarray, "rows dim"], bound: int) -> Int[np.ndarray, "rows dim"]:
-    """Round vectors of norm 1 or less to integers whose norm is at most ``bound``, exactly."""
+    """Multiply vectors of norm 1 or less by ``bound``, and round to integers of norm at most ``bound``."""
     scaled = vectors * bound
     integers = np.rint(scaled).astype(np.int64)
     for shrink in (1.0, 1 - 1e-9, 0.0):
-        # If rounding exceeded the bound, round towards 0; then only the last bit of a float can be too large.
+        # Where the norm exceeds the bound, round towards 0: only a float's last bit can then be too large.
         over = (integers**2).sum(1) > bound**2
         if not over.any():
             break
@@ -35,9 +35,9 @@ def on_grid(vectors: Float[np.ndarray, "rows dim"], bound: int) -> Int[np.ndarra
 
 
 def bounded(integers: Int[np.ndarray, "rows dim"], bound: int) -> Int[np.ndarray, "rows dim"]:
-    """Return integers, or raise if the norm of a row is above ``bound``.
+    """Return ``integers``, or raise if the norm of a row is above ``bound``.
 
-    The norm is computed in floats, as squares of integers could wrap; its rounding is allowed for.
+    The norm is computed in floats, as squares of integers could wrap; the check allows for their rounding.
 
     Raises:
         ArithmeticError: if a norm is above the bound: the promise would not hold.

@@ -22,9 +22,9 @@ def discrete_gaussian(
 ) -> Int[np.ndarray, " size"]:
     """Draw from the discrete Gaussian on the integers, P(x) ∝ exp(−x²/2σ²) with σ = 2^log_deviation.
 
-    Only integers are used, so that no rounding changes a probability. If neighbours' integer vectors differ
-    by v, adding the draws gives ‖v‖²/2σ²-zero-concentrated differential privacy. That requires that nobody
-    can repeat the random bits: use anything but `os.urandom` only for experiments.
+    Only integers are used, so that no rounding changes a probability. If the integer vectors of neighbouring
+    data differ by v, adding these draws gives (‖v‖²/2σ²)-zero-concentrated differential privacy, provided
+    that nobody can repeat the random bits: use anything but `os.urandom` only for experiments.
 
     Args:
         log_deviation: base-2 logarithm of σ, from 1 to 24.
@@ -55,8 +55,9 @@ def summed_discrete_gaussians(
 ) -> Int[np.ndarray, " size"]:
     """Draw the sum of ``terms`` discrete Gaussians of σ = 2^log_deviation, to simulate many clients.
 
-    Few terms are drawn: 4^j terms are replaced by one of standard deviation 2^j σ, whose distribution is the
-    same up to a factor of 1 ± 10·exp(−2π²σ²/2) (Kairouz, Liu and Steinke 2021), which is 10⁻¹⁶ for σ = 2.
+    Few terms are drawn: one draw of standard deviation 2^j σ replaces 4^j terms. Its probabilities differ
+    from those of their sum by a factor of 1 ± 10·exp(−π²σ²) (Kairouz, Liu and Steinke 2021); for σ = 2 the
+    difference is 10⁻¹⁶.
     """
     total, level = np.zeros(size, np.int64), 0
     while terms:
@@ -79,7 +80,7 @@ def _below(bound: np.ndarray, random_bytes: RandomBytes) -> np.ndarray:
     missing = np.arange(bound.size)
     while missing.size:
         word, limit = _words(missing.size, random_bytes), bound[missing]
-        # Draw again if a word is past the last whole multiple of the bound.
+        # Draw again if a word is past the last whole multiple of the bound, so remainders are equally likely.
         fair = word - word % limit <= np.iinfo(np.int64).max - limit + 1
         result[missing[fair]] = (word % limit)[fair]
         missing = missing[~fair]
@@ -110,7 +111,7 @@ def _exponential_below_one(
 ) -> np.ndarray:
     """Draw True with probability exp(−γ), for γ = numerator/2^log_denominator in [0, 1].
 
-    Trial k = 1, 2, … passes with probability γ/k. The result is True if the first to fail has an odd k.
+    Trial k = 1, 2, … passes with probability γ/k. The result is True if the first failed trial has an odd k.
     """
     odd = np.zeros(numerator.shape, bool)
     trying, k = np.arange(numerator.size), 1

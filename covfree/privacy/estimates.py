@@ -13,13 +13,13 @@ from covfree.core.types import AnyArray, Scalar
 
 
 def debiased_reciprocal(count: Num[AnyArray, "..."], deviation: Scalar) -> Float[Array, "..."]:
-    """Estimate 1/N from a noisy count Ñ = N + σ_n z: (1 − σ_n²/Ñ²)/Ñ, as E[1/Ñ] ≈ (1 + σ_n²/N²)/N.
+    """Estimate 1/N from a noisy count Ñ of N: (1 − σ_n²/Ñ²)/Ñ, as E[1/Ñ] ≈ (1 + σ_n²/N²)/N.
 
-    The error is O(σ_n⁴/N⁵). A count below max(2σ_n, 1) is raised to that, as it says nothing about 1/N.
+    The error is O(σ_n⁴/N⁵). A count below max(2σ_n, 1) says nothing about 1/N, and is raised to that value.
 
     Args:
         count: Ñ.
-        deviation: σ_n.
+        deviation: σ_n, the standard deviation of the noise in Ñ.
     """
     count = jnp.asarray(count, jnp.result_type(float))
     deviation = jnp.asarray(deviation, count.dtype)
@@ -36,15 +36,16 @@ def debiased_within(
 ) -> Float[Array, "dim dim"]:
     """Estimate the within-class scatter from noisy sums: G̃ − Σ_c r_c (S̃_c S̃_cᵀ − σ²I), r_c ≈ 1/N_c.
 
-    E[S̃_c S̃_cᵀ] = S_c S_cᵀ + σ²I, and the noise of G̃ has mean 0. So the estimate is unbiased, except for
-    the error of `debiased_reciprocal`. It may not be positive semi-definite; see `positive_part`.
+    If S_c is a class's sum without noise, E[S̃_c S̃_cᵀ] = S_c S_cᵀ + σ²I. The noise of G̃ has mean 0. So the
+    estimate is unbiased, except for the error of r_c, from `debiased_reciprocal`. It may not be positive
+    semi-definite; see `positive_part`.
 
     Args:
         second: G̃, the second moment Σ x xᵀ of all examples, with noise.
-        sums: S̃_c, with noise.
-        counts: Ñ_c, with noise.
-        sum_deviation: σ, the noise in each number of the sums.
-        count_deviation: σ_n, the noise in each count.
+        sums: S̃_c, the sum of each class's features, with noise.
+        counts: Ñ_c, each class's number of examples N_c, with noise.
+        sum_deviation: σ, the standard deviation of the noise in each number of the sums.
+        count_deviation: σ_n, that of the noise in each count.
     """
     second, sums = _floats(second), _floats(sums)
     share = debiased_reciprocal(counts, count_deviation).astype(sums.dtype)
@@ -70,13 +71,13 @@ def noisy_rows_covariance(
     S = Σ w_r (x_r − x̄)(x_r − x̄)ᵀ about the weighted mean x̄ has E[S] = aΣ + bI, where
     a = Σ w_r (1 − w_r/W)/n_r and b = Σ w_r (1 − w_r/W) σ_r². The estimate is (S − bI)/a, unbiased. The
     weights are w_r = n_r/(1 + n_r σ_r²/λ)², near-optimal for an average eigenvalue λ of Σ. If λ is estimated
-    from the same rows, a bias of order 1/rows remains.
+    from the same rows, a bias remains, of the order of one over the number of rows.
 
     Args:
         means: x_r, for one class; ``vmap`` batches classes.
         counts: n_r, without noise; a row with count 0 is padding.
         deviations: σ_r, the standard deviation of the noise in each coordinate of the mean.
-        typical: λ, above 0; by default tr Σ̂/d of the estimate with w_r = n_r.
+        typical: λ, above 0; by default tr(Σ̂)/d, where Σ̂ is the estimate with weights w_r = n_r.
 
     Returns:
         The covariance; symmetric, but maybe not positive semi-definite. 0 with fewer than two rows.
@@ -114,20 +115,20 @@ def shrunk_means(
     sum_deviation: Scalar,
     count_deviation: Scalar,
 ) -> Float[Array, "classes dim"]:
-    """Estimate class means from noisy sums, each shrunk towards the mean of all according to its noise.
+    """Estimate class means from noisy sums; the noisier a mean, the nearer it moves to the mean of all.
 
-    Counts and class means are treated as random draws about their averages. A count becomes N̄ + t/(t +
-    σ_n²)·(Ñ_c − N̄), where t + σ_n² is the variance of the counts. A mean becomes g + τ²/(τ² + v_c)·(S̃_c/N_c
-    − g), where g is the mean of all and v_c = σ²/N_c² the noise in each coordinate. The variance τ² of the
-    true class means is estimated from ‖S̃_c/N_c − g‖²/d − v_c. Without shrinkage, the noise in class means,
-    larger for small classes, would bias predictions. If the classes show no difference, τ² is set to the
-    error of its own estimate, v√(2/Cd).
+    Counts and class means are treated as random draws about their averages. A count becomes N_c = N̄ + t/(t +
+    σ_n²)·(Ñ_c − N̄), where N̄ is the average and t + σ_n² the variance of the noisy counts. A mean becomes
+    g + τ²/(τ² + v_c)·(S̃_c/N_c − g), where g is the mean of all examples and v_c = σ²/N_c² the variance of
+    the noise in each coordinate. The variance τ² of the true class means is estimated from
+    ‖S̃_c/N_c − g‖²/d − v_c. It is at least the error of this estimate, min_c v_c·√(2/(C·d)). Without
+    shrinkage, the noise in class means, larger for small classes, would bias predictions.
 
     Args:
-        sums: S̃_c, with noise.
-        counts: Ñ_c, with noise.
-        sum_deviation: σ above 0, the noise in each number of the sums.
-        count_deviation: σ_n, the noise in each count.
+        sums: S̃_c, the sum of each class's features, with noise.
+        counts: Ñ_c, each class's number of examples, with noise.
+        sum_deviation: σ above 0, the standard deviation of the noise in each number of the sums.
+        count_deviation: σ_n, that of the noise in each count.
 
     Source: empirical Bayes, after Efron and Morris (1973), Stein's estimation rule and its competitors.
     """
@@ -158,10 +159,10 @@ def positive_part(matrix: Float[AnyArray, "dim dim"]) -> Float[Array, "dim dim"]
 
 
 def noise_edge(deviation: Scalar, dim: int) -> Float[Array, ""]:
-    """Return σ√(2d), the largest eigenvalue of the noise of the second moment for large d.
+    """Return σ√(2d), the largest eigenvalue of the noise in a d × d second moment, for large d.
 
     Args:
-        deviation: σ, the noise on the diagonal; off the diagonal it is σ/√2.
+        deviation: σ, the noise's standard deviation on the diagonal; off the diagonal it is σ/√2.
         dim: d.
     """
     return jnp.asarray(deviation, jnp.result_type(float)) * jnp.sqrt(jnp.asarray(2.0 * dim))

@@ -22,9 +22,9 @@ from covfree.privacy.uploads import Grid
 
 # Re-identification: the attacker chooses among this many candidates, exactly one of them in the sum.
 _CANDIDATES = 10
-# The attacker adds this share of the mean eigenvalue to the diagonal of a covariance from few examples.
+# The attacker adds this share of the covariance's mean eigenvalue to its diagonal, to make it invertible.
 _LOADING = 0.01
-# With fewer members or non-members, the table does not show the attack's success.
+# If fewer members or fewer non-members than this are scored, the table leaves out the attack's success.
 _FEWEST = 20
 # An attack uses at most this many sums, each of one class of one sender.
 _MOST_SUMS = 300
@@ -37,12 +37,12 @@ class Finding(NamedTuple):
         name: the kind of upload that the attacker sees.
         auc: area under the ROC curve of the membership attack; 0.5 is chance.
         found: share of the members found at 1 % false positives.
-        single: share of the sums with only one example, which reveal its features; NaN with noise.
+        single: share of the sums over one example only, which reveal its features; NaN with noise.
         named: share of the sums for which the most likely of 10 candidates is a member; chance is 0.1. NaN if
             no class has so many candidates.
         presence: AUC of inferring from a count whether a sender has a class; NaN if all have all classes.
-        difference: relative error of a client's sums, computed as the difference of the sums of all clients
-            with and without it; NaN if sums are not over all clients.
+        difference: relative error of one client's sums, if computed as the sums over all clients minus the
+            sums over all others; NaN if sums are not over all clients.
         sums: number of class sums attacked. All scores from one sum share its noise, so the AUC from few sums
             depends on the draw.
         members: scores of members, for plots.
@@ -121,12 +121,12 @@ def audit(
     seed: int = 0,
     random_bytes: RandomBytes = os.urandom,
 ) -> Audit:
-    """Attack a federation's class sums: of single clients, of groups, of all; each without and with noise.
+    """Attack class sums of a federation's single clients, of groups of clients, and of all clients.
 
-    The examples are divided in three: one third is the federation, one third stays out of it, and from the
-    last third the attacker knows each class's mean and the covariance within classes. Such an attacker is
-    stronger than most. The noise hides one example (`covfree.privacy.private` of FedNCM): local noise for
-    single clients, central noise for the sum of all.
+    The sums of single clients and of all clients are attacked without noise and with noise that hides one
+    example (`covfree.privacy.private` of FedNCM): local noise for single clients, central noise for all.
+    One third of the examples is the federation, one third stays out of it, and from the last third the
+    attacker knows each class's mean and the covariance within classes: more than most attackers know.
 
     Args:
         features: [examples, dim].

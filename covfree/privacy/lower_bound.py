@@ -49,8 +49,8 @@ def epsilon_lower_bound(
     bound has the stated confidence, however many tests were tried.
 
     Args:
-        present: a number from each run on one data set.
-        absent: the same for the neighbouring data set.
+        present: for each run on one data set, the number T that it released.
+        absent: the same for runs on the neighbouring data set.
         delta: δ.
         confidence: confidence of the bound, between 0 and 1.
 
@@ -87,13 +87,13 @@ def audit_epsilon(
 ) -> AuditedEpsilon:
     """Run the first release of a private method many times with and without one example, and bound its ε.
 
-    Each class has one example, at the clipping norm, or none. As the noise of classes is independent, one
+    Each class has one example, at the clipping norm, or none. The noise of classes is independent, so one
     release of ``runs`` classes equals ``runs`` releases of one class. The audit runs the code of clients and
     of the server, ``made.upload`` and ``made.total``, on features of one number, without a map or a centre.
 
     Args:
         made: a private method whose unit is an example, with central or local noise.
-        runs: number of runs of each kind, at least 2.
+        runs: number of runs with the example, and of runs without it; at least 2.
         confidence: the confidence of the lower bound.
         random_bytes: source of the noise.
     """
@@ -107,7 +107,7 @@ def audit_epsilon(
     for kept in (labels, np.full(runs, -1)):
         upload = plain.upload(0, "sums", features, kept, num_classes=runs, random_bytes=random_bytes)
         total = plain.total(0, [upload], random_bytes=random_bytes)
-        # The likelihood ratio's statistic: coordinates' sum, weighted by how far the example moves each.
+        # The likelihood ratio's statistic: a sum of coordinates, weighted by how far the example moves them.
         moves = np.array([grid.bound, grid.count, grid.square], float)
         scores.append(total.values @ moves)
     delta = made.promise.delta

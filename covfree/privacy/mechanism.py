@@ -37,8 +37,8 @@ from covfree.privacy.projection import public_projection
 from covfree.privacy.server import NoisySums, head_of, nearest_mean, needs_matrix, worth_a_matrix
 from covfree.privacy.uploads import Grid, Kind, Upload, added
 
-# log₂ of the noise's standard deviation in grid steps; lower if each client adds noise, so that sums fit in
-# int64.
+# log₂ of the noise's standard deviation in grid steps. If each client adds noise, it is lower, so that sums
+# fit in int64.
 _LOG_DEVIATION: dict[Noise, int] = {"central": 22, "distributed": 18, "local": 18}
 
 
@@ -53,7 +53,7 @@ class Private:
     Attributes:
         method: the method, with the projection as its feature map.
         promise: what is promised, and to whom.
-        grids: for each step, the grid of each kind of upload that clients may be asked for.
+        grids: for each step, a `Grid` for each kind of upload that the server may ask for in it.
         centre: the public vector that is subtracted before features are clipped; None for 0.
     """
 
@@ -102,8 +102,8 @@ class Private:
         """Add up the uploads of a step; if the noise is central, add it to the sum.
 
         Raises:
-            ValueError: if fewer clients have added noise than the promise needs; or if one upload has none
-                although each client adds it, or has some although it is central.
+            ValueError: if fewer clients have added noise than the promise needs, if an upload lacks the noise
+                that each client adds, or if it has noise although the server adds it.
         """
         total = added(uploads)
         if self.promise.noise == "central":
@@ -116,7 +116,7 @@ class Private:
         return total
 
     def choose(self, first: Upload) -> Kind | None:
-        """Choose from the first total what clients send in the second step; None for nothing."""
+        """Choose from the first total what clients send in the second step; None if there is no such step."""
         if len(self.grids) == 1:
             return None
         self._check_total(0, first, first)
@@ -246,13 +246,13 @@ def private(
         honest: for distributed noise, the number of clients that surely take part and keep their noise
             secret.
         weight: with ``unit="client"``, the largest number of examples with which a client may count. Its sums
-            are scaled down to the norm of so many examples of one class, and its second moment to that of
-            twice as many.
+            are scaled down to the largest norm that so many examples of one class can have, and its second
+            moment to the norm for twice as many.
         projection: p, the number of features after a public random projection; None for no projection.
         seed: public seed of the projection.
         centre: [dim], subtracted from features before clipping, and added back in the head; None for 0. It
             too must be public, such as the mean of public features of the same backbone; ``clip`` then bounds
-            the distance from it. If the method has a feature map, it is the centre of mapped features.
+            the distance from it. If the method has its own feature map, give the centre of mapped features.
 
     Raises:
         ValueError: if an argument is out of range, or the method's head needs more than these sums.

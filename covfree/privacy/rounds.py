@@ -21,7 +21,7 @@ from covfree.rounds.algorithm import Algorithm, ClientData, check_algorithm
 
 
 class _Numbers(NamedTuple):
-    """The private algorithm's ``params``: the original ones, the norm's bound, the noise's deviation."""
+    """The private algorithm's ``params``: the original ones, an upload's largest norm, and the noise's σ."""
 
     own: Any
     clip: Scalar
@@ -42,10 +42,10 @@ def private_rounds(
     """Make an algorithm whose state hides, after ``rounds`` rounds, whether any one client takes part.
 
     Each upload, as one vector of all its parts, is scaled down to norm ``clip``, and the server adds Gaussian
-    noise of standard deviation σ = clip/√(2ρ/rounds) to every number of the sum. The upload contains the
-    client's weight, so a client that is scaled down counts for less. For FedAvg use ``weighting="uniform"``,
-    where the weight is 1, and a ``clip`` above 1. ε is the same if only some clients are drawn in a round.
-    The clients' memory and the losses in a run's history are not covered.
+    noise of standard deviation σ = clip/√(2ρ/rounds) to every number of the sum; ρ is the largest with this ε
+    and δ. The upload contains the client's weight, so a client that is scaled down counts for less. For
+    FedAvg use ``weighting="uniform"``, where the weight is 1, and a ``clip`` above 1. ε is the same if only
+    some clients are drawn in a round. The promise does not cover clients' memory and a run's losses.
 
     The noise is in floating point and from JAX's generator, whose key is in the server's state. That is
     enough for simulations, which show the accuracy, but is no real protection (docs/privacy.md).

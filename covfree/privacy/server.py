@@ -33,8 +33,8 @@ from covfree.privacy.uploads import Grid, Upload, full_matrix
 # which the matrix reveals, are far above the average. But ridge heads, and FedCGS, suffer from noise sooner.
 _WORTH_OF_LDA = 3.0
 _WORTH_OF_OTHERS = 0.25
-# It also requires that the noise in a class mean is at most this share of its squared distance from the
-# others. Otherwise the rest of the privacy budget is better spent on the sums.
+# It also requires that the squared noise in class means is at most this share of their squared distance from
+# the mean of all. Otherwise the rest of the privacy budget is better spent on the sums.
 _NOISE_OF_MEANS = 0.1
 
 
@@ -46,7 +46,7 @@ class NoisySums:
         sums: S̃_c, [classes, dim].
         counts: Ñ_c.
         square: the mean of the squared norms of all examples, minus two standard deviations of its noise.
-        sum_deviation: standard deviation of the noise in each sum.
+        sum_deviation: standard deviation of the noise in each number of the sums.
         count_deviation: standard deviation of the noise in each count.
     """
 
@@ -96,8 +96,8 @@ class NoisySums:
     def present(self) -> np.ndarray:
         """Mask of the classes that count as present.
 
-        A class counts as present if its count is above 3 standard deviations of the noise. All do if the
-        average count is at most 6 standard deviations, or if no class passes.
+        A class counts as present if its count is above 3 standard deviations of the noise. If the average
+        count is at most 6 standard deviations, or no count is above 3, all classes count as present.
         """
         clear = self.num_examples / len(self.counts) > 6 * self.count_deviation
         found = self.counts > 3 * self.count_deviation
@@ -115,10 +115,10 @@ class NoisySums:
 
 
 def worth_a_matrix(method: Method[Any], known: NoisySums, grid: Grid, noises: int) -> bool:
-    """Return whether a second moment with this noise would be useful, judged from the released class sums.
+    """Return whether a second moment with ``noises`` draws of noise would be useful, judged from class sums.
 
     The noise's edge σ√(2d)/N is compared with the average eigenvalue of the within-class covariance, (mean
-    ‖x‖² − Σ_c N_c ‖μ_c‖²/N)/d. The noise in class means is compared with the distances between them.
+    ‖x‖² − Σ_c N_c ‖μ_c‖²/N)/d. The noise in class means is compared with their distance from the mean of all.
     """
     dim = known.sums.shape[1]
     squares = (known.sums**2).sum(1) - dim * known.sum_deviation**2
@@ -137,8 +137,8 @@ def _is_within_lda(method: Method[Any]) -> bool:
     return method.name not in _SUBTRACTED and option(method.system, "gram") is None
 
 
-# For methods with a Gram matrix: Σ 1/N over the groups whose means a method subtracts from it. Times σ², this
-# is the mean of the noise that is subtracted along with the means.
+# Methods with a Gram matrix subtract products of class sums from it. If the sums have noise of variance σ²,
+# the products are too large by σ²c·I on average. The table gives c.
 _SUBTRACTED: dict[str, Callable[[NoisySums], float]] = {
     "fed3r": lambda known: 0.0,
     "fed3r-within": lambda known: float(known.reciprocals[known.present].sum()),
@@ -163,7 +163,7 @@ def needs_matrix(method: Method[Any]) -> bool:
 
 
 def nearest_mean(method: Method[Any], known: NoisySums) -> Head:
-    """Make a head from class sums alone; each class mean is shrunk towards the mean of all by its noise."""
+    """Make a nearest-mean head from class sums alone, with means from `shrunk_means`."""
     moments, present = known.moments, known.present
     number = jnp.asarray(known.sums[present]), jnp.asarray(known.counts[present])
     means = np.zeros(known.sums.shape, moments.total.dtype)
@@ -174,14 +174,14 @@ def nearest_mean(method: Method[Any], known: NoisySums) -> Head:
 def head_of(method: Method[Any], known: NoisySums, grid: Grid, total: Upload) -> Head:
     """Make the method's head from noisy class sums and a noisy second moment.
 
-    The mean of the noise is subtracted from the scatter, negative eigenvalues become 0, and the noise's edge
-    is added to the regulariser. In LDA, noise of variance v_c in a class mean shifts the bias −½ μᵀΣ⁻¹μ by −½
-    v_c tr Σ⁻¹ on average, which is undone. Features are divided by the clip, so squares do not overflow.
+    The scatter is corrected for the noise's expectation, its negative eigenvalues become 0, and the noise's
+    edge is added to the regulariser. In LDA, noise of variance v_c in a class mean shifts the bias −½ μᵀΣ⁻¹μ
+    by −½ v_c tr Σ⁻¹ on average, which is undone. Features are divided by the clip, lest squares overflow.
     """
     with np.errstate(over="ignore"):  # the check below raises if a number overflows
         head = _head_of(method, known, grid, total)
-    # Convert the head to features that are not divided by the clip. LDA keeps its scores, so divide the
-    # weights. Ridge regression keeps columns of norm 1, so multiply the bias.
+    # Convert the head to features that are not divided by the clip. For LDA keep all scores: divide the
+    # weights. For ridge regression keep the weights' columns at norm 1: multiply the bias.
     lda = method.name == "fedcgs" or _is_within_lda(method)
     part, factor = ("weight", 1 / grid.clip) if lda else ("bias", grid.clip)
     found = {name: np.asarray(getattr(head, name), np.float64) for name in ("weight", "bias")}
@@ -208,7 +208,7 @@ def _head_of(method: Method[Any], known: NoisySums, grid: Grid, total: Upload) -
         assert method.message is not None
         state = method.message.merge(method.params, message, len(label))
         assert method.system is not None
-        # A ridge, or γ, is added to squares of features, so divide it twice by the clip.
+        # A ridge, or γ, is added to products of features divided by the clip, so divide it by the clip twice.
         system = method.system(method.params / grid.clip / grid.clip, *state)
         scale = jnp.maximum(moments.num_examples - 1, 1) if method.name == "fedcgs" else 1
         system = _positive(system.unshifted.dense()).shifted(system.shift + edge / scale)
@@ -226,7 +226,7 @@ def _head_of(method: Method[Any], known: NoisySums, grid: Grid, total: Upload) -
 
 
 def _own_shrinkage(method: Method[Any]) -> Any:
-    """Return γ of a method that adds γI; any other rule needs rows, and is replaced by the noise's edge."""
+    """Return γ of a method that adds γI; else 0: other rules need rows; the noise's edge replaces them."""
     plain = diagonal_loading(0.0).rule
     return method.params.strength if method.params.rule is plain else 0.0
 
@@ -236,7 +236,7 @@ def _positive(matrix: jax.Array) -> Scatter:
 
 
 def _without_noise(head: LinearHead, covariance: Scatter, known: NoisySums) -> LinearHead:
-    """Subtract from the bias of an LDA head the mean of the noise, −½ v_c tr Σ⁻¹ with v_c = σ²/N_c²."""
+    """Undo the shift of an LDA head's bias by noise, which is −½ v_c tr Σ⁻¹ on average; v_c = σ²/N_c²."""
     inverse = solve(factorise(covariance), jnp.eye(covariance.dim, dtype=head.bias.dtype))
     variance = jnp.asarray((known.sum_deviation * known.reciprocals) ** 2 * known.present, head.bias.dtype)
     return replace(head, bias=head.bias + variance * jnp.trace(inverse) / 2)

@@ -21,8 +21,9 @@ def private_training(
     """Make clients train by DP-SGD, so that a client's uploads hide each of its examples from everyone.
 
     A step clips the gradient of each example to norm ``clip``, sums them, adds Gaussian noise of standard
-    deviation σ = clip·√(2E/ρ) to each number, and divides by the batch size; E = epochs × rounds. Everything
-    else is computed from these sums, so a client's uploads of all rounds together keep the promise.
+    deviation σ = clip·√(2E/ρ) to each number, and divides by the batch size; E = epochs × rounds, and ρ is
+    the largest with this ε and δ. Clients compute everything else from these sums, so a client's uploads of
+    all rounds together keep the promise.
 
     An epoch goes through the client's examples once, so an example is in one step of each epoch, and
     replacing it changes that step's sum by at most 2·clip. ε does not rely on a secret order of the examples.

@@ -29,7 +29,7 @@ _LEAST = 32
 class PrivateUpdates:
     """An encoding of clients' float uploads as words with noise, made by `private_updates`.
 
-    It can replace a `covfree.secure.FixedPoint`.
+    Pass it to `covfree.secure` in place of a `covfree.secure.FixedPoint`.
 
     Attributes:
         clip: the largest norm of an upload; longer ones are scaled down.
@@ -51,7 +51,7 @@ class PrivateUpdates:
         return max(2, self.promise.honest or 0)
 
     def encode(self, upload: Any, random_bytes: RandomBytes = os.urandom) -> Words:
-        """Clip an upload, round it to the grid, and add one client's share of the noise.
+        """Clip an upload, round it to integers, and add one client's share of the noise.
 
         Args:
             upload: a pytree of float arrays. If a number is not finite, only noise is sent.

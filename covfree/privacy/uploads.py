@@ -18,13 +18,13 @@ from covfree.privacy.discrete import RandomBytes, summed_discrete_gaussians
 # Class sums, or the second moment of all examples.
 Kind: TypeAlias = Literal["sums", "matrix"]
 
-# An example has two coordinates beside its features, given as shares of the features' bound: one for the
-# count, and one for the squared norm, from which the server judges whether noise would drown a second moment.
-# They cost 5 % more noise.
+# Beside its features an example has two coordinates: the count, and the squared norm, from which the server
+# judges whether noise would drown a second moment. These are their largest values, in units of the features'
+# largest norm. They cost 5 % more noise.
 COUNT_SHARE = 0.3
 SQUARE_SHARE = 0.15
-# If an example is replaced, its features move by up to twice their bound; then a count with this share costs
-# no more noise.
+# If an example is replaced, its features move by up to twice their largest norm. Then the count's share can
+# be this large without more noise.
 _FREE_COUNT_SHARE = 0.98
 
 
@@ -73,7 +73,7 @@ class Grid:
         weight: if the unit is a client, the largest number of examples with which its upload may count; None
             if it is an example.
         bound: the bound on the integers' norm, for an example's features or a client's whole upload.
-        both: whether clients are clipped for both kinds, because they will be asked for both.
+        both: whether a client's sums and matrix are scaled down by one factor, as it may be asked for both.
         count: the integer that counts one example; 0 if the unit is a client, or for a matrix.
         square: the integer that represents a squared norm of B²; 0 in the same cases.
     """
@@ -104,7 +104,8 @@ class Grid:
         Derived in docs/privacy.md. Adding an example moves the sums by √(R² + b² + e²), where R bounds the
         features, b is the count's coordinate and e that of the squared norm. Replacing one moves them by at
         most √(4R² + e²), or √(2R² + 2b² + 2e²) if the class changes. The second moment moves by R² if an
-        example is added, and by √2 R² if one is replaced. A client's upload moves by its bound or twice it.
+        example is added, and by √2 R² if one is replaced. If the unit is a client, adding it moves the sum by
+        at most the upload's bound, and replacing it by at most twice the bound.
         """
         add = neighbours == "add_remove"
         # Allow for the last bit of float rounding, so that the cost is not above ρ.
@@ -144,7 +145,7 @@ class Grid:
 
     @property
     def step(self) -> float:
-        """The grid's unit, for features in the sums, and for their products in the matrix."""
+        """The feature (in sums) or product of two features (in a matrix) that one grid unit stands for."""
         if self.weight is not None:
             return _limit(self.kind, self.weight) / self.bound
         return 1 / self.bound if self.kind == "sums" else 1 / self.bound**2
@@ -167,7 +168,7 @@ class Grid:
     ) -> Upload:
         """Make the upload, without noise, of one client's examples; labels below 0 are padding.
 
-        If the unit is an example, the upload of several clients' examples equals the sum of their uploads.
+        If the unit is an example, the upload of many clients' examples equals the sum of their uploads.
         """
         kept = labels >= 0
         features, labels = clipped(np.asarray(features, np.float64)[kept], self.clip), labels[kept]
@@ -208,7 +209,7 @@ class Grid:
         values = _class_sums(sums, labels, num_classes)
         factor = _share(_limit("sums", weight), float(np.linalg.norm(values)))
         if self.both:
-            # Use one factor for both kinds, as the sums' product is subtracted from the second moment.
+            # Scale sums and matrix by one factor, as the server subtracts products of sums from the matrix.
             matrix = features.T @ features
             factor = min(factor, _share(_limit("matrix", weight), float(np.linalg.norm(matrix))))
             values = matrix if self.kind == "matrix" else values
@@ -232,14 +233,14 @@ _LEAST = 32
 
 
 def _deviation(kind: Kind, log_deviation: int, noises: int) -> float:
-    """Return the deviation of ``noises`` draws in grid units, of each sum or of a matrix (Frobenius norm)."""
+    """Return the noise's standard deviation in grid units: in each sum, or on a matrix's diagonal."""
     return 2.0**log_deviation * math.sqrt(noises * (2 if kind == "matrix" else 1))
 
 
 def _limit(kind: Kind, weight: float) -> float:
-    """Return the bound on a client's upload, in features or products, in units of the clip.
+    """Return the largest norm of a client's upload, for features divided by the clip.
 
-    In the second moment, but not in the sums, a client's classes add up, so twice the weight is allowed.
+    A client's examples of all classes add up in its second moment, so that is allowed twice the weight.
     """
     return weight * (math.hypot(1, COUNT_SHARE, SQUARE_SHARE) if kind == "sums" else 2)
 
