@@ -149,7 +149,7 @@ def build(
     )
 
 
-# The classifier's name in the tree's scheme; its tensors in a file are ignored.
+# The classifier's name, before `renamings`; its tensors in a file are ignored.
 CLASSIFIER = "classifier"
 
 

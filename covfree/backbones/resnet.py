@@ -54,7 +54,7 @@ def build(dtype: Any, *, blocks: tuple[int, ...], bottleneck: bool) -> ResNet:
     return ResNet(Style(dtype), blocks, bottleneck)
 
 
-# The classifier's name in the tree's scheme; its tensors in a file are ignored.
+# The classifier's name, before `renamings`; its tensors in a file are ignored.
 CLASSIFIER = "fc"
 
 

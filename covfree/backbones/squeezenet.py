@@ -66,7 +66,7 @@ def build(dtype: Any) -> SqueezeNet:
     return SqueezeNet(Style(dtype))
 
 
-# The classifier's name in the tree's scheme; its tensors in a file are ignored.
+# The classifier's name, before `renamings`; its tensors in a file are ignored.
 CLASSIFIER = "classifier.1"
 
 

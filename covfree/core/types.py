@@ -28,7 +28,7 @@ RowCovariance: TypeAlias = (
 )
 
 
-# The label of rows that are residual directions (`Rows.sketch`).
+# The label of rows that are scaled singular vectors, not means (`Rows.sketch`).
 DIRECTION = -2
 
 

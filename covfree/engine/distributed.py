@@ -27,7 +27,7 @@ Read: TypeAlias = Callable[[Any], Any]
 StrPath: TypeAlias = str | os.PathLike[str]
 
 _COLUMNS: Columns = ("features", "labels", "clients")
-# Tasks for each thread of the cluster. More balance the load better, but leave more totals to merge.
+# Tasks for each thread of the cluster. More tasks balance the load better, but leave more totals to merge.
 _TASKS = 4
 # How many totals a task of the tree merges.
 _MERGED = 4

@@ -22,7 +22,7 @@ ScatterChoice: TypeAlias = Literal["both", "within", "between"]
 
 
 def class_weights(moments: Moments, weighting: Weighting) -> Float[Array, " classes"]:
-    """Compute weights w_c with which Σ_c w_c S_c estimates the within-class scatter Σ_c (N_c − 1) Σ_c.
+    """Compute weights w_c of the classes' row scatters S_c; Σ_c w_c S_c estimates the within-class scatter.
 
     See `within_scatter` for the two weightings and their derivation.
     """

@@ -55,7 +55,7 @@ def subset_class_means(
     """Compute the means of disjoint random subsets of each class, for one client.
 
     A class of n_kc examples gives min(num_subsets, ⌊n_kc/2⌋) means, at least one; the subsets' sizes differ
-    by at most 1. So few clients give many rows, and each subset has at least 2 examples, unless the client
+    by at most 1. Few clients thus give many rows. Each subset has at least 2 examples, unless the client
     has only one example of the class. (The mean of one example would reveal it.)
 
     Args:

@@ -109,7 +109,7 @@ def _candidates(
     reach = np.hypot(*(bounds[2:] - bounds[:2]))
     radii = np.concatenate([np.arange(5, 40, 3), np.arange(40, reach, 8)])
     direction = np.stack([np.cos(_ANGLES), np.sin(_ANGLES)], 1)
-    # Stretch the rings by the label's size, so that wide labels are as near beside the point as above it.
+    # Widen the rings by the label's size, so that its gap to the point is alike beside and above it.
     centres = (point + direction * (size / 2 + radii[:, None, None])).reshape(-1, 2)
     boxes = np.concatenate([centres - size / 2, centres + size / 2], 1)
     inside = ((boxes[:, :2] >= bounds[:2]) & (boxes[:, 2:] <= bounds[2:])).all(1)
