@@ -28,12 +28,12 @@ def gram_phase(params: object, totals: tuple[()], rows: Rows, num_classes: int) 
 
 
 def gram_system(ridge: Scalar, totals: tuple[Moments, Scatter]) -> Scatter:
-    """Return F Fᵀ + λI."""
+    """Add λI to the Gram matrix."""
     return totals[1].shifted(ridge)
 
 
 def gram_head(params: object, system: Scatter, totals: tuple[Any, ...], **options: bool) -> LinearHead:
-    """Call `ridge_head`, with its ``options``, for the totals of `gram_phase` or a round like it."""
+    """Call `ridge_head` with its ``options``, for totals that begin with the class moments."""
     return ridge_head(system, totals[0], **options)
 
 
@@ -62,7 +62,7 @@ def within_head(
 
 
 def _within_merge(ridge: Scalar, message: Message, num_classes: int) -> tuple[Moments, Scatter]:
-    """Compute F Fᵀ − Σ_c N_c μ_c μ_cᵀ, which needs only sums over clients."""
+    """Subtract the class means' scatter from the Gram matrix; only sums over clients are needed."""
     ((moments, gram),) = gram_merge(ridge, message, num_classes)
     return moments, Scatter.from_matrix(scatter_about(moments.mean, moments.count, gram.value))
 
@@ -92,7 +92,7 @@ def fed3r(
 ) -> Method[Any]:
     """Make Fed3R: clients send their Gram matrix F Fᵀ and class sums; the server solves ridge regression.
 
-    The head is ridge regression of one-hot labels on all clients' features, with columns scaled to norm 1.
+    The head is ridge regression of one-hot labels on all clients' features; its columns are scaled to norm 1.
     Bytes up: 4·(K·d² + M·d) for K clients and M client-class pairs.
 
     Args:
@@ -100,7 +100,7 @@ def fed3r(
         scatter: ``"within"`` subtracts the scatter between classes from the Gram matrix, as FedCOF does. The
             server subtracts it from sums over all clients (F Fᵀ, class sums, counts), so this works under
             secure aggregation. In float32 the difference F Fᵀ − Σ_c N_c μ_c μ_cᵀ has a relative error of
-            about eps·(1 + m²/s²), for features of mean m and spread s within classes.
+            about eps·(1 + m²/s²), for features of mean m and standard deviation s within classes.
         bias: whether the head has an intercept, see `ridge_head`; clients' messages are the same either way.
             The paper has none, its authors' code has one.
         feature_map: a map of features that all parties share; random Fourier features make this Fed3R-RF.

@@ -45,7 +45,7 @@ class _Sizes(NamedTuple):
     """The sums over examples of the first round.
 
     Attributes:
-        number: n.
+        number: n, the number of examples.
         total: Σ x.
         square: Σ ‖x‖².
     """
@@ -111,26 +111,26 @@ def fed3r_random(
 ) -> Method[MappedHead]:
     """Make Fed3R-RF: Fed3R on D random Fourier features, an approximation of kernel ridge regression.
 
-    The kernel is exp(−‖x − y‖²/(2σ²)), whose σ must fit the unit of the features. With ``"auto"`` clients
-    first send n, Σ x and Σ ‖x‖², from which the server computes the total variance tr Σ = Σ ‖x‖²/n − ‖Σ
-    x/n‖². It sends back σ = 4·√tr Σ, and the second round is Fed3R's. σ = 1000 in one round is the paper's
-    setting, chosen for the features of its backbone.
+    The kernel is exp(−‖x − y‖²/(2σ²)); σ must fit the scale of the features. With ``"auto"`` each client
+    first sends its number of examples, Σ x and Σ ‖x‖². For all n examples the server computes the total
+    variance v = Σ ‖x‖²/n − ‖(Σ x)/n‖² and sends back σ = 4·√v; the second round is Fed3R's. The paper has one
+    round with σ = 1000, chosen for the features of its backbone.
 
-    Bytes up: 4·(K·D² + M·D); with ``"auto"`` 4·K·(D² + C·D + C + d + 2) in sums, as each client sends sums
-    for all C classes.
+    Bytes up: 4·(K·D² + M·D) for K clients and M client-class pairs. With ``"auto"`` 4·K·(D² + C·D + C + d +
+    2), as each client sends sums for all C classes.
 
     Args:
         ridge: λ, at least 0.
         num_features: D. With fewer than d features, the result may be worse than without a map.
         sigma: σ above 0, or ``"auto"``.
-        unit: whether to scale features to norm 1 first. Distances are then at most 2, and with σ far above 2
-            all examples look alike, so that the head is fitted to rounding.
+        unit: whether to scale features to norm 1 first. Distances are then at most 2. With σ far above 2 the
+            kernel is almost constant, and the head is fitted to rounding errors.
         bias: see `fed3r`.
         seed: the seed of the random directions; the same for all parties.
 
     Raises:
         ValueError: if a number is out of its range.
-        TypeError: if a size is no integer, or another argument no number.
+        TypeError: if ``num_features`` or ``seed`` is no integer, or another argument no number.
 
     Source: Fanì, Camoriano, Caputo and Ciccone (2024); the automatic σ is covfree's.
 

@@ -90,33 +90,33 @@ def fedcof(
     bias: bool = False,
     feature_map: FeatureMap | None = None,
 ) -> Method[Any]:
-    """Make FedCOF: clients send class means and counts; the means' spread gives the covariance for a head.
+    """Make FedCOF: clients send class means and counts; the means' scatter gives the covariance for a head.
 
     The defaults, LDA with automatic shrinkage, are covfree's. The paper's method is a ridge head with γ = 1:
     ``fedcof(shrinkage=1.0, head="ridge")``. Bytes up: 4·M·d for M client-class pairs, as FedNCM's.
 
-    Heads other than ridge use Σ̂ = Ŵ/Σ_c w_c (K_c − 1), with Ŵ and w_c, the estimated scatter and its
-    weights, from `within_scatter`. Σ̂ is unbiased if the classes share one covariance, even if some classes
-    have a single row. (Ŵ/(N − C) would then be too small.)
+    Heads other than ridge use the covariance Σ̂ = Ŵ/Σ_c w_c (K_c − 1). Ŵ is the `within_scatter` with class
+    weights w_c, and K_c counts the means of class c. Σ̂ is unbiased if the classes share one covariance, even
+    if some classes have a single mean. (Ŵ/(N − C) would then be too small.)
 
     Args:
         shrinkage: a number γ adds γI to the covariance; ``"10%"`` adds that share of its mean variance;
             ``"auto"`` or another rule needs no tuning. Derivatives treat what ``"auto"`` chooses as constant;
             pass a number for the full derivative.
-        num_subsets: the largest number of random subsets of a client's class. Each subset sends a mean: more
-            rows, more bytes. None for as many as ``subset_size`` allows, so that their number grows with
-            n_kc.
+        num_subsets: the largest number of random subsets into which a client divides its examples of a class.
+            It sends the mean of each, so more subsets take more bytes. None for as many as ``subset_size``
+            allows.
         weighting: how the classes' scatters are weighted, see `within_scatter`.
-        head: ``"lda"``; ``"ridge"``, which solves with the Gram matrix (N − C)·Σ̃ + N μ_g μ_gᵀ; ``"student"``
-            or `student`, with a covariance for each class; or a function of the shrunk within-class
-            covariance (a `Scatter`; ``.dense()`` is the matrix) and the `Moments`.
+        head: ``"lda"``; ``"ridge"``, which solves with a Gram matrix, the shrunk Ŵ plus N μ_g μ_gᵀ for the
+            grand mean μ_g; ``"student"`` or `student`, with a covariance for each class; or a function of the
+            shrunk within-class covariance (a `Scatter`; ``.dense()`` is the matrix) and the `Moments`.
         subset_size: the smallest number of examples in a random subset, unless the client has fewer of the
             class.
         scatter: the parts of the ridge head's Gram matrix, see `total_gram`; for the ridge head alone.
         bias: whether the ridge head has an intercept, see `ridge_head`. The paper has none.
         feature_map: a map of features that all parties share, e.g. ``relu_features(5000)``. Clients send the
-            class means of D mapped features, 4·M·D bytes. With fewer rows than D, the server solves a system
-            whose size is the number of rows.
+            class means of D mapped features, 4·M·D bytes. If the server has fewer than D means, it solves a
+            system whose size is the number of means.
 
     Raises:
         ValueError: if an argument is unknown or out of range.
@@ -225,8 +225,8 @@ def _oracle_merge(shrinkage: Shrinkage, message: Message, num_classes: int) -> t
     degrees = jnp.maximum(moments.within_degrees, 1)
     weight = jnp.full(num_classes, 1 / degrees)
     inner = row_scatter(rows, num_classes) if message.matrix is None else jnp.asarray(message.matrix)
-    # A client's centred examples of a class sum to their number times the centred class mean, so the means
-    # are enough.
+    # The rule's statistics are sums over a client's centred examples. They equal the number of examples times
+    # the centred class mean, so class means are enough.
     between = centred_rows(rows, moments, weight)
     statistics = shrinkage.statistics(between, rows, moments, weight)
     scatter = Scatter.from_matrix(inner / degrees).with_factor(between)

@@ -33,11 +33,11 @@ _HEADS: dict[str, Callable[[Scatter, Moments], LinearHead]] = {
 
 
 class Spread(NamedTuple):
-    """The total of the second round: the estimate Σ̂ = Ŵ/A, in parts, and sums for the shrinkage rule.
+    """The total of the second round: the covariance as two summands, and sums for the shrinkage rule.
 
     Attributes:
-        scatter: the scatter of the rows' means; in a client's term a `Factor`, in the total a `Scatter`.
-        inner: the scatter of examples about the means of their rows, if clients sent variances; else None.
+        scatter: the summand from the rows' means: a `Factor` before terms are added up, a `Scatter` after.
+        inner: the summand from the variances that clients sent; None if they sent none.
         statistics: the row statistics that the shrinkage rule needs.
     """
 
@@ -47,7 +47,7 @@ class Spread(NamedTuple):
 
 
 def _degrees(within: Within, first: Any) -> jax.Array:
-    """Return the A that makes Σ̂ = Ŵ/A unbiased if classes share Σ: N − C if all have at least two rows."""
+    """Return the divisor of Ŵ for an unbiased covariance, if classes share it; N − C if all have two rows."""
     return jnp.maximum(moments_of(first).within_degrees, 1) * within.freedom(first).expected
 
 
@@ -60,10 +60,7 @@ def _first_phase(
 def _spread_phase(
     shrinkage: Shrinkage, state: tuple[Any], rows: Rows, num_classes: int, *, within: Within
 ) -> Spread:
-    """Compute the terms of `Spread`.
-
-    ``scatter`` has rows y_r with Σ_r y_r y_rᵀ = Σ̂, apart from ``inner``, the variances that clients sent.
-    """
+    """Compute the terms of `Spread`; ``scatter`` plus ``inner`` is the covariance before shrinkage."""
     (first,) = state
     degrees = _degrees(within, first)
     factor = within.factor(rows, first) / jnp.sqrt(degrees)
@@ -173,8 +170,8 @@ def refinable_head(method: Method) -> tuple[ScatterChoice | None, Callable[..., 
     """Return the parts of a FedCOF-like method's head that a refinement needs.
 
     Returns:
-        The parts of a ridge head's Gram matrix, None for other heads; and ``method.head`` of a Student head,
-        None for linear heads.
+        First the parts of a ridge head's Gram matrix (`total_gram`'s ``scatter``), or None for other heads;
+        then ``method.head`` of a Student head, or None for linear heads.
     """
     student = option(method.system, "system")
     system = student or method.system
@@ -189,7 +186,7 @@ def refinable_head(method: Method) -> tuple[ScatterChoice | None, Callable[..., 
 
 
 def linear_system(method: Method) -> ScatterChoice | None:
-    """Return the parts of the Gram matrix of a method's ridge head, None for LDA; raise for other heads."""
+    """Return a ridge head's ``scatter`` (see `total_gram`), None for LDA; raise for other heads."""
     gram, other = refinable_head(method)
     if other is None:
         return gram

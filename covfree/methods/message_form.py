@@ -53,7 +53,7 @@ def gram_matrices(merge: Merge) -> MessageForm:
 
 
 def own_solutions(merge: Merge) -> MessageForm:
-    """Make the form of messages with ridge solutions and regularised Gram matrices; γ is ``params.gamma``."""
+    """Make the form of messages with ridge solutions and Gram matrices plus γI; γ is ``params.gamma``."""
     return MessageForm("solutions", _solution, merge, "client", solved=True)
 
 

@@ -24,7 +24,7 @@ from covfree.statistics.transforms import Transform
 
 
 def sent_matrix(matrix: AnyArray | None, name: str) -> AnyArray:
-    """Return ``matrix``, a part of a message; raise if it is None, as clients did not send it."""
+    """Return ``matrix``, a field of a message; raise an error if it is None, i.e. clients did not send it."""
     if matrix is None:
         raise ValueError(f"message: expected a {name} beside the rows, as the method sends it; got none")
     return matrix
@@ -48,19 +48,19 @@ class Method(Generic[H]):
         system: ``(params, *state) -> Scatter``, the regularised matrix with which the head is solved; or
             None.
         head: ``(params, system, *state) -> Head``, from the server's state after the last round.
-        message: how a client makes its message from its examples, if it sends no rows: see `MessageForm`.
-            None if the client sends rows, over which the server runs the rounds, or if the examples stay and
-            clients answer each round with sums.
+        message: how a client makes sums over its examples into one message, see `MessageForm`. None if the
+            client sends the summary's rows, over which the server runs the rounds, or if clients answer each
+            round with sums over their examples.
         feature_map: a map of features. Clients apply it before they summarise, the head before it classifies.
         transforms: transforms of the rows before they leave a client, in this order.
-        whole_clients: whether all rows of a client must be in one part of the table, as a round compares them
-            with each other.
-        received: ``(state, rows) -> state``, called before rounds over examples, to store in the state what
-            these need of clients' rows; None stores nothing.
+        whole_clients: whether a round compares the rows of a client, so that all of them must be in one chunk
+            of a table that is read in chunks.
+        received: ``(state, rows) -> state``, called before rounds over examples, to store clients' rows, or
+            results from them, in the state; None stores nothing.
         report: ``(params, state) -> dict`` of numbers for the history of `covfree.rounds.run`.
         flops: ``(params, num_examples, dim, num_classes) -> int``: operations of all clients, apart from
-            those that `covfree.client_flops` counts itself: the summary's, and the multiplication of examples
-            by what clients receive.
+            those that `covfree.client_flops` counts for every method: the feature map, the summary or
+            message, and products of examples with matrices that clients receive.
     """
 
     params: Any
@@ -123,10 +123,10 @@ class Method(Generic[H]):
 
     @property
     def sends(self) -> str:
-        """Describe what clients send: equal for methods whose servers can use each other's messages.
+        """Describe what clients send; methods with equal descriptions can use each other's messages.
 
-        It contains the form, the feature map, and a checksum of the map's seeds, single numbers and settings.
-        Arrays count only by shape, as clients on other devices may have rounded them differently.
+        It names the rows or sums and the feature map, and has a checksum of the map's seeds, scalars and
+        settings. Of arrays only the shape enters, as devices may have rounded them differently.
         """
         form = self.summary.name if self.message is None else self.message.name
         if self.feature_map is None:

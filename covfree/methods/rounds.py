@@ -43,7 +43,7 @@ def option(function: Any, name: str) -> Any:
 
 
 def of_first(numbers: Any, *, inner: Callable[[Any], Any] | None) -> Any:
-    """Return the parameters of the method that is refined or corrected, after ``inner``."""
+    """Return ``inner(numbers.first)``; ``first`` are the parameters of the refined or corrected method."""
     return numbers.first if inner is None else inner(numbers.first)
 
 

@@ -30,7 +30,7 @@ class Student:
     """The settings of a Student head, made by `student`, for ``head=`` of `fedcof` and similar methods.
 
     Attributes:
-        prior: κ/d, the weight of the shared covariance in observations for each dimension.
+        prior: κ/d: the shared covariance weighs as much as κ observations of a class.
         rank: how many principal directions of a class's rows enter its covariance; None for all.
     """
 
@@ -41,12 +41,12 @@ class Student:
 def student(prior: Scalar = 1.0, *, rank: int | None = None) -> Student:
     """Choose a Student head, with a covariance for each class, as ``head=`` of `fedcof` and similar methods.
 
-    See `student_head` for the classifier. The method estimates the shared covariance Σ̃; each class's own
-    part comes from the spread of its class means.
+    See `student_head` for the classifier. The method estimates the shared covariance Σ̃; a class's covariance
+    is Σ̃ combined with the scatter of the class means that clients sent for it.
 
     Args:
-        prior: κ/d, the weight of Σ̃ in observations for each dimension; above 0. Of 0.3, 0.5 and 1, the
-            default was safest: at worst, over five seeds of 17 federations, 0.7 points below LDA
+        prior: κ/d, above 0: Σ̃ weighs as much as κ observations of a class. Of 0.3, 0.5 and 1, the default
+            was safest: at worst, over five seeds of 17 federations, 0.7 points below LDA
             (experiments/student.md).
         rank: with None the server keeps all rows, and the head contains them. With a number r it keeps C·d·r
             sums instead, from which Nyström's formula gives r directions of each class. Use it if no machine
@@ -114,7 +114,7 @@ def shared_directions(dim: int, rank: int, dtype: Any) -> jax.Array:
 
 
 def _system(numbers: StudentNumbers, first: Any, spread: Any, *own: Any, system: Any) -> Scatter:
-    """Return the shrunk shared covariance; ``own``, the totals of the classes' own parts, is not used."""
+    """Return the shrunk shared covariance; ``own``, the totals for each class's scatter, is not used."""
     return system(numbers.shrinkage, first, spread)
 
 

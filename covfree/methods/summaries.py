@@ -50,8 +50,8 @@ class Summary:
             the number of examples.
         alone: ``(features, labels, num_classes) -> Rows`` of a single client; it may return None to fall back
             on ``make``. None if ``make`` is always used.
-        counts: whether ``own_sizes`` reads the labels' values, which ``jit`` hides: make a client's rows
-            outside it.
+        counts: whether ``own_sizes`` reads the labels' values. ``jit`` hides these, so a client's rows must
+            then be made outside ``jit``.
         stays: whether the rows are the examples, which never leave the client.
     """
 
@@ -135,7 +135,7 @@ def _own_means_sizes(labels: Any, num_classes: int, *, num_subsets: int | None) 
 def _means_cost(
     labels: Any, clients: Any, dim: int, *, covariance: CovarianceType | None, **subsets: Any
 ) -> Cost:
-    """Count one addition for each number; squared deviations from the mean take three operations more."""
+    """Count one addition for each entry of the features; variances take three operations more."""
     rows = count_rows(labels, clients, **subsets)
     numbers = dim + {None: 0, "diagonal": dim, "spherical": 1}[covariance]
     return Cost(rows, rows * numbers, len(labels) * dim * (1 if covariance is None else 4))
@@ -206,12 +206,12 @@ def _mixtures(
 
 
 def _own_mixtures_sizes(labels: Any, num_classes: int) -> tuple[int, ...]:
-    """Return bounds on the classes and on a class's examples, close ones unless labels are traced."""
+    """Bound the number of classes and the examples of the largest class; loosely if labels are traced."""
     size = max(1, labels.shape[0])
     if is_traced(labels):
         return size, size
     pairs, examples = mixture_sizes(np.asarray(labels), np.zeros(labels.shape[0], int))
-    # Round up to few sizes: compiling takes longer than fitting some empty groups.
+    # Round up, so that few different sizes are compiled: that takes longer than fitting some empty groups.
     return min(max(num_classes, pairs), few_sizes(pairs)), few_sizes(examples)
 
 
@@ -228,12 +228,12 @@ def _mixtures_cost(
 
 
 def send_directions(num_directions: int, centred: bool = True) -> Summary:
-    """Make a summary with a row for each class of a client, then a row for each of its directions.
+    """Make a summary with a row for each class of a client, then rows for the client's leading directions.
 
     Args:
         num_directions: the largest number of directions of a client.
-        centred: whether they are directions of the client's residuals; otherwise they are those of its
-            examples, and the size of what these leave out is sent too (`directed_rows`).
+        centred: whether they are singular vectors of the examples minus class means. Otherwise they are those
+            of the examples, and one number is sent for the scatter in all other directions (`directed_rows`).
     """
     check_positive("num_directions", num_directions)
     options = {"num_directions": num_directions, "centred": centred}
@@ -267,10 +267,10 @@ def _own_directions_sizes(labels: Any, num_classes: int) -> tuple[int, ...]:
 
 
 def _directions_cost(labels: Any, clients: Any, dim: int, *, num_directions: int, centred: bool) -> Cost:
-    """Count the means, and min(q, n_k − rows, d) directions a client; if not centred, min(q, n_k, d).
+    """Count the means and, for client k of C_k classes, min(q, n_k − C_k, d) directions.
 
-    If not centred, each row has one more number. A mean and a residual cost n·d each; then there are a
-    product and an ``eigh`` of size s = min(n, d).
+    If not centred, it is min(q, n_k, d) directions, and each row has one more number. Operations of a client
+    are 2·n·d for means and residuals, 2·n·d·s for a product, and 9·s³ for an ``eigh``, with s = min(n, d).
     """
     rows, sizes = client_sizes(labels, clients)
     degrees = sizes - rows if centred else sizes

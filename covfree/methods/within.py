@@ -28,8 +28,8 @@ class Within:
             `Moments`, or a record with a field ``moments``.
         factor: ``(rows, first) -> Y`` with YᵀY = Ŵ, apart from ``inner``.
         freedom: ``(first) -> Freedom`` of Ŵ/(N − C).
-        inner: ``(rows, first) -> array``, the scatter of examples about their rows' means, which clients
-            sent: its diagonal, or one number for all features; None for nothing.
+        inner: ``(rows, first) -> array``, the scatter of examples about their rows' means, from variances
+            that clients sent: its diagonal, or one number for all features. None if they send no variances.
         class_weight: ``(first) -> w_c`` with Ŵ/(N − C) = Σ_r w_c n_r (x_r − μ_c)(x_r − μ_c)ᵀ; None if Ŵ has
             another form.
     """
@@ -53,7 +53,7 @@ def moments_in(state: Any) -> Moments | None:
 
 
 def from_means(weighting: Weighting) -> Within:
-    """Make FedCOF's estimator, from the spread of the rows; K_c − 1 degrees of freedom for each class."""
+    """Make FedCOF's estimator: from the K_c rows of class c, with K_c − 1 degrees of freedom."""
     weight = bound(_class_weight, weighting=weighting)
     factor = bound(within_factor, weighting=weighting)
     return Within(first_moments, factor, bound(_class_freedom, weight=weight), class_weight=weight)
@@ -68,7 +68,7 @@ def _class_freedom(moments: Moments, *, weight: Callable[[Moments], jax.Array]) 
 
 
 def from_variances() -> Within:
-    """Make the estimator from the variances that clients sent and the spread of their means."""
+    """Make the estimator from the variances that clients sent and the scatter of their means."""
     freedom = bound(_class_freedom, weight=_equal_weight)
     return Within(example_moments, _between_factor, freedom, _sent_variances)
 
@@ -82,14 +82,14 @@ def _between_factor(rows: Rows, moments: Moments) -> jax.Array:
 
 
 def _sent_variances(rows: Rows, moments: Moments) -> jax.Array:
-    """Compute Σ_r (n_r − 1) S_r from the variances that came with the rows."""
+    """Add up (n_r − 1) times the variances that came with row r, over all rows."""
     if rows.covariance is None:
         raise ValueError("rows: expected a covariance with each row, as the method sends it; got none")
     return jnp.asarray(row_scatter(rows, moments.total.shape[0]))
 
 
 def from_components(weighting: Weighting) -> Within:
-    """Make the estimator from the spread of each client's own means, and the differences of clients."""
+    """Make the estimator of `component_factor`, which client shift does not bias."""
     factor = bound(component_factor, weighting=weighting)
     return Within(component_moments, factor, bound(component_freedom, weighting=weighting))
 

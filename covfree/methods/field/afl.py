@@ -29,7 +29,7 @@ def _system(numbers: AflNumbers, totals: tuple[Moments, Scatter]) -> Scatter:
 
 
 def _merge(numbers: AflNumbers, message: Message, num_classes: int) -> tuple[tuple[Moments, Scatter]]:
-    """Compute the class sums Σ C_k W_k, and F Fᵀ = Σ C_k − Kγ I from the matrices C_k = F_k F_kᵀ + γI."""
+    """Make the totals of `gram_phase`: subtract γI from the sum of Gram matrices, once for each client."""
     ((moments, gram),) = gram_merge(numbers, message, num_classes)
     dtype = gram.value.dtype
     added = jnp.asarray(distinct(message.rows.client), dtype) * jnp.asarray(numbers.gamma, dtype)
@@ -50,7 +50,7 @@ def afl(gamma: Scalar = 1.0, *, ridge: Scalar = 0.0, bias: bool = False) -> Meth
 
     By the absolute aggregation law the result is ridge regression on the pooled features. It does not depend
     on the γ that the clients used, as the server subtracts it; with λ = 0 it is least squares of minimum
-    norm. A simulation computes the law's sums directly.
+    norm. A simulation computes the Gram matrix and class sums directly.
 
     Bytes up: 4·(K·d² + M·d). Columns of the solution for classes that a client lacks are 0 and not sent.
 

@@ -34,7 +34,7 @@ class _Known(NamedTuple):
 
 
 class _Layer(NamedTuple):
-    """The sums from which a layer is solved.
+    """The sums from which a layer is solved, in the symbols of `deepafl`.
 
     Attributes:
         gram: FᵀF.
@@ -144,10 +144,11 @@ def deepafl(
 ) -> Method[MappedHead]:
     """Make DeepAFL: a network of T residual layers, each solved in closed form, in 2·T + 1 rounds of sums.
 
-    Φ₀ = tanh([x̂, 1] A) are random features (`DeepFeatures`). On Φ the server solves W = (ΦᵀΦ + λI)⁻¹ΦᵀY from
-    sums over all clients. A layer adds FΩ with random F = gelu([Φ, 1] B). Ω minimises ‖R − FΩW‖² + γ‖Ω‖² for
-    R = Y − ΦW, what W does not explain, and is solved from FᵀF and FᵀR. Then W is solved again. Clients send
-    only sums, so secure aggregation can be used, and the head does not depend on how examples are spread.
+    Features start as Φ = tanh([x̂, 1] A), with x̂ the scaled x and a random A (`DeepFeatures`). For one-hot
+    labels Y the server solves W = (ΦᵀΦ + λI)⁻¹ΦᵀY from sums over all clients. A layer adds FΩ to Φ, where F =
+    gelu([Φ, 1] B) has a random B. Ω minimises ‖R − FΩW‖² + γ‖Ω‖² with the residual R = Y − ΦW, and is solved
+    from FᵀF and FᵀR. Then W is solved again. Clients send only sums, so secure aggregation can be used, and
+    the head does not depend on how examples are divided among clients.
 
     Bytes up of each client: 4·[(T + 1)·(h² + h·C) + T·(f² + f·C)], and C class counts with each W. Bytes down
     in each round: the layers so far and W; a client that keeps them needs only the newest layer.

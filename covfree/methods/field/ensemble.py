@@ -65,11 +65,12 @@ def ensemble(
         probabilities   Σ_k n_k/N · softmax_k(x)_c, with 0 from a client without class c
         scores          Σ_k n_kc/N_c · (w_kcᵀx + b_kc), over the clients with class c
 
-    The second is one linear head, the average of the clients' columns (one round of FedAvg, trained to the
-    end). The first is an `EnsembleHead`, which keeps all heads. A client that has only one class always
-    predicts it: it adds a constant to the first average and 0 to the second. Bytes up: 4·M·(d + 1).
+    Averaged scores are one linear head, as after one round of FedAvg with local training to convergence.
+    Averaged probabilities need an `EnsembleHead`, which keeps all heads. A client that has only one class
+    always predicts it: it adds the constant n_k/N to the probability of its class, and 0 to its score. Bytes
+    up: 4·M·(d + 1).
 
-    It is a baseline: models that clients train alone. Rows are columns of heads, not means, so `diagnose`
+    This is a baseline without cooperation in training. Rows are columns of heads, not means, so `diagnose`
     refuses them, and `collect` must not be given a ``max_norm`` (its ``dim`` is d + 1).
 
     Args:

@@ -22,7 +22,7 @@ from covfree.statistics.feature_maps import relu_features
 
 
 class _LeftOut(NamedTuple):
-    """Sums over clients of c_k and c_k², with c_k the size of what client k's directions leave out."""
+    """Sums over clients of c_k and c_k²; `fedran` defines c_k."""
 
     total: jax.Array
     squares: jax.Array
@@ -53,25 +53,24 @@ def fedran(
 ) -> Method[MappedHead]:
     """Make FedRAN: ridge regression on random features; clients send a low-rank part of their Gram matrix.
 
-    Let the columns of F_k be a client's random ReLU features, with singular values s_1 ≥ s_2 ≥ … and left
-    singular vectors v_j. The client sends s_j v_j for j ≤ r, the size of what these leave out,
-    c_k = Σ_{j > r} s_j⁴ / Σ_{j > r} s_j², and its class means. The server's Gram matrix is
+    Let the columns of F_k be client k's random ReLU features, with singular values s_k1 ≥ s_k2 ≥ … and left
+    singular vectors v_kj. The client sends s_kj v_kj for j ≤ r, its class means, and the weighted mean of the
+    other squares s_kj², c_k = Σ_{j > r} s_kj⁴ / Σ_{j > r} s_kj². The server's Gram matrix is
 
         Ĝ = Σ_k Σ_{j ≤ r} s_kj² v_kj v_kjᵀ + cI,    c = Σ_k c_k² / Σ_k c_k,
 
-    and the head is (Ĝ + λI)⁻¹ P with the class sums P; columns are not scaled. If r reaches every client's
-    number of examples, c is 0, and this is ridge regression on all examples: `fed3r` without scaled columns.
+    and the head is (Ĝ + λI)⁻¹ P with the class sums P; columns are not scaled. If no client has more than r
+    examples, c is 0, and this is ridge regression on all examples: `fed3r` without scaled columns.
     Bytes up: 4·(M + K·r)·(D + 1) for K clients, M client-class pairs and D features. (c_k is one number for
     each client, but every row has a column for it.)
 
-    The paper has no c. Some directions vary in the features but are sent by no client; there the paper's Ĝ is
-    far too small, and 0 with few clients. P does not vanish there. So unless λ is large compared to what was
-    left out, the head follows these directions alone. Let R_k be what client k leaves out, with trace τ_k =
-    Σ_{j > r} s_kj², and R their sum. The c that minimises tr R (R − cI)², the error of cI as the examples see
-    it, is tr R² / tr R. Its terms tr R_k R_l ≥ 0 between clients are unknown; without them it becomes the
-    lower bound Σ τ_k c_k / Σ τ_k. The weights τ_k are not sent and are replaced by c_k, as both grow with a
-    client's examples. In float32 the squares c_k² are finite for features between about 1e-9 and 1e8; beyond
-    that an error is raised.
+    The paper has no c. In directions that no client sends, its Ĝ is far too small, or 0, but P is not 0. So
+    unless λ is large, these directions dominate the paper's head. Let R_k be the Gram matrix of client k
+    minus what it sends, with trace τ_k = Σ_{j > r} s_kj², and R their sum. The error of cI, weighted by R, is
+    tr R (R − cI)²; its minimum is at c = tr R² / tr R. The server does not know the cross terms tr R_k R_l ≥
+    0 of two clients. Without them the quotient becomes Σ τ_k c_k / Σ τ_k, a lower bound. The weights τ_k are
+    not sent and are replaced by c_k, as both grow with a client's examples. In float32 the squares c_k² are
+    finite for features between about 1e-9 and 1e8; beyond that an error is raised.
 
     The paper's server merges the clients' subspaces by QR and SVD. Here they are added without truncation,
     which gives the same Ĝ as a merge without truncation. `fedcof_residuals` sends directions about the class

@@ -24,7 +24,8 @@ from covfree.methods.method import Method
 from covfree.methods.rounds import Bound, bound, phases
 from covfree.methods.summaries import keep_examples
 
-# The paper's (1 − a)Σ + a·t·I with a = 0.05 is this rule times 0.95, a factor that changes no direction.
+# γ in units of t = tr(Σ)/d. The paper's (1 − a)Σ + a·t·I with a = 0.05 is 0.95·(Σ + γI), and the factor 0.95
+# changes no direction.
 _PAPER = 0.05 / 0.95
 # Distances between classes are capped at this many standard deviations within classes.
 _APART = 30.0
@@ -43,7 +44,7 @@ class _Numbers(NamedTuple):
 
 def _system(numbers: _Numbers, moments: Moments, scatters: jax.Array) -> Scatter:
     covariance = pooled_covariance(numbers.shrinkage, moments, scatters)
-    # If no class shows a spread, use I: no direction is known to vary more than another.
+    # If the scatter within classes is 0, use I: no direction is known to vary more than another.
     return covariance.shifted(jnp.where(jnp.trace(scatters.sum(0)) > 0, 0, 1).astype(scatters.dtype))
 
 
@@ -55,9 +56,10 @@ def _drawn(
     scatters: jax.Array,
     num_samples: int,
 ) -> tuple[jax.Array, jax.Array]:
-    """Draw from N(Vᵀ(μ_c − μ_g), τ²VᵀΣ_cV), equally for all classes; a class of one example uses S_W as Σ_c.
+    """Draw equally many features of each class in the Fisher subspace (`fishermix`), with their labels.
 
-    Samples are drawn in all d dimensions, where the root of Σ_c does not depend on rounding, then projected.
+    A class of one example gets the common covariance. Samples are drawn in all d dimensions and then
+    projected: after a projection, the matrix root of a covariance would depend on rounding.
     """
     count = moments.count.astype(scatters.dtype)
     own = scatters / jnp.maximum(count - 1, 1)[:, None, None]
@@ -121,14 +123,15 @@ def fishermix(
 ) -> Method[LinearHead]:
     """Make FisherMix: a softmax head, trained on draws from the classes' Gaussians in the Fisher subspace.
 
-    Clients send class means and covariances. In the Fisher subspace, the span V of S_W⁻¹(μ_c − μ_g), the
+    Clients send class means μ_c and covariances Σ_c. The columns of V span the Fisher subspace, which
+    contains S_W⁻¹(μ_c − μ_g) for every class c, with the common covariance S_W and the grand mean μ_g. The
     server draws equally many features of each class from N(Vᵀμ_c, τ²VᵀΣ_cV), and trains on them. With τ = 1
-    and one covariance for all classes, this is linear discriminant analysis with equal priors, up to the
-    randomness of the draws. With τ < 1 the classes overlap less, so the head depends less on draws near their
-    borders. Bytes up: 4·M·(d² + d).
+    and equal covariances, this is linear discriminant analysis with equal priors, up to the randomness of the
+    draws. With τ < 1 the classes overlap less, so the head depends less on draws near their borders. Bytes
+    up: 4·M·(d² + d) for M client-class pairs.
 
     Args:
-        num_samples: draws of all classes together; fewer than ten for each class make the head worse.
+        num_samples: number of draws for all classes together; fewer than ten a class make the head worse.
         shrinkage: shrinkage of the common covariance S_W, see `qda`; by default the paper's (1 − a)Σ +
             a·tr(Σ)/d·I with a = 0.05, up to a factor that changes no direction.
         spread: τ, above 0.
@@ -166,15 +169,16 @@ def proto_hyper(
 ) -> Method[LinearHead]:
     """Make Proto-Hyper: linear discriminant analysis plus a low-rank residual that is trained on draws.
 
-    The draws are those of `fishermix`. The head's scores are s = t(z) + z U R + b with z = Vᵀ(x − μ_g) and t
-    the scores of LDA, trained by α T² KL(softmax(t/T) ‖ softmax(s/T)) + (1 − α) CE. With α = 1 it is LDA.
+    Draws, V, S_W and μ_g are those of `fishermix`. For z = Vᵀ(x − μ_g) and LDA's scores t(z), the head's
+    scores are s = t(z) + z U R + b. U, R and b are trained by the loss α T² KL(softmax(t/T) ‖ softmax(s/T)) +
+    (1 − α) CE. With α = 1 the head is LDA.
 
-    The paper's teacher is 0.7 LDA + 0.3 NB, and its student starts from NB, where NB is spherical naive Bayes
-    of variance tr(VᵀS_WV)/q. In the Fisher subspace VᵀS_WV = I, so NB, LDA and all mixtures have the same
-    scores: here they are t. Bytes up: 4·M·(d² + d).
+    The paper's teacher is 0.7 LDA + 0.3 NB, and its student starts from NB: naive Bayes with the mean of
+    VᵀS_WV's diagonal as every variance. In the Fisher subspace VᵀS_WV = I, so NB, LDA and all mixtures have
+    the same scores t. Bytes up: 4·M·(d² + d).
 
     Args:
-        num_samples: draws of all classes together.
+        num_samples: number of draws for all classes together.
         rank: r, the largest rank of the residual; C − 1 is no restriction.
         shrinkage: see `fishermix`.
         spread: τ, above 0.

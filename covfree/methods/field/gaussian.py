@@ -45,7 +45,7 @@ def _total_head(gamma: Scalar, system: Scatter, moments: Moments, scatter: Scatt
 
 
 def _total_merge(gamma: Scalar, message: Message, num_classes: int) -> tuple[Moments, Scatter]:
-    """Compute B − N μ_g μ_gᵀ, which needs only sums over clients."""
+    """Subtract N μ_g μ_gᵀ from the Gram matrix; only sums over clients are needed."""
     ((moments, gram),) = gram_merge(gamma, message, num_classes)
     mean, count = moments.grand_mean[None, :], moments.num_examples[None]
     return moments, Scatter.from_matrix(scatter_about(mean, count, gram.value))
@@ -117,7 +117,7 @@ def scatters_merge(numbers: Any, message: Message, num_classes: int) -> tuple[Mo
 
 
 def _drawn_together(scatters: jax.Array, pooled: jax.Array, moments: Moments, degrees: Scalar) -> jax.Array:
-    """Compute (S_c + κ Σ̃)/(K_c − 1 + κ) for every class."""
+    """Shrink every class's scatter S_c to (S_c + κ Σ̃)/(K_c − 1 + κ); Σ̃ is ``pooled``, and κ ``degrees``."""
     shape = (-1, *(1 for _ in pooled.shape))
     own = jnp.maximum(moments.num_rows - 1, 0).astype(scatters.dtype).reshape(shape)
     whole = own + degrees

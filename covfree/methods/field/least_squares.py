@@ -52,7 +52,7 @@ class Normal(NamedTuple):
     """The sums that least squares needs; they add up over examples.
 
     Attributes:
-        gram: ΦᵀΦ.
+        gram: ΦᵀΦ, for mapped features Φ.
         cross: ΦᵀY, for one-hot classes Y.
         counts: N_c, examples of each class.
     """

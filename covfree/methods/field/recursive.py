@@ -31,8 +31,8 @@ class RecursiveRidge:
         root: R, upper triangular with a diagonal above 0, so that Rᵀ R = F Fᵀ + λI determines it.
         total: sum of the features of each class.
         count: examples of each class.
-        margin: 1 before any `downdate`; then the smallest squared pivot of S in any `downdate`, about the
-            smallest share of the state that remained in any direction. Rounding errors grow by about
+        margin: 1 before any `downdate`; then the smallest squared pivot in any `downdate`. That is about the
+            smallest ratio of uᵀRᵀRu after and before it, over all directions u. Rounding errors grow by about
             1/margin. 0 means that a `downdate` was refused.
     """
 
@@ -127,8 +127,8 @@ def downdate(
     """Remove a client's examples from the state: the inverse of `update`, within rounding.
 
     With Rᵀ P = Fᵀ one has Rᵀ R − Fᵀ F = Rᵀ (I − P Pᵀ) R, so R' = S R for the Cholesky factor Sᵀ S = I − P Pᵀ.
-    The eigenvalues of I − P Pᵀ are the shares that remain of the state in each direction. Rounding is
-    relative to these shares; in Rᵀ R − Fᵀ F it would be relative to the largest eigenvalue.
+    The eigenvalues of I − P Pᵀ are the fractions of Rᵀ R that remain in different directions. Rounding is
+    relative to these fractions; in Rᵀ R − Fᵀ F it would be relative to the largest eigenvalue of Rᵀ R.
 
     Args:
         state: a state to which these examples were added, in any calls of `update`.
@@ -137,9 +137,9 @@ def downdate(
 
     Returns:
         The state without the examples. If they cannot be removed, the state is unchanged except for
-        ``margin``, which is 0. This happens if a class has more examples than the state, or if I − P Pᵀ is
-        not positive definite beyond rounding: then the examples were not in the state, or λ is too small
-        compared to them. The state never contains NaN.
+        ``margin``, which is 0. This happens if the state has fewer examples of a class than are to be
+        removed, or if I − P Pᵀ is not positive definite beyond rounding: then the examples were not in the
+        state, or λ is too small compared to them. The state never contains NaN.
 
     Raises:
         ValueError: if shapes do not fit.

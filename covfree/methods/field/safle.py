@@ -34,7 +34,7 @@ class _Mean(NamedTuple):
     """The sums that give the centre c.
 
     Attributes:
-        number: n.
+        number: n, the number of examples.
         total: Σx.
     """
 
@@ -46,7 +46,7 @@ class _Scale(NamedTuple):
     """The sums that give the thresholds.
 
     Attributes:
-        number: n.
+        number: n, the number of examples.
         total: Σ(x − c).
         square: Σ(x − c)².
     """
@@ -112,19 +112,20 @@ def _flops(numbers: _Numbers, num_examples: int, dim: int, num_classes: int) -> 
 def safle(
     num_buckets: int = 3, group_size: int = 3, *, ridge: Scalar = 10.0, seed: Scalar = 0
 ) -> Method[MappedHead]:
-    """Make SAFLe: features are put in buckets, and groups of buckets index tables; three rounds of sums.
+    """Make SAFLe: features become bits, and groups of bits index tables of scores; three rounds of sums.
 
     In the first round clients send n and Σx, which give the mean c. In the second they send n, Σ(x − c) and
-    Σ(x − c)², which give the buckets' thresholds: Gaussian quantiles of each feature (`gaussian_thresholds`).
-    Squares about c are accurate even if features are far from zero. In the third they send ΦᵀΦ and ΦᵀY of the
-    mapped features Φ (`bucket_features`), from which the server solves W = (ΦᵀΦ + λI)⁻¹ΦᵀY. As clients send
-    only sums, the head does not depend on how examples are spread over them.
+    Σ(x − c)², which give the thresholds of the bits: Gaussian quantiles of each feature
+    (`gaussian_thresholds`). Squares about c are accurate even if features are far from zero. In the third
+    they send ΦᵀΦ and ΦᵀY, for mapped features Φ (`bucket_features`) and one-hot labels Y; the server solves
+    W = (ΦᵀΦ + λI)⁻¹ΦᵀY. Clients send only sums, so the head does not depend on how examples are divided among
+    them.
 
     Bytes up of each client: 4·(3·d + D² + D·C) with D = ⌈d·L/G⌉·2ᴳ, and 2 + C counts; the defaults give
     D = 8·d. Bytes down: 4·d·(1 + L).
 
     Args:
-        num_buckets: L, the number of thresholds of each feature.
+        num_buckets: L, the number of thresholds, and so of bits, of each feature.
         group_size: G, the number of bits that index a table.
         ridge: λ, above 0: as each table's entries add up to 1, ΦᵀΦ is singular.
         seed: the seed of the permutation that makes the groups; the same for all parties.

@@ -149,7 +149,7 @@ def fedpft(
 
     Raises:
         ValueError: if an argument is unknown or out of range; if ``num_samples`` or ``l2`` is given together
-            with ``epochs``, or a number of the descent without it.
+            with ``epochs``, or ``learning_rate``, ``momentum`` or ``batch_size`` without it.
 
     Source: Beitollahi, Bie, Hemati, Brunswic, Li, Chen and Zhang (2024), Alg. 1; Guan, Zhou and Gu (2025),
     experiments, for the descent.

@@ -35,9 +35,9 @@ def stsa_e(
     So it is `fedcof` with a ``feature_map``, a ridge head and ``scatter="both"``, except for the scaling of
     columns and the unit of λ. Bytes up: 4·M·D for D features and M subset means.
 
-    K_c counts the subsets of class c. The authors' code counts all subsets of all clients, even of clients
-    without the class, so that its Σ̂_c is (K_c − 1)/(K − 1) times as large in expectation. A class with one
-    subset shows no spread, and adds only N_c μ_c μ_cᵀ.
+    K_c counts the subsets of class c. The authors' code has instead K, the number of subsets of all clients,
+    even those without the class. In expectation its Σ̂_c is (K_c − 1)/(K − 1) times as large. A class with
+    one subset has no scatter, and adds only N_c μ_c μ_cᵀ.
 
     Args:
         ridge: λ, at least 0. The authors' 10⁶ is for a map without the factor √(2/D) of `relu_features`: here

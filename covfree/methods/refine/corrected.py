@@ -85,7 +85,8 @@ def corrected(method: Method[Any], rounds: int = 4, *, penalty: Scalar = 0.003) 
         mean_i CE(β·h₀(x_i) + Wᵀ(x_i − μ_g) + a, y_i) + (λ/2)·tr(WᵀΣ̃W),
 
     by L-BFGS at the server in coordinates in which Σ̃, the method's shrunk covariance, is the identity. The
-    penalty pulls towards h₀ and not towards 0, which makes it safe with few examples; Σ̃ makes it fast.
+    penalty pulls the head towards h₀ and not towards 0, so few examples cannot harm it much. The coordinates
+    make L-BFGS converge in few rounds.
 
     In a first round each client uploads its number of examples and its losses for 17 values of β, the inverse
     temperature of h₀; the server chooses the best β. In each of the following ``rounds`` rounds, each client
@@ -95,7 +96,7 @@ def corrected(method: Method[Any], rounds: int = 4, *, penalty: Scalar = 0.003) 
     once their loss is known; later steps enter it at once.
 
     Args:
-        method: a method whose clients send class means, or a matrix that adds up: `fedcof` and similar
+        method: a method whose clients send class means, or one Gram matrix each: `fedcof` and similar
             methods with any head, `refined` versions of them, `fedncm`, `fed3r`, `qda` from means; with or
             without a feature map.
         rounds: m, evaluations of the gradient, at least 2.

@@ -22,7 +22,7 @@ from covfree.methods.refine.descent import Descent, begin_descent, descend, last
 from covfree.methods.within import moments_in
 from covfree.statistics.softmax import ScaledLosses, SoftmaxSums, scaled_losses, softmax_sums
 
-# Candidates of β, in units of 1/(deviation of the scores over classes).
+# Candidates of β, in units of `Correction.unit`.
 _SCALES = np.logspace(-1, 3, 17)
 # This times the candidate's square is added to the mean loss. It hardly matters if classes overlap. If the
 # head separates the examples, it bounds β: the loss alone would fall forever, and all probabilities become 0
@@ -37,9 +37,9 @@ class Correction(NamedTuple):
         moments: counts and sums of each class.
         start: h₀, the head of the method.
         scale: β, its inverse temperature.
-        unit: 1/(deviation of the scores of h₀ over classes), the unit of the candidates of β.
+        unit: the unit of candidates of β: 1 over the standard deviation of h₀'s scores over classes.
         metric: Σ̃, factorised.
-        descent: the minimisation over [W; a], with the linear term Wᵀ(x − μ_g) + a.
+        descent: the minimisation over [W; a], for the correction Wᵀ(x − μ_g) + a.
     """
 
     moments: Moments
@@ -55,7 +55,7 @@ class Asked(NamedTuple):
 
     Attributes:
         centre: μ_g, which is subtracted from features, as products of large numbers lose digits.
-        linear: the linear part; a bias of −∞ marks an absent class. None if there is none.
+        linear: the linear summand, or None; a bias of −∞ marks an absent class.
         head: h₀; None if h₀ is linear, and so included in ``linear``.
         scale: β; None without ``head``.
     """
@@ -129,11 +129,11 @@ def begin(first: Any, state: tuple[Any, ...], *, plan: Plan) -> tuple[Correction
 
 
 def _usable(metric: Factorisation) -> Factorisation:
-    """Replace what is not finite in a factorisation, so that a run can continue.
+    """Replace numbers that are not finite in a factorisation, so that a run can continue.
 
-    If Cholesky broke down, which ``deficient`` marks, its pivot may be NaN. Then `solve` uses eigenvalues,
-    and no step leaves the span of the positive ones. If the matrix is not finite, its span is empty, and only
-    the biases are corrected.
+    After a Cholesky breakdown (``deficient``) the pivot may be NaN. Then `solve` uses eigenvalues, and steps
+    stay in the span of eigenvectors with positive ones. If the matrix is not finite, only biases are
+    corrected.
     """
     metric = metric._replace(smallest_pivot=jnp.nan_to_num(metric.smallest_pivot, nan=0))
     sound = jnp.array([jnp.isfinite(leaf).all() for leaf in jax.tree.leaves(metric)]).all()

@@ -54,10 +54,10 @@ def descend(
     """Choose the next trial point, from the loss and the gradient at the present one.
 
     If the loss has fallen enough, the trial becomes the point, and the next trial is one L-BFGS step away,
-    −H·slope. H starts as a multiple of P = A⁻¹ ⊕ 1: 1 before the first pair, then sᵀy/(yᵀPy) of the newest
-    pair. Products sᵀy do not depend on coordinates, so this is L-BFGS in coordinates in which A is the
-    identity. If the loss has not fallen enough, the point stays, and the next trial is the minimum of the
-    parabola through both losses and the slope at the point.
+    −H·slope, with H ≈ the inverse Hessian. H is built on P = A⁻¹ ⊕ 1 (1 for the bias), which is scaled by
+    sᵀy/(yᵀPy) of the newest pair (s, y), if there is one. Products sᵀy do not depend on coordinates, so this
+    is L-BFGS in coordinates in which A is the identity. If the loss has not fallen enough, the point stays.
+    The next trial is then at the minimum of the parabola through both losses and the slope at the point.
 
     Args:
         descent: the minimisation so far.
@@ -112,10 +112,10 @@ def descend(
 
 
 def last_point(descent: Descent) -> Float[Array, "rows classes"]:
-    """Return the point to use if the minimisation ends here: the trial, or at first the best known point.
+    """Return the point to use if the minimisation ends here.
 
-    The loss at the trial is unknown. Until two pairs are known, H is little more than a multiple of P, and
-    the step may be many times too long.
+    It is the trial, whose loss is unknown. But until two pairs (s, y) are known, the step to the trial may be
+    many times too long, so the best known point is returned.
     """
     pairs = jnp.any(descent.steps != 0, axis=(1, 2)).sum()
     return jnp.where(pairs < 2, descent.point, descent.trial)

@@ -28,12 +28,12 @@ _ROUNDING = 4
 
 
 def metric_of(method: Method[Any]) -> tuple[tuple[Round, ...], Callable[..., Scatter]]:
-    """Return rounds and a function by which a method's server computes a shrunk covariance of the features.
+    """Return additional rounds, and a function that computes a shrunk covariance of the features after them.
 
     Returns:
-        Rounds over the clients' rows that follow the method's own, and a function ``(params, *state) ->
-        Scatter`` of the state after them. The rounds are FedCOF's if the rows are class means and the method
-        estimates no covariance; otherwise there are none.
+        Rounds over the clients' rows that follow the method's own, and the function ``(params, *state) ->
+        Scatter``. The rounds are FedCOF's if the rows are class means and the method estimates no covariance;
+        otherwise there are none.
     """
     shared = shared_covariance(method)
     if shared is not None:

@@ -136,13 +136,16 @@ def _images(
     trace: jax.Array,
     gram: ScatterChoice | None,
 ) -> jax.Array:
-    """Return the exact system times the directions, given W times the directions and the trace of W."""
+    """Return the exact system matrix times the directions.
+
+    ``image`` is the exact within-class scatter times the directions, and ``trace`` the trace of that scatter.
+    """
     degrees = jnp.maximum(moments.within_degrees, 1)
     dim = search.right.shape[0]
     gamma = loading(numbers.shrinkage, trace / degrees / dim, dim, degrees)
     if gram is None:
         return image / degrees + gamma * search.directions
-    # The system is the Gram matrix plus λI; the Gram matrix's parts other than W are known.
+    # The system is the Gram matrix plus λI; it is known except for the scatter within classes.
     none = Scatter.from_factor(jnp.zeros_like(search.directions[:, :1].T))
     rest = total_gram(none, moments, scatter=gram)
     return image + rest.times(search.directions) + gamma * degrees * search.directions
@@ -195,12 +198,12 @@ def refined(
     iteratively, with the estimate as a preconditioner, for the head of the exact covariance: that of
     `fedcof_oracle` or Fed3R, for which each client sends d² numbers.
 
-    Derivatives treat the directions as constants; they are complete once all d directions are known.
+    Derivatives treat the directions as constants. They are exact only after d directions in all.
 
     Args:
         method: `fedcof` with an LDA, ridge or Student head and one mean for each class of a client, or a
-            similar method: `fedcof_residuals` starts nearer to the exact head. For a Student head the shared
-            covariance is refined; the parts in which classes differ stay those of the class means.
+            similar method: `fedcof_residuals` starts nearer to the exact head. For a Student head only the
+            shared covariance is refined; the scatter of each class is still that of its class means.
         rounds: m, rounds of products. Three came near to the exact head in all our trials; d/q rounds give
             it exactly.
         directions: q, the largest number of directions of a round; by default C − 1 for LDA and C for ridge

@@ -111,9 +111,9 @@ def select(candidates: Sequence[Method[H]], *, by: By = "errors", keep: float = 
 
     Returns:
         The method; its numbers are a tuple of the candidates' numbers. Its head is that of the chosen
-        candidate. Under ``jit``, if heads differ in kind, it is a head that contains all of them; ``taken``
-        returns the chosen one. `covfree.rounds.run` reports in its history which one was chosen and the mean
-        results of all: ``taken``, ``errors`` or ``losses``, and ``counted``, the number of examples.
+        candidate. Under ``jit``, if heads differ in class or shapes, it is a `SelectedHead` of all of them.
+        The history of `covfree.rounds.run` has the chosen index (``taken``), each candidate's mean
+        ``errors`` or ``losses``, and the number of examples kept aside (``counted``).
 
     Raises:
         TypeError: if a candidate is no method.

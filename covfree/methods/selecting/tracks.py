@@ -32,7 +32,7 @@ class Step:
     Attributes:
         parent: the index of the track's state before the round.
         who: the index of the first method on the track; its numbers are used.
-        each: the method's round; None if the method has no more rounds of this kind.
+        each: the method's round; None if its rounds over rows (or over examples) have ended.
         received: the method's ``received``.
     """
 
@@ -57,7 +57,7 @@ class Tracks(NamedTuple):
 
 
 def side_by_side(methods: Sequence[Method[Any]]) -> Tracks:
-    """Combine the rounds of methods, one of each method at a time: first over rows, then over examples."""
+    """Run the i-th rounds of all methods together: first those over rows, then those over examples."""
     track = [0] * len(methods)
     found: list[tuple[tuple[Step, ...], ...]] = []
     for examples in (False, True):
@@ -80,7 +80,7 @@ def side_by_side(methods: Sequence[Method[Any]]) -> Tracks:
 
 
 def _likeness(each: Round | None, method: Method[Any], who: int) -> Any:
-    """Return a key that is equal for rounds of two methods if these do the same to the same state."""
+    """Return a key that is equal for rounds of two methods if they change equal states in the same way."""
     if each is None:
         return None
     structure = jax.tree.structure(each.own(method.params))

@@ -19,8 +19,8 @@ from covfree.core.types import AnyArray, Rows, is_traced
 from covfree.estimators import estimate_covariance, first_moments, ledoit_wolf
 from covfree.estimators.scatter import centred_rows
 
-# The largest number of steps to the barycentre. For eigenvalues from 1 to 100 or 10,000, 13 to 41 steps
-# reached 4e-11.
+# The largest number of steps to the barycentre. For covariances with eigenvalues from 1 to 100 or 10,000, the
+# relative change fell to 4e-11 in 13 to 41 steps.
 _STEPS = 100
 # The largest allowed entry of QᵀQ − I for a basis Q, which may be in half precision.
 _ORTHONORMAL = 0.02
@@ -102,9 +102,10 @@ def client_gaussian(
 def barycentre(gaussians: Gaussian) -> Gaussian:
     """Compute the Bures-Wasserstein barycentre of the clients' Gaussians, weighted by their counts.
 
-    Its mean is the mean of all examples. Its covariance S minimises Σ_k w_k B(S, Σ_k)², where B is the Bures
-    distance, and solves S = Σ_k w_k (S^½ Σ_k S^½)^½. The iteration S ← S^−½ (Σ_k w_k (S^½ Σ_k S^½)^½)² S^−½
-    starts at Σ_k w_k Σ_k. If the Σ_k commute, S = (Σ_k w_k Σ_k^½)².
+    Its mean is the mean of all examples. Let w_k be client k's share of the examples, and B the Bures
+    distance. The covariance S minimises Σ_k w_k B(S, Σ_k)², and solves S = Σ_k w_k (S^½ Σ_k S^½)^½. The
+    iteration S ← S^−½ (Σ_k w_k (S^½ Σ_k S^½)^½)² S^−½ starts at Σ_k w_k Σ_k. If the Σ_k commute,
+    S = (Σ_k w_k Σ_k^½)².
 
     Args:
         gaussians: the Gaussians of all clients, each leaf with a client axis. For equal weights replace
@@ -175,7 +176,7 @@ def check_basis(features: AnyArray, basis: AnyArray) -> None:
 
 
 def roots(matrix: Float[Array, "rank rank"]) -> tuple[Float[Array, "rank rank"], Float[Array, "rank rank"]]:
-    """Compute A^½ and A^−½ of a positive semi-definite matrix; eigenvalues within rounding give 0 in both."""
+    """Compute A^½ and A^−½ of a positive semi-definite matrix; eigenvalues of 0 up to rounding stay 0."""
     values, vectors = eigh(matrix)
     kept = values > rank_cut(values)
     root = jnp.sqrt(jnp.where(kept, values, 1))
@@ -185,7 +186,7 @@ def roots(matrix: Float[Array, "rank rank"]) -> tuple[Float[Array, "rank rank"],
 
 
 def scaled(covariance: Float[Array, "*clients rank rank"]) -> tuple[Float[Array, ""], jax.Array]:
-    """Return a power of two u, and Σ/u², whose largest entry is near 1, so that products do not overflow."""
+    """Return a power of two u and Σ/u². The largest entry is then near 1, so products do not overflow."""
     unit = power_of_two(jnp.sqrt(jnp.abs(covariance)))
     return unit, covariance / unit / unit
 
@@ -197,6 +198,6 @@ def power_of_two(values: jax.Array) -> Float[Array, ""]:
 
 
 def between(outer: jax.Array, inner: jax.Array) -> jax.Array:
-    """Compute B A B, and make it symmetric to the bit, as LAPACK reads only one half."""
+    """Compute ``outer`` · ``inner`` · ``outer``, exactly symmetric, as LAPACK reads only one triangle."""
     whole = product(product(outer, inner), outer)
     return (whole + whole.T) / 2

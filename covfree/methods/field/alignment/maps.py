@@ -39,8 +39,8 @@ class AffineMap:
 
     Attributes:
         basis: Q, with orthonormal columns.
-        mean: the client's mean; in an `Alignment`, with a client axis.
-        matrix: symmetric; in an `Alignment`, with a client axis.
+        mean: the mean of the client's features in the subspace; in an `Alignment`, with a client axis.
+        matrix: a symmetric matrix, see `affine_map`; in an `Alignment`, with a client axis.
         target: mean of the barycentre.
         strength: how far to move features: 1 all the way to the barycentre, 0 not at all.
     """
@@ -58,7 +58,7 @@ class AffineMap:
         return features + self.strength * product(self.inside(inside) - inside, self.basis.T)
 
     def inside(self, features: Float[Array, "examples rank"]) -> Float[Array, "examples rank"]:
-        """Apply T to features in the subspace."""
+        """Apply T to coordinates Qᵀx in the subspace."""
         return self.target[None, :] + product(features - self.mean[None, :], self.matrix)
 
 
@@ -132,9 +132,9 @@ def affine_map(
 ) -> AffineMap:
     """Make a client's map to the barycentre: the optimal transport between the two Gaussians.
 
-    T(z) = m + A (z − m_k) with A = Σ_k^−½ (Σ_k^½ S Σ_k^½)^½ Σ_k^−½, so that A Σ_k A = S. Directions in which
-    the client has no variance are mapped to m; a client without examples gets the identity. A strength t
-    below 1 moves features by the share t of the way, along the geodesic between the Gaussians.
+    For a client's N(m_k, Σ_k) and the barycentre N(m, S) it is T(z) = m + A (z − m_k), where A = Σ_k^−½
+    (Σ_k^½ S Σ_k^½)^½ Σ_k^−½ gives A Σ_k A = S. Directions in which the client has no variance are mapped to
+    m; a client without examples gets the identity. With strength t the map is z + t·(T(z) − z).
 
     Args:
         own: the client's `client_gaussian`.
@@ -167,8 +167,8 @@ def align(
     """Compute the maps of all clients of a simulation from their training features.
 
     Then ``alignment(features, clients)`` moves training and test features of these clients, before any
-    method. In addition to the method's bytes, each client sends a mean and a covariance (r + r² numbers); it
-    receives as many, and the subspace (d·r).
+    method. In addition to the method's bytes, each client sends a mean and a covariance in the r dimensions
+    of the subspace (r + r² numbers). It receives as many numbers, and the subspace (d·r).
 
     Clients are aligned as a whole, without labels. That helps if clients' features differ because of their
     origin. It harms if they differ because the clients have other classes: then alignment removes what
