@@ -23,7 +23,7 @@ Weighting: TypeAlias = Literal["examples", "uniform"]
 
 
 class Numbers(NamedTuple):
-    """The ``params`` of an algorithm of federated optimisation; see `fedavg`."""
+    """The ``params`` of an algorithm like `fedavg`; ``uniform`` is whether all clients have weight 1."""
 
     model: Model
     training: Training
@@ -48,7 +48,7 @@ class State(NamedTuple):
 
 
 class Update(NamedTuple):
-    """A client's upload; all of its parts are summed.
+    """A client's upload; all of its arrays are summed over clients.
 
     Attributes:
         change: w_i (x − y_i), the weighted difference of the server's model x and the client's y_i.
@@ -136,7 +136,7 @@ def federated(
     name: str,
     **others: Callable[..., Any],
 ) -> Algorithm:
-    """Make an algorithm with FedAvg's ``params``; ``others`` replace some of FedAvg's functions."""
+    """Make an algorithm with FedAvg's ``params``; ``others`` replace functions of FedAvg by name."""
     model = without_padding(check_model(model))
     check_choice("weighting", weighting, ("examples", "uniform"))
     numbers = Numbers(
@@ -198,7 +198,7 @@ def _proximal(mu: Scalar, client: Any) -> Any:
 def fedprox(model: Model, client: Any = 0.01, mu: Scalar = 0.01, **options: Any) -> Algorithm:
     """FedProx: each client minimises its loss plus μ/2 ‖y − x‖², with x the server's model.
 
-    The term's gradient is added before the client's optimiser, so momentum includes it. μ = 0 is FedAvg.
+    The client's optimiser gets the gradient of this sum, so momentum includes the penalty. μ = 0 is FedAvg.
 
     Args:
         model: see `fedavg`.
@@ -252,11 +252,11 @@ def fedadam(
     """FedAdam: `fedavg` whose server takes Adam's steps.
 
     Three forms of Adam are in use, and need different learning rates. ``"reddi"`` is the paper's
-    (`adaptive`): v starts at τ² and there is no bias correction. If changes are small (√v < τ = 1e-3), it is
-    momentum with a rate of η/τ. ``"torch"`` is PyTorch's Adam, which FLSim and hence FedCOF's tables use:
-    with bias correction, β₂ = 0.999, ε = 1e-8, and a weight decay that is added to the gradient, 1e-5 in
-    FedCOF's code. ``"flower"`` is the Adam of Flower's strategy: v starts at 0, τ is 1e-9 by default, and
-    step t has the bias correction of step t + 1.
+    (`adaptive`): the second moment v starts at τ², and there is no bias correction. If √v is far below
+    τ = 1e-3, the steps are those of momentum with rate η/τ. ``"torch"`` is PyTorch's Adam, which FLSim and
+    hence FedCOF's tables use: with bias correction, β₂ = 0.999, ε = 1e-8, and a weight decay that is added to
+    the gradient, 1e-5 in FedCOF's code. ``"flower"`` is the Adam of Flower's strategy: v starts at 0, τ is
+    1e-9 by default, and step t has the bias correction of step t + 1.
 
     Args:
         model: see `fedavg`.

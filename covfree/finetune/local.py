@@ -122,7 +122,7 @@ class Local(NamedTuple):
         trained: the client's parameters.
         statistics: the client's running statistics.
         steps: K_i, the number of steps.
-        factor: the schedule's factor, by which the steps were multiplied.
+        factor: the schedule's factor, by which the optimiser's updates were multiplied.
         optimiser: the last state of the client's optimiser.
         metrics: ``loss``, the mean of the batches' losses before each step, and ``steps``.
     """
@@ -198,7 +198,7 @@ class Training:
 
         Each epoch goes through the examples in its own random order. The last batch of an epoch is filled up
         with the epoch's first examples: they have no weight in the loss, but batch norms get a full batch. No
-        batch is larger than the largest client. A client without examples takes no step.
+        batch has more examples than the largest client. A client without examples takes no step.
 
         Args:
             model: the model, for its functions and frozen parameters.

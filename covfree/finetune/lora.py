@@ -95,7 +95,7 @@ def _merged(trained: Any, frozen: Any) -> Any:
 # Instances with equal fields are equal, so another model of the same kind needs no compilation.
 @dataclass(frozen=True)
 class _Around:
-    """A function of a model, called with the merged parameters."""
+    """One of a model's functions, called with W + s A B in place of each layer W."""
 
     function: Callable[..., Any]
 
@@ -105,7 +105,7 @@ class _Around:
 
 @dataclass(frozen=True)
 class _Plain:
-    """The ``finish`` for a model that has none: returns the model with merged parameters."""
+    """The ``finish`` for a model without one: returns the model with W + s A B in place of each layer W."""
 
     model: Model
 

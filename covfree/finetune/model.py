@@ -49,8 +49,8 @@ class Model:
         features: ``(trained, frozen, statistics, inputs, train, key) -> (features [batch, dim], statistics)``
             with ``train`` a static bool, and ``key`` for dropout.
         scores: ``(trained, frozen, features) -> scores [batch, classes]``.
-        finish: ``(trained, frozen, statistics) -> result`` of a run, a callable; None if it is the model
-            itself.
+        finish: ``(trained, frozen, statistics) -> result``, a callable that a run returns, such as a head;
+            None if it returns a `Model`.
         loss: ``(scores [batch, classes], labels [batch, …]) -> [batch]``, which training minimises. Without
             ``num_classes``, scores may have any shape [batch, …]. A vector of integer labels is always taken
             as classes (below 0 is padding): give numbers to predict as floats.
@@ -225,7 +225,7 @@ class NetworkMap:
     Attributes:
         params: the backbone's parameters.
         backbone: the backbone.
-        preprocessing: normalises images given as grey levels; None if images are already normalised.
+        preprocessing: normalises uint8 images; None if images are already normalised.
     """
 
     params: Any
@@ -259,13 +259,13 @@ def network_model(
         backbone: from ``covfree.backbones.backbone(name)``.
         params: its parameters.
         head: a head on its features, calibrated as in `linear_model`.
-        train: ``"all"``; ``"head"`` for the head only (linear probing); or ``"backbone"`` for the backbone
-            only, under a fixed head (Fed3R's FT-LP and FT-FEAT).
+        train: ``"all"``; ``"head"`` for the head only (linear probing, Fed3R's FT-LP); or ``"backbone"`` for
+            the backbone only, under a fixed head (Fed3R's FT-FEAT).
         norms: ``"batch"`` normalises by the batch's statistics in training, and averages the running
             statistics over clients; ``"frozen"`` always uses the running statistics, which do not change.
         dropout: whether training uses dropout and stochastic depth, at the network's own rates. A frozen
             network never does.
-        preprocessing: normalises images given as grey levels (uint8, a quarter of the memory); None if images
+        preprocessing: normalises uint8 images, which take a quarter of the memory of float32; None if images
             are already normalised.
 
     Raises:

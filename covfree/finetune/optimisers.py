@@ -14,10 +14,11 @@ from covfree.finetune.local import Optimiser
 
 
 def reach(optimiser: Optimiser, steps: Any, factor: Any = 1.0) -> jax.Array:
-    """Return η‖a‖₁: how far an optimiser goes in K ``steps`` if the gradient is always 1.
+    """Return how far an optimiser goes from 0 in K ``steps`` if the gradient is always 1.
 
-    This is ηK for gradient descent, η (K − ρ(1 − ρᴷ)/(1 − ρ))/(1 − ρ) with momentum ρ, and (1 − (1 − ημ)ᴷ)/μ
-    with a proximal term or weight decay of strength μ. Each step is multiplied by ``factor``.
+    For learning rate η this is ηK for gradient descent, η (K − ρ(1 − ρᴷ)/(1 − ρ))/(1 − ρ) with momentum ρ,
+    and (1 − (1 − ημ)ᴷ)/μ with a proximal term or weight decay of strength μ. Each step is multiplied by
+    ``factor``.
     """
     transformation, zero = optimiser(), jnp.zeros(())
 

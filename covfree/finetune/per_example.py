@@ -29,7 +29,7 @@ class PerExample:
     def __call__(
         self, value_and_gradient: Callable[..., Any], examples: Any, weight: jax.Array, key: PRNGKey
     ) -> tuple[jax.Array, Any]:
-        """Return the mean loss, and (Σ_i g_i min(1, clip/‖g_i‖) + noise)/batch.
+        """Return the mean loss, and (Σ_i g_i min(1, clip/‖g_i‖) + noise)/batch for examples' gradients g_i.
 
         The divisor is the batch size, padding included, so that only the sum depends on the data.
 

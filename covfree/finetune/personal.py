@@ -45,7 +45,7 @@ class ClientModels:
     """The model of each client.
 
     Attributes:
-        model: the model from which all clients started, with the parts that they share.
+        model: the model from which all clients started; they share its functions and frozen parameters.
         own: each client's parameters and running statistics, with a leading axis of clients.
     """
 
@@ -124,7 +124,7 @@ def _init(numbers: _Numbers, num_clients: int, key: PRNGKey) -> tuple[tuple[()],
 
 
 def same_state(numbers: Any, state: Any, total: Any = None) -> Any:
-    """Return the state: as a broadcast it is sent whole; as a server's step it stays as it is."""
+    """Return the state: a broadcast that sends all of it, or a server's step that does not change it."""
     return state
 
 
@@ -148,8 +148,8 @@ def local_only(model: Model, client: Any = 0.01, **options: Any) -> Algorithm:
         model: the model from which all clients start.
         client: see `fedavg`.
         options: ``epochs``, ``steps``, ``batch_size``, ``schedule`` of `fedavg`. The schedule counts the
-            rounds in which the client took part. The optimiser is initialised again in each round; one round
-            of 200 epochs is local training without interruption.
+            rounds in which the client took part. The optimiser is initialised again in each round; to avoid
+            that, run one round of many epochs.
 
     Returns:
         An algorithm whose result is `ClientModels`.
@@ -177,8 +177,8 @@ def client_accuracy(
             clients.
         labels: [examples] classes; below 0 is padding.
         clients: [examples] the client of each example; below 0 is padding.
-        own_classes: the classes that each client may predict; a client with none is always wrong. None for
-            all classes.
+        own_classes: the classes that each client may predict; a client that may predict no class is always
+            wrong. None for all classes.
         batch_size: the number of examples that are predicted at once.
 
     Returns:

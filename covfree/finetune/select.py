@@ -186,7 +186,7 @@ def select(candidates: Sequence[Algorithm], *, by: By = "errors", keep: float = 
     The errors are those of the models before the round's training. So run at least two rounds. If clients are
     sampled, sample many: only those of the last round count errors. Which examples are kept aside is decided
     as in `covfree.select`, by a hash of their features. The count is unbiased only if the initial model was
-    fitted without them too: set the labels of `covfree.kept_aside` to −1.
+    fitted without these examples: `covfree.kept_aside` finds them, and a label of −1 leaves them out.
 
     Args:
         candidates: two or more of `fedavg`, `fedprox`, `fedadam`, `fedyogi` or `fedadagrad` of one model,
@@ -197,14 +197,14 @@ def select(candidates: Sequence[Algorithm], *, by: By = "errors", keep: float = 
         keep: the share of examples that are kept aside, between 0 and 1.
 
     Returns:
-        An algorithm for `covfree.rounds.run`. Its history has ``taken``, the index of the best candidate so
-        far; ``errors`` or ``losses`` of all, means over the ``counted`` examples; and the clients' metrics,
-        medians over the candidates.
+        An algorithm for `covfree.rounds.run`. Its history has ``taken``, the index of the best candidate in
+        the round; each candidate's mean ``errors`` or ``losses``; ``counted``, the number of examples kept
+        aside; and the clients' metrics, medians over the candidates.
 
     Raises:
         TypeError: if a candidate is no algorithm.
-        ValueError: if there are fewer than two candidates, if they differ in more than numbers, are of
-            another kind, or predict no classes; or if an argument is out of range.
+        ValueError: if there are fewer than two candidates, if they differ in more than numbers, or if one is
+            another algorithm or predicts no classes; or if an argument is out of range.
 
     Source: covfree; docs/selecting.md.
     """

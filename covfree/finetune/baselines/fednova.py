@@ -16,13 +16,13 @@ from covfree.rounds.algorithm import Algorithm, ClientData
 
 
 class Update(NamedTuple):
-    """A client's upload; all of its parts are summed.
+    """A client's upload, in the symbols of `fednova`; all of its arrays are summed over clients.
 
     Attributes:
         change: w_i (x − y_i)/ℓ_i, the client's weighted change per unit of path length.
         statistics: w_i times the client's running statistics.
         weight: w_i.
-        length: w_i ℓ_i, with ℓ_i the client's path length.
+        length: w_i ℓ_i, the client's weighted path length.
     """
 
     change: Any
@@ -61,11 +61,11 @@ def fednova(
 ) -> Algorithm:
     """FedNova: average the clients' changes per unit of path length, and multiply by the mean path length.
 
-    x ← x − server(ℓ Σ w_i (x − y_i)/ℓ_i / Σ w_i), ℓ = Σ w_i ℓ_i / Σ w_i. A client's path length ℓ_i (the
-    paper's η‖a_i‖₁) is how far its optimiser moves if the gradient is always 1: K_i η for K_i steps of
-    gradient descent, longer with momentum, shorter with weight decay or a proximal term (`add_proximal`).
-    Unlike in FedAvg, clients with more steps have no larger weight. If all clients take equally many steps,
-    it is FedAvg.
+    x ← x − server(ℓ Σ w_i (x − y_i)/ℓ_i / Σ w_i) with ℓ = Σ w_i ℓ_i / Σ w_i; x, y_i and w_i are as in
+    `fedavg`. A client's path length ℓ_i (the paper's η‖a_i‖₁) is how far its optimiser moves if the gradient
+    is always 1: K_i η for K_i steps of gradient descent with rate η, longer with momentum, shorter with
+    weight decay or a proximal term (`add_proximal`). Unlike in FedAvg, clients with more steps have no larger
+    weight. If all clients take equally many steps, it is FedAvg.
 
     Args:
         model: see `fedavg`.

@@ -92,8 +92,8 @@ def log_likelihood(
 ) -> Float[Array, ""]:
     """Compute the log-likelihood of a client's prompts, given the centres from which they come.
 
-    A client has at most one prompt from centre i, with probability p_i, drawn from N(θ_i, diag σ_i²). If
-    prompt j comes from centre z_j, and no two from the same centre, the log-likelihood is
+    With probability p_i a client has one prompt from centre i, drawn from N(θ_i, diag σ_i²). If prompt w_j
+    comes from centre z_j, and no two prompts from the same centre, the log-likelihood is
 
         Σ_j [log N(w_j; θ_z, σ_z) + log p_z/(1 − p_z)] + Σ_i log(1 − p_i),
 
@@ -115,7 +115,7 @@ def log_likelihood(
 
 
 def gains(model: Model, prompts: Float[Array, "prompts dim"]) -> Float[Array, "prompts centres"]:
-    """Compute what each pair of prompt and centre adds to `log_likelihood`, up to a common constant."""
+    """Compute what each prompt would add to `log_likelihood` with each centre, up to a common constant."""
     log_deviation = _log_deviation(model, model.centres)
     scale = jnp.exp(-log_deviation)
     # Square differences: in w² − 2wθ + θ², large numbers would cancel if σ is small.
@@ -125,7 +125,7 @@ def gains(model: Model, prompts: Float[Array, "prompts dim"]) -> Float[Array, "p
 
 
 def _assigned(matrix: Any, kept: Any, open_to: Any) -> np.ndarray:
-    """Solve the assignment problem of the existing rows and columns with SciPy; other rows get −1."""
+    """Solve the assignment problem of `assign` with SciPy, for rows ``kept`` and columns ``open_to``."""
     from scipy.optimize import linear_sum_assignment
 
     rows, columns = np.flatnonzero(kept), np.flatnonzero(open_to)
@@ -147,7 +147,7 @@ def assign(
     matrix is not finite, the assignment is arbitrary.
 
     Args:
-        matrix: what each pair adds to the sum.
+        matrix: what each pair of a prompt and a centre adds to the sum.
         kept: which prompts exist; the others get −1. There must be at least as many open centres as prompts.
         open_to: which centres may be assigned.
     """
@@ -169,13 +169,13 @@ def summarise(
     At first the centres are all clients' prompts. A sweep visits the clients in turn. A client's prompts are
     assigned optimally under the present model; then Adam takes a step in all centres and networks along the
     gradient of the client's `log_likelihood`. The new pool consists of the centres to which prompts were
-    assigned in the last sweep, sorted by the number of their clients.
+    assigned in the last sweep, those with most prompts first. Centres beyond the pool's length are dropped.
 
     Args:
         table: the prompts of the first client, then of the second, …, each in the order of the pool.
         size: the number of prompts in the pool; each client sends this many.
-        used: [pool] which prompts were trained by some client, padded to the largest pool; others are left
-            out.
+        used: [pool] which prompts of the pool some client trained, padded to the largest pool. The matching
+            leaves out all other prompts.
         networks: the networks to start from.
         sweeps: passes over the clients.
         learning_rate: Adam's learning rate.

@@ -25,7 +25,7 @@ class _Numbers(NamedTuple):
 
 
 class Update(NamedTuple):
-    """The upload of a FedProto client; all of its parts are summed.
+    """The upload of a FedProto client; both arrays are summed over clients.
 
     Attributes:
         mean: class means of the client's features; 0 for a class that it lacks.
@@ -82,8 +82,9 @@ def fedcgs_personal(
 ) -> Algorithm:
     """FedCGS's personalisation: each client minimises its loss plus λ Σ_j (1/N_ij) Σ_{y = j} ‖f(x) − μ_j‖².
 
-    The class means μ_j over all clients come from the closed-form stage and stay fixed. They are downloaded
-    in each round, and clients send nothing.
+    Here f(x) are the features of an example, and N_ij is the number of client i's examples of class j. The
+    class means μ_j over all clients come from the closed-form stage and stay fixed. They are downloaded in
+    each round, and clients send nothing.
 
     The paper prints 1/N_ij before the sum over classes j; as it depends on j, it belongs inside. Then all
     classes have the same weight. For a client with n_i examples, the sum is the mean over its examples of
@@ -162,14 +163,13 @@ def fedproto(
 ) -> Algorithm:
     """FedProto: each client minimises its loss plus λ times the mean of ‖f(x) − μ_y‖² over its examples.
 
-    After training a client sends the class means of its features, and the server averages them over the
-    clients that have the class: μ_c ← Σ_k μ_kc / K_c. Models stay with the clients. In the first round there
-    are no prototypes, and the term is 0.
+    After training client k sends the class means μ_kc of its features f(x). The server averages them over the
+    K_c clients that have class c, into prototypes μ_c = Σ_k μ_kc / K_c. Models stay with the clients. In the
+    first round there are no prototypes, and the penalty is 0.
 
-    The paper writes the term with local class means, λ Σ_c ‖μ_kc − μ_c‖. Its average has both the weights
-    n_kc/N_c and a division by K_c, which would make prototypes K_c times too small. The authors' code uses
-    single examples and the plain average, as here, but also a mean over dimensions, so its λ is d times the λ
-    here.
+    The paper's penalty has local class means: λ Σ_c ‖μ_kc − μ_c‖. Its prototypes are averages with weights
+    n_kc/N_c, divided by K_c once more, and so K_c times too small. The authors' code uses single examples and
+    the plain average, as here, but also a mean over dimensions, so its λ is d times the λ here.
 
     Args:
         model: the model from which all clients start; see `fedcgs_personal`.

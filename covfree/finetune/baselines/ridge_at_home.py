@@ -23,9 +23,9 @@ from covfree.heads import with_finite_scores
 # Candidates of λ, relative to the mean squared norm of the client's features; the first one nearly keeps the
 # global head.
 RATIOS = tuple(10.0**power for power in range(4, -4, -1))
-# Errors that differ by less than this share count as equal; with one example all candidates do.
+# Errors that differ by less than this share count as equal. With one example all λ have equal errors.
 EQUAL = 1e-4
-# Clients' numbers may be at most this many times the number of clients, as each number takes a head's memory.
+# The largest client number may be this many times the count of clients; each number takes a head's memory.
 _GAPS = 2**10
 
 
@@ -42,7 +42,7 @@ def ridge_at_home(
 
         W_k = W + Fᵀ (F Fᵀ + λI)⁻¹ R.
 
-    A class that the global head lacks has W = 0 and b = 0: only clients that have the class can predict it.
+    For a class that the global head lacks, W and b are 0: only clients that have the class can predict it.
     Each client chooses from `RATIOS` the λ with the smallest leave-one-out squared error; of equal ones, the
     largest. One eigendecomposition of F Fᵀ gives these errors: the error of example i is [(F Fᵀ + λI)⁻¹R]_i /
     [(F Fᵀ + λI)⁻¹]_ii. No client sends anything, and its head does not depend on other clients' examples,

@@ -31,7 +31,7 @@ class State(NamedTuple):
 
 
 class Update(NamedTuple):
-    """A client's upload; all of its parts are summed.
+    """A client's upload; all of its arrays are summed over clients.
 
     Attributes:
         inner: FedAvg's upload with weight 1.
@@ -99,12 +99,12 @@ def _result(numbers: averaging.Numbers, state: State, memory: Any) -> Any:
 
 
 def scaffold(model: Model, client: Any = 0.01, server: Any = 1.0, **options: Any) -> Algorithm:
-    """SCAFFOLD: a client descends along g − c_i + c, with mean gradients c_i (its own) and c (all clients').
+    """SCAFFOLD: client i descends along g − c_i + c, with mean gradients c_i (its own) and c (all clients').
 
     Clients keep c_i from round to round; c_i⁺ is the mean of the gradients g of the client's steps in the
-    round. The server updates x ← x − server(mean of x − y_i) and c ← c + (1/N) Σ (c_i⁺ − c_i). All c_i and c
-    start at 0, and all clients have weight 1. The fixed point is the optimum of the mean of the clients'
-    losses, however their data differ.
+    round. The server updates its model x ← x − server(mean of x − y_i), with y_i the client's model, and
+    c ← c + (1/N) Σ (c_i⁺ − c_i) for N clients. All c_i and c start at 0, and all clients have weight 1. The
+    fixed point is the optimum of the mean of the clients' losses, however their data differ.
 
     For gradient descent c_i⁺ is the paper's option II, c_i − c + (x − y_i)/(K_i η), as x − y_i is η times the
     sum of g − c_i + c. With momentum or a schedule, x − y_i is another sum, and a c_i made from it would grow

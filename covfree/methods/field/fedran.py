@@ -68,7 +68,7 @@ def fedran(
     unless λ is large, these directions dominate the paper's head. Let R_k be the Gram matrix of client k
     minus what it sends, with trace τ_k = Σ_{j > r} s_kj², and R their sum. The error of cI, weighted by R, is
     tr R (R − cI)²; its minimum is at c = tr R² / tr R. The server does not know the cross terms tr R_k R_l
-    ≥ 0 of two clients. Without them the quotient becomes Σ τ_k c_k / Σ τ_k, a lower bound. The weights τ_k are
+    ≥ 0 of two clients. Without them the quotient is Σ τ_k c_k / Σ τ_k, a lower bound. The weights τ_k are
     not sent and are replaced by c_k, as both grow with a client's examples. In float32 the squares c_k² are
     finite for features between about 1e-9 and 1e8; beyond that an error is raised.
 
