@@ -1,4 +1,4 @@
-"""Run a site of a federation: it answers the server's messages, bytes with bytes, without network code."""
+"""Run a site of a federation: it answers the server's messages; both are bytes, so any transport will do."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ from covfree.secure.words import Words
 
 
 class _Kept(NamedTuple):
-    """The state that a site stores on disk between turns.
+    """The state that a site stores on disk between two answers.
 
     Attributes:
         before: the algorithm's memory of this client, if the site's last upload did not count.
         after: the algorithm's memory of this client, if the last upload counted.
-        turn: the turn of the last upload; −1 before the first.
-        secret: the site's client in an unfinished secure sum; empty if there is none.
+        turn: the turn of the last upload, see `Description.place`; −1 before the first.
+        secret: the saved `covfree.secure.Client` of an unfinished secure sum; empty if there is none.
         came: the numbers of the sites in the last secure sum to which this site agreed.
     """
 
@@ -77,16 +77,16 @@ class Client(Machine):
             folder: the site's own folder; nobody else may write to it.
             key: the site's private key, from `load_key`.
             features: [n, d], float32; or images if a network is trained, see `load_images`.
-            labels: [n], classes by the description's numbers; below 0 is padding.
-            uses: what made the features, from `read_site`; None asserts that it is what the description asks
-                for.
+            labels: [n], indices of the description's ``class_names``; below 0 is padding.
+            uses: extractor settings, d and class names of the data, from `read_site`; None asserts that they
+                are ``description.agreed``.
             algorithm: needed if the description names an algorithm of your own, or a network is
                 trained; see `Description.make_algorithm`.
             now: the clock, in seconds since 1970.
 
         Raises:
-            ValueError: if the site, its key, its data or what made its features do not fit the description,
-                or the folder is in use or belongs to another federation.
+            ValueError: if the site, its key, its data or ``uses`` do not fit the description, or the folder
+                is in use or belongs to another federation.
         """
         description.check_key(site, key)
         self.uses = dict(description.agreed if uses is None else uses)
@@ -173,7 +173,7 @@ class Client(Machine):
         return own, old._replace(before=before, after=after, turn=turn)
 
     def _step(self, turn: int, about: Mapping[str, Any], arrays: Mapping[str, Any]) -> tuple[Any, _Kept]:
-        """Return the answer to a step of a secure sum, and the new state; raise Refused if one was missed."""
+        """Answer a step of a secure sum, return also the new state; raise Refused if a step was missed."""
         number, step = self.description.place(turn)
         size, kept = about.get("words"), self._kept
         if type(size) is not int or size < 1:
@@ -214,7 +214,7 @@ class Client(Machine):
         return content, kept._replace(secret=b"" if step == STEPS[-1] else client.saved())
 
     def _same_came(self, kept: _Kept, arrays: Mapping[str, Any]) -> _Kept:
-        """Return ``kept`` with this sum's sites; raise Refused if they had to stay the same, but did not."""
+        """Return ``kept`` with this sum's sites; raise Refused if they changed but must not."""
         came = tuple(np.ravel(arrays.get("came", ())).tolist())
         if kept.came and kept.came != came and self._algorithm.same_clients:
             raise secure.Refused(f"came: expected the sites of the sum before, {kept.came}, got {came}")

@@ -39,9 +39,9 @@ class Description:
     """The settings of a federation. Whoever starts it writes them to a file that all machines read.
 
     Attributes:
-        algorithm: the name of a method or of an algorithm of `covfree.finetune`, perhaps with numbers, such
-            as ``"fedcof-refined:rounds=3"`` or ``"fedadam"``, which trains from a linear head of zeros. Among
-            methods joined by "or", ``"fedcof-or-fedncm"``, the sites choose one, as `covfree.select` does.
+        algorithm: the name of a method or of an algorithm of `covfree.finetune`, perhaps with arguments, such
+            as ``"fedcof-refined:rounds=3"`` or ``"fedadam"``, which trains from a linear head of zeros. If
+            methods are joined by "or" (``"fedcof-or-fedncm"``), sites choose one, as `covfree.select` does.
         class_names: [C], the names of the classes, in the order of their labels.
         dim: d, the dimension of features before the method's own feature map.
         sites: the public key of each site, by its name; see `new_key`. A site's number is its index among the
@@ -62,9 +62,9 @@ class Description:
             extractor's network (``"backbone"``) or ``"all"``.
         judge_sites: whether to leave out sites whose class means fail `covfree.diagnose_sites`.
         seed: the seed of all random draws.
-        sums: how single uploads are hidden from the server, which then sees only their sum. All uploads must
-            be sums, of three sites or more, and each round takes the steps of `covfree.secure`. None if the
-            server sees the uploads.
+        sums: how single uploads are hidden from the server, which then sees only their sum. That needs an
+            algorithm whose uploads are sums, and three sites or more; each round takes the steps of
+            `covfree.secure`. None if the server sees the uploads.
         private: the privacy promise, if sites add noise to their sums, or in training to their updates; it
             needs ``sums``. None without noise.
         run: a text that distinguishes federations with equal settings, such as the date or random characters.
@@ -169,7 +169,7 @@ class Description:
         return ("answer",) if self.sums is None else STEPS
 
     def place(self, turn: int) -> tuple[int, str]:
-        """Return the round and the step of a turn; turns count the steps of all rounds, from 0."""
+        """Return the round and the step of a turn: the number of a step, counted over all rounds, from 0."""
         number, step = divmod(turn, len(self.steps))
         return number, self.steps[step]
 
@@ -200,7 +200,7 @@ class Description:
 
     @property
     def agreed(self) -> dict[str, Any]:
-        """The settings that a site's features must have: dimension, extractor, classes; see `differences`."""
+        """The settings of all sites' features: d, extractor and class names; see `differences`."""
         return {"dim": self.dim, **self.extractor, "class_names": list(self.class_names)}
 
     @property

@@ -38,7 +38,7 @@ class Receipt(NamedTuple):
 
 
 def check_federation(about: Mapping[str, Any], theirs: Any, description: Description) -> None:
-    """Raise Refused unless a signed message belongs to this federation; the error names the differences."""
+    """Raise Refused if a message is of another federation, or the sender's settings ``theirs`` differ."""
     texts = differences(description.agreed, theirs if isinstance(theirs, dict) else {})
     if (found := about.get("federation")) != description.identity:
         texts = [f"federation: expected {description.identity[:12]}…, got {str(found)[:12]}…", *texts]
@@ -95,10 +95,10 @@ class _Messages(Mapping[str, Message]):
 def judge(
     sites: list[str], read: Callable[[str], Message], algorithm: Algorithm, description: Description
 ) -> tuple[dict[str, str], str | None]:
-    """Return the reason for each site whose class rows are to be set aside; see `covfree.collect`.
+    """Return, for each site whose class rows are to be set aside, the reason; see `covfree.collect`.
 
-    The second result says how many sites were judged by their class means, and how many failed; None if the
-    description asks for no judgement.
+    The second result is a text: how many sites were judged by their class means, and how many failed; None if
+    the description asks for no judgement.
     """
     method = algorithm.params.method
     # Do not bound norms if clients send solutions, as AFL's do: features' norms do not bound their matrices.

@@ -108,7 +108,7 @@ def check_own(sites: Mapping[str, str], site: str, key: Any) -> None:
     if site not in sites:
         raise ValueError(f"site: expected one of {', '.join(sites)}, got {site!r}")
     if public_key(key) != sites[site]:
-        # The files of a private and of a public key both contain 64 digits, so say if they were confused.
+        # Private and public keys are both files of 64 digits, so say if they were confused.
         what = "its public key" if bytes.fromhex(sites[site]) == key.private_bytes_raw() else "another"
         raise ValueError(f"key: expected the private key of {site!r} in the description, got {what}")
 
@@ -128,8 +128,8 @@ def unseal(data: bytes, keys: Mapping[str, str]) -> Opened:
     """Check a message's signature, and read it.
 
     Raises:
-        Refused: if it is cut short or no message, its sender has no key, or the signature does not match the
-            key.
+        Refused: if it is cut short or is no message, its sender has no key in ``keys``, or the signature does
+            not match that key.
     """
     about, header, length, file = _parts(data)
     sender = about.get("sender")

@@ -26,10 +26,10 @@ Say = Callable[[str], None]
 class Folder:
     """The layout of a shared folder; every file in it is written atomically.
 
-    ``federation.json`` is the description. ``asks/`` has the server's broadcasts, one for each round;
-    ``answers/`` has a folder for each round, with a file from each site; ``end.message`` is the last
-    broadcast, and ``stop.message`` says why the server stopped before it. Files that others wrote are read
-    without following links, up to the description's ``max_bytes``.
+    ``federation.json`` is the description. ``asks/`` has the server's broadcast of each turn (a step of a
+    round, see `Description.place`). ``answers/`` has a folder for each turn, with a file from each site.
+    ``end.message`` is the last broadcast; ``stop.message`` says why the server stopped before its end. Files
+    that others wrote are read without following links, up to the description's ``max_bytes``.
     """
 
     def __init__(self, path: str | PathLike[str]) -> None:
@@ -101,7 +101,7 @@ class Folder:
         return data
 
     def asked(self) -> Opened | None:
-        """Return the broadcast of the latest round that the server signed; None if there is none."""
+        """Return the server's latest broadcast with a valid signature; None if there is none."""
         for path in reversed(_new(self.path / "asks", {})):
             with suppress(OSError, Refused):
                 return unseal(self.read(path), {SERVER: self.description.server})
@@ -130,7 +130,7 @@ def serve(
 
     Raises:
         TooFew: if a round closed with too few answers; another call opens it again.
-        Stopped: if the message of `stopping` arrived meanwhile.
+        Stopped: if a message of `stopping` appeared in the folder meanwhile.
     """
     folder.stop.unlink(missing_ok=True)
     try:
@@ -150,7 +150,7 @@ def _serve(
     sites, named = server.description.sites, server.description.named
     while not server.finished:
         turn = server.turn
-        # If the deadline passed while the server was down, close the round, or else open it again.
+        # If the deadline passed while the server was down, close the round, or reopen it for more answers.
         if not (server.is_over and _closes(server)):
             folder.put(folder.ask(turn), server.open())
             until = "all sites answer" if server.expires is None else clock(server.expires)

@@ -1,4 +1,4 @@
-"""Define what server and sites have in common: a description, a key, pure steps, and a locked folder."""
+"""Define what server and sites share: a description, a key, an algorithm's steps, and a locked folder."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SUFFIX = ".message"
 
 
 class Machine:
-    """A server or site, whose state is in a folder. The folder is locked until the ``with`` block ends.
+    """A server or a site. Its folder, which holds its state, is locked until the ``with`` block ends.
 
     Attributes:
         description: the federation.

@@ -14,7 +14,7 @@ from covfree.rounds.from_method import as_algorithm
 
 
 def method_named(text: str) -> Method[Any] | None:
-    """Make the method of a name such as ``"fedcof:shrinkage=0.1"``; None if it is no name of a method."""
+    """Make the method with a name such as ``"fedcof:shrinkage=0.1"``; None if no method has this name."""
     from covfree.methods import registry
     from covfree.studies.known import JOINT
     from covfree.studies.names import parsed
@@ -33,7 +33,10 @@ def method_named(text: str) -> Method[Any] | None:
 def algorithm_named(
     text: str, dim: int, num_classes: int, train: str, network: Any, *, sums: bool
 ) -> Algorithm:
-    """Make the algorithm of a name: a method, or one of `covfree.finetune`, from a linear head of zeros."""
+    """Make a named algorithm: a method, or one of `covfree.finetune`, from a linear head of zeros.
+
+    ``train`` is that of `Description`; with ``sums``, a method's uploads must be sums.
+    """
     from covfree.finetune import linear_model, network_model
     from covfree.finetune import registry as trained
     from covfree.methods import registry

@@ -98,7 +98,7 @@ class PrivateSums:
         """Make the private form of a method; see `covfree.privacy.private`.
 
         Raises:
-            ValueError: if a number is out of range, or more sites should be honest than are sure to answer.
+            ValueError: if a number is out of range, or ``honest`` is above ``fewest``, as in `Description`.
         """
         return private(
             method,
@@ -116,13 +116,13 @@ class PrivateSums:
 
 
 class _State(NamedTuple):
-    """The server's state: the noisy totals so far; the shapes are the same in all rounds.
+    """The server's state: the noisy totals so far. Its arrays have the same shapes in all rounds.
 
     Attributes:
-        kind: the index in `_KINDS` of the sums that are asked for next, or were last.
+        kind: the index in `_KINDS` of what sites upload in the next round, or uploaded in the last.
         noises: [rounds] how many shares of noise each total has; 0 if the total is still to come.
         first: [C, d + 2], the first total.
-        second: [numbers] the second total, padded to the length of the longer kind.
+        second: [n], the second total, flat, padded to the length of the longer kind of upload.
     """
 
     kind: AnyArray
@@ -147,13 +147,13 @@ class PrivateSteps:
         self._sums, self._matrix = (num_classes, mapped + 2), (mapped * (mapped + 1) // 2,)
 
     def start(self) -> tuple[_State, Any]:
-        """Return the server's first state, and a site's first memory (sites remember nothing)."""
+        """Return the server's first state, and a site's memory, which stays empty."""
         longest = max(self._sums[0] * self._sums[1], *self._matrix)
         noises, second = np.zeros(len(self.made.grids), np.int32), np.zeros(longest, np.int64)
         return _State(np.zeros((), np.int32), noises, np.zeros(self._sums, np.int64), second), ()
 
     def broadcast(self, state: _State) -> AnyArray:
-        """Return the kind of sums that the server asks for."""
+        """Return the state's ``kind``, which tells sites what to upload."""
         return state.kind
 
     def sent_form(self, state: _State) -> AnyArray:
@@ -180,7 +180,7 @@ class PrivateSteps:
         return Upload(number, 0, [own.values, np.asarray(own.noises, np.int64)], []), memory
 
     def serve(self, state: _State, total: Any) -> tuple[_State, bool]:
-        """Return the server's next state; the first total decides the second kind."""
+        """Return the server's next state, and True; the first total decides what sites upload next."""
         values, noises = (np.asarray(part) for part in total)
         counted = np.array(state.noises)
         turn = int((counted > 0).sum())
@@ -212,7 +212,7 @@ class PrivateSteps:
 
 @dataclass(frozen=True)
 class Exact:
-    """Encodes 64-bit integers as words by their bits, without scaling; see `covfree.secure.FixedPoint`."""
+    """Encodes 64-bit integers as words with the same bits, in place of `covfree.secure.FixedPoint`."""
 
     num_clients: int = 2**63
     rounds: int | None = None

@@ -190,7 +190,7 @@ class Server(Standing):
             self._form, self._sums = None, None
 
     def _too_few(self, sites: list[str]) -> str:
-        """Return a text that says which answers are expected instead; "" if these are enough."""
+        """Return a text that says which answers are needed; "" if those of ``sites`` are enough."""
         if self.description.sums is not None:
             if first := self._same.difference(sites):
                 return f"the same sites as in the first round, so {', '.join(sorted(first))} too"
@@ -199,7 +199,7 @@ class Server(Standing):
         return "" if len(sites) >= fewest else f"answers of {fewest} sites at least, got {len(sites)}"
 
     def _total(self, sites: list[str]) -> tuple[Any, list[str], int]:
-        """Return the sum of the uploads (None before the last step), their sites, and their turn."""
+        """Return the uploads' sum (None before a secure sum's last step), their sites, and their turn."""
         form, names = self._expected(), list(self._numbers)
         if self.description.sums is None:
             examples = {self._numbers[site]: self.taken[site] for site in sites}

@@ -1,4 +1,4 @@
-"""Read a site's examples, and the settings that made their features, which all sites must share."""
+"""Read a site's examples, and the settings of its features, which all sites must share."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from covfree.deployment.description import Description
 from covfree.deployment.differences import differences
 from covfree.rounds.algorithm import Algorithm
 
-# Fields of a feature file's key that describe its own examples, and so differ between sites.
+# Entries of a feature file's ``key`` that describe its examples, and so differ between sites.
 _OWN = ("images", "texts")
 
 
@@ -28,8 +28,8 @@ class Site(NamedTuple):
 
     Attributes:
         features: [n, d] float32, or images.
-        labels: [n], by the description's numbers.
-        uses: the settings that made the features, for `differences`.
+        labels: [n], as in the file: indices of ``uses["class_names"]``.
+        uses: d, extractor settings and class names; `Client` requires that they equal `Description.agreed`.
     """
 
     features: np.ndarray
@@ -38,7 +38,7 @@ class Site(NamedTuple):
 
 
 def extractor_in(path: str | PathLike[str]) -> dict[str, Any]:
-    """Read from a file of ``covfree extract`` what made its features, their size d, and the class names.
+    """Read d, the extractor settings and the class names from a file of ``covfree extract``.
 
     Raises:
         ValueError: if the file does not contain features and labels.
@@ -50,8 +50,8 @@ def extractor_in(path: str | PathLike[str]) -> dict[str, Any]:
 def read_site(path: str | PathLike[str], description: Description) -> Site:
     """Read a site's training examples: all except those that the file marks as its test part.
 
-    If a file has no class names, its labels count as the description's numbers; this is allowed only in a
-    federation without an extractor.
+    If a file has no class names, its labels count as indices of ``description.class_names``; this is allowed
+    only in a federation without an extractor.
 
     Raises:
         ValueError: if the file does not contain features and labels.

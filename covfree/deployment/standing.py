@@ -20,8 +20,8 @@ class Standing(Machine):
     """The server's state, loaded from its folder.
 
     Attributes:
-        turn: the open round, or the next one, from 0; with secure sums, the step of a round, see
-            `Description.place`.
+        turn: the number of the open round, or of the next, from 0; with secure sums, of a step of a round,
+            see `Description.place`.
         history: a record for each closed round: which sites counted, which were set aside at its end and
             why, how many sites were judged by their class means, and how many bytes were sent.
         stopped: why the federation ended before its last round; None if it did not.
@@ -98,7 +98,7 @@ class Standing(Machine):
         self._sums: Sums | None = None
         self.turn, self.stopped, self._items = 0, None, list[list[int]]()
         self.history = list[dict[str, Any]]()
-        # The last round in which each site's upload counted; it tells the site which memory to use.
+        # The last turn in which each site's upload counted; it tells the site which memory to use.
         self._counted = np.full(len(self._numbers), -1, np.int32)
         self._form: Parts | None = None
         self._state, _ = self._steps.start()

@@ -1,7 +1,7 @@
 """Compute the steps of a client, and those of the server from stored uploads, as pure functions.
 
-Both call the functions of the simulation, `covfree.rounds.cohort`, in the same order. So a federation of
-machines and `covfree.rounds.run` have the same result to the bit.
+They call the functions of the simulation, `covfree.rounds.cohort`, in the simulation's order. So a federation
+of machines and `covfree.rounds.run` have the same result to the bit.
 """
 
 from __future__ import annotations
@@ -118,7 +118,7 @@ class Steps:
         """Compute a client's part of a round, as the simulation does, in a cohort of this client alone."""
         # Add a row for a client without examples, as a table must not be empty.
         features, labels = (x if len(x) else np.zeros((1, *x.shape[1:]), x.dtype) for x in (features, labels))
-        # Pad `order` to the length of `labels`: then clients with as many rows share a compiled function.
+        # Pad `order` to the length of `labels`: then clients with equal numbers of rows share a compilation.
         own, order = np.flatnonzero(labels >= 0), np.zeros(len(labels), np.int32)
         order[: len(own)] = own
         client, start, sizes = (jnp.asarray([x], jnp.int32) for x in (number, 0, len(own)))
@@ -153,7 +153,7 @@ class Steps:
         return zeros_of(one, state)
 
     def skeleton(self, items: Sequence[Sequence[int]]) -> Any:
-        """Return a state of zeros, with the structure and shapes of the state after some rounds."""
+        """Return zeros shaped as the state after ``len(items)`` rounds; ``items[r]`` has tables' lengths."""
         if not self._skeletons:
             self._skeletons.append(zeros_of(lambda: self.start()[0]))
         if self.algorithm.rounds is None:
@@ -191,7 +191,7 @@ class Steps:
         return Upload(number, examples, [arrays[f"sum.{i}"] for i in range(len(form.sums))], tables)
 
     def total(self, examples: Mapping[int, int], load: Callable[[int], Upload], form: Parts) -> Any:
-        """Add uploads, each read once, and rebuild the total in the algorithm's own types.
+        """Add the uploads of the clients in ``examples``, each read once, and rebuild the algorithm's types.
 
         Sums are added as in the simulation: clients are grouped by padded size, and each group has its own
         compensated sum, in which larger clients come first. Tables are in the order of the clients' numbers.

@@ -17,15 +17,15 @@ from covfree.secure.words import Words
 
 Arrays = Mapping[str, np.ndarray]
 Part = TypeVar("Part", Advert, Agreed)
-# The ends of an advert's two keys, commitment and signature in its bytes; the lengths in bytes of a box (two
-# shares and the cipher's tag) and of a signature.
+# Offsets in an advert's bytes where its sealing key, masking key, commitment and signature end; the length of
+# a box (two shares and the cipher's tag), and that of a signature.
 _ADVERT, _BOX, _SIGNATURE = (32, 64, 96, 160), 2 * SHARE + 16, 64
 
 
 def answer(
     step: str, client: secure.Client, number: int, asked: Arrays, words: Callable[[], Words]
 ) -> dict[str, np.ndarray]:
-    """Compute a site's answer to a step's broadcast, whose arrays are ``asked``.
+    """Compute the answer of site ``number`` to a step's broadcast, whose arrays are ``asked``.
 
     Raises:
         Refused: (of `covfree.secure`) if the site must not answer, or the broadcast has wrong arrays.
@@ -53,7 +53,7 @@ class SecureSums:
         neighbours: the number of other sites with which each site shares masks, an even number; None for all.
         threshold: how many of a site's neighbours must stay to the end; None for the smallest number above
             half.
-        holders: for a method, how many sites must at least hold a class for it to be summed; see
+        holders: for a method, the least number of sites with examples of a class for it to be summed; see
             `covfree.secure.common_classes`. None sums every class.
 
     Raises:
@@ -136,7 +136,7 @@ class Sums:
             self._server.take_opened(Opened(site, _shares_of(arrays, "seed"), _shares_of(arrays, "key")))
 
     def too_few(self, step: str, sites: Collection[int]) -> str:
-        """Return a text that says which answers are expected instead; "" if the sum can still be computed."""
+        """Return a text that says which answers are needed; "" if the answers of ``sites`` are enough."""
         own, needed = self.session, self.session.least
         # If all sites share masks, the quorum is t + 1: each site and t neighbours.
         if step in STEPS[2:] or own.degree == len(own.identities) - 1:
@@ -160,14 +160,14 @@ class Sums:
 
 
 def _one(name: str, parts: Sequence[Part], site: int) -> Part:
-    """Return the only part of an answer; raise Refused if there are others, or it names another site."""
+    """Return the only element of ``parts``; raise Refused unless there is just one, sent by ``site``."""
     if [each.sender for each in parts] != [site]:
         raise secure.Refused(f"{name}: expected one, of client {site}")
     return parts[0]
 
 
 def _table(arrays: Arrays, name: str, width: int, *numbers: str) -> tuple[list[tuple[int, ...]], list[bytes]]:
-    """Read a table of bytes: return the client numbers of each row, and the bytes of each row."""
+    """Return each row's entries in the arrays called ``numbers``, and its bytes in the array ``name``."""
     rows = arrays.get(name)
     if rows is None or rows.dtype != np.uint8 or rows.ndim != 2 or rows.shape[1] != width:
         got = None if rows is None else f"{rows.dtype}{list(rows.shape)}"
