@@ -45,7 +45,7 @@ def test_fit_is_that_of_covfree_and_parts_add_up(name):
     np.testing.assert_allclose(model.predict_proba(FEATURES), jax.nn.softmax(expected), atol=1e-4)
     parts = FederatedDiscriminant(method)
     if not method.one_shot:
-        with pytest.raises(ValueError, match="expected one of a single message"):
+        with pytest.raises(ValueError, match="expected one whose clients send a single message"):
             parts.partial_fit(FEATURES, NAMES, ["a", "b", "c"])
         return
     # Parts cut groups.

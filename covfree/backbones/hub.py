@@ -167,7 +167,7 @@ def _commit_now(hub: Any, repository: str, revision: str | None) -> str:
     try:
         commit = hub.HfApi().model_info(repository, revision=revision, timeout=_TIMEOUT).sha
     except (OSError, ValueError, errors.HTTPError) as error:
-        return f"which commit it is now cannot be found out: {_reason(error)}"
+        return f"its present commit could not be looked up: {_reason(error)}"
     return f"it is now {repository}@{commit}"
 
 

@@ -85,8 +85,8 @@ def check(features: Any, labels: Any, clients: Any = None, *, num_classes: int |
     largest = max(float(np.abs(np.asarray(features[part])).max(initial=0)) for part in parts)
     if 0 < largest < _least(features):
         raise ValueError(
-            f"features: expected numbers of at least {_least(features):.0e}, as arithmetic takes smaller "
-            f"ones for 0, got at most {largest:.0e}; multiply all by one number, the same at all clients"
+            f"features: expected numbers of at least {_least(features):.0e}, as smaller ones underflow to 0, "
+            f"got {largest:.0e} as the largest; multiply all by one number, the same at all clients"
         )
 
 
@@ -120,8 +120,8 @@ def check_example_structure(features: Any, labels: Any = None, clients: Any = No
             hint = ""
             if _dtype(array).kind in "USOT":
                 hint = (
-                    f"; number names first: np.unique({name}, return_inverse=True)[1] of all {name}, not of "
-                    "one part, so that a name has one number everywhere"
+                    f"; convert names to numbers by np.unique({name}, return_inverse=True)[1], over all "
+                    f"{name} at once, so that the same name always has the same number"
                 )
             raise TypeError(f"{name}: expected integers, got {_dtype(array)}{hint}")
         if np.shape(array) != shape[:1]:
@@ -226,8 +226,8 @@ def check_means(means: Any, counts: Any, *_: Any, **__: Any) -> None:
         raise TypeError(f"counts: expected numbers, got {_dtype(counts)}")
     if np.ndim(means) != 2 or np.shape(counts) != np.shape(means)[:1]:
         raise ValueError(
-            f"means: expected [rows, dim] with counts [rows], got {list(np.shape(means))} with "
-            f"{list(np.shape(counts))}; the function describes one class, vmap batches it"
+            f"means: expected [rows, dim] with counts [rows] of one class, got {list(np.shape(means))} with "
+            f"{list(np.shape(counts))}; use jax.vmap for several classes"
         )
     if is_traced(counts):
         return
@@ -247,7 +247,7 @@ def check_integers(name: str, values: Any, minimum: int) -> np.ndarray:
     """Convert integers to a 1-D NumPy array; raise an error if one is below ``minimum``, or there is none."""
     array = np.asarray(values)
     if array.ndim != 1 or array.size == 0:
-        raise ValueError(f"{name}: expected one for each example, got shape {list(array.shape)}")
+        raise ValueError(f"{name}: expected shape [examples], not empty, got {list(array.shape)}")
     if not _holds(array.dtype, "integers"):
         raise TypeError(f"{name}: expected integers, got {array.dtype}")
     row = int(array.argmin())
@@ -286,8 +286,8 @@ def _check_number(name: str, value: Any) -> None:
 def _check_single(name: str, value: Any, expected: str) -> None:
     if np.ndim(value):
         raise TypeError(
-            f"{name}: expected {expected}, got an array of shape {list(np.shape(value))}; to sweep it, make "
-            "what takes it inside a function, for jax.vmap"
+            f"{name}: expected {expected}, got an array of shape {list(np.shape(value))}; for several "
+            "values, apply jax.vmap to a function that builds the object from one value"
         )
 
 

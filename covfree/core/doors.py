@@ -157,12 +157,12 @@ def finite(head: AnyHead) -> AnyHead:
             place = tuple(int(i) for i in np.argwhere(~np.isfinite(values))[0])
             raise ValueError(
                 f"head: holds {values[place]} in {jax.tree_util.keystr(path).lstrip('.')} of shape "
-                f"{list(values.shape)} at {place}; expected finite numbers. Either the features' scale "
-                f"is too large for sums of squares in {values.dtype} (multiply all features by one number, "
-                "the same at all clients), or what clients sent is no sum of squares where one is "
-                "expected, or a covariance is singular, which shrinkage above 0 mends (a number or 'auto': "
-                "without a class of two rows a share of the variance is 0), and for a covariance of each "
-                "class's own also a prior above 0"
+                f"{list(values.shape)} at {place}; expected finite numbers. Possible causes: (1) sums of "
+                f"squares of features overflow or underflow in {values.dtype}: multiply all features by one "
+                "number, the same at all clients; (2) a covariance is singular: set shrinkage to a number "
+                "above 0 or 'auto' (a share such as '10%' is 0 if no class has two rows), and for a head with "
+                "a covariance for each class also a prior above 0; (3) a client sent a matrix or variances "
+                "that are not positive semi-definite"
             )
     return head
 

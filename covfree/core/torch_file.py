@@ -157,8 +157,8 @@ class _Reader(pickle.Unpickler):
             # A new function each time: a pickle may set attributes of a shared one.
             return _REBUILD[name]()
         raise _WrongFile(
-            f"path: {self._path}: the file names {module}.{name}, which is no part of a tensor; refused "
-            "(nothing of the file was run)"
+            f"path: {self._path}: expected tensors alone, got {module}.{name}; the file was not loaded, "
+            "and no code in it was run"
         )
 
     def persistent_load(self, pid: Any) -> _Storage:

@@ -51,7 +51,7 @@ def layout_of(method: Method[Any]) -> Layout:
         return Layout(True, option(method.summary.make, "covariance"), False)
     raise ValueError(
         f"method: expected one whose clients send sums, or one row for each class, got {method.name!r}: "
-        "parts of a client's examples do not add up to what it sends; use covfree.fit"
+        "what its clients send is no sum over their examples; use covfree.fit"
     )
 
 

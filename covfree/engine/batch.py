@@ -193,7 +193,8 @@ def solve_message(method: Method[H], message: Message, *, num_classes: int, judg
         )
     if message.solved:
         raise ValueError(
-            "message: expected one that was collected, as solutions are not means; got solved = True"
+            "message: expected collect(...).message, in which ridge solutions are converted to class means; "
+            "got a client's message of ridge solutions (solved = True)"
         )
     method.check_sends(message.sends)
     count = message.rows.count

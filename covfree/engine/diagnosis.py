@@ -202,9 +202,9 @@ def _of_covariance(found: Diagnosis) -> str:
     exact = " Fed3R and refinement (covfree.refined) need no estimate." if found.error > _UNRELIABLE else ""
     return (
         f"The covariance rests on {found.degrees:.0f} degrees of freedom, for an effective rank of "
-        f"{found.effective_rank:.0f}: its expected relative error is {100 * found.error:.0f} %. To halve "
-        f"that takes four times as many, about {more} more: from four times the clients, or as many more "
-        f"means of subsets from each.{exact}"
+        f"{found.effective_rank:.0f}: its expected relative error is {100 * found.error:.0f} %. Halving "
+        f"the error needs four times the degrees of freedom, about {more} more: from four times the clients, "
+        f"or from more subset means of each client.{exact}"
     )
 
 
@@ -249,12 +249,14 @@ def _of_shift(found: Diagnosis) -> str:
             return text + "."
         amount = f"about {100 * hidden:.0f} %" if np.isfinite(hidden) else "many times"
         return (
-            f"{text}, but these means are too few to show it if differences of clients made the "
-            f"variances {amount} too large; the error above leaves those out. Two subset means a class would "
-            "tell, and Fed3R and refinement (covfree.refined) do not depend on it."
+            f"{text}, but these means are too few to show it even if differences between clients made the "
+            f"estimated variances {amount} too large; the expected error above does not include this. Two "
+            "subset means of each client and class would show it; Fed3R and refinement (covfree.refined) are "
+            "not affected."
         )
     amount = f"about {100 * share:.0f} %" if np.isfinite(share) else "mostly the differences of clients, and"
     return (
         f"Clients' features differ (p = {found.shift.p_value:.2g}): estimated from one mean a class, the "
-        f"variances are {amount} too large. Those of fedcof_residuals and fedcof_components are not."
+        f"variances are {amount} too large. fedcof_residuals and fedcof_components estimate variances "
+        "without these differences."
     )

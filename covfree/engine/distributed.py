@@ -185,7 +185,11 @@ def _columns_of(
     if not clients_needed and columns[2] == _COLUMNS[2] and columns[2] not in known:
         columns = (*columns[:2], None)
     if missing := [name for name in columns if name is not None and name not in known]:
-        needed = "the method tells clients apart" if clients_needed else "None takes no clients"
+        needed = (
+            "the method needs the client of each example"
+            if clients_needed
+            else "give None in its place for shards without clients"
+        )
         hint = f"; {needed}" if missing[0] == columns[2] else ""
         raise KeyError(f"columns: expected {missing[0]!r} in each shard, got one of {sorted(known)}{hint}")
     return [None if name is None else _array(found[name]) for name in columns]

@@ -25,8 +25,8 @@ def _check_structure(head: Any, features: Any, labels: Any) -> None:
     shape, axes = np.shape(features), np.ndim(labels)
     if axes > 1 and shape[:axes] == np.shape(labels):
         raise ValueError(
-            f"features: expected one axis of examples, got {list(shape)} with labels "
-            f"{list(np.shape(labels))}; put all examples one below the other"
+            f"features: expected [examples, dim] with labels [examples], got {list(shape)} with labels "
+            f"{list(np.shape(labels))}; reshape to a single axis of examples"
         )
     check_example_structure(_ones(shape), labels)
 

@@ -40,7 +40,10 @@ def as_matrix_shrinkage(shrinkage: Scalar | str | Shrinkage) -> Shrinkage:
     """Convert to a rule, as `as_shrinkage`; raise if it needs single rows, which the server lacks."""
     rule = as_shrinkage(shrinkage)
     if rule.needs_rows:
-        raise ValueError("shrinkage: the rule looks at single rows, which class covariances do not hold")
+        raise ValueError(
+            "shrinkage: expected a rule that needs only covariances, got one that needs the rows themselves, "
+            "such as ledoit_wolf()"
+        )
     return rule
 
 

@@ -63,8 +63,8 @@ def as_optimiser(name: str, optimiser: Any) -> Optimiser:
                 # Numbers are traced, so a flag or a schedule would fail deep inside optax.
                 if isinstance(leaf, bool) or callable(leaf):
                     raise TypeError(
-                        f"{name}: expected numbers in the Partial, got {where}={number!r}; write "
-                        "Partial(functools.partial(optimiser, …), …) with what is none in the inner one"
+                        f"{name}: expected only numbers in the Partial, got {where}={number!r}; bind a flag "
+                        "or a schedule by functools.partial first: Partial(functools.partial(optimiser, …), …)"
                     )
                 if not is_traced(leaf) and not np.isfinite(leaf).all():
                     raise ValueError(
@@ -75,8 +75,9 @@ def as_optimiser(name: str, optimiser: Any) -> Optimiser:
         return Optimiser((), _Fixed(optimiser))
     if callable(optimiser):
         raise TypeError(
-            f"{name}: expected an optax transformation or a learning rate, got {optimiser!r}; call what "
-            "makes a transformation, put a schedule into one, such as optax.sgd(schedule)"
+            f"{name}: expected an optax transformation or a learning rate, got {optimiser!r}; call a "
+            "function that makes a transformation, as in optax.adam(0.01), and pass it a schedule, as in "
+            "optax.sgd(schedule)"
         )
     return Optimiser((check_strength(name, optimiser),), optax.sgd)
 
@@ -229,8 +230,9 @@ class Training:
             loss = model.loss(scores, labels)
             if jnp.shape(loss) != labels.shape[:1]:
                 raise ValueError(
-                    f"loss: expected {list(labels.shape[:1])}, a number for each example, got "
-                    f"{list(jnp.shape(loss))}; the mean is taken of those that are no padding"
+                    f"loss: expected shape {list(labels.shape[:1])}, one number for each example, got "
+                    f"{list(jnp.shape(loss))}; do not average it: examples may be padding, which the mean "
+                    "must leave out"
                 )
             if penalty is not None:
                 loss += penalty(features, labels)

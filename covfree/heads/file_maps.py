@@ -61,8 +61,8 @@ def read_map(arrays: dict[str, np.ndarray], size: int, network: Any = None) -> t
         same = stored.shape == drawn.shape and stored.dtype.kind == np.dtype(drawn.dtype).kind
         if not same or not np.allclose(stored, drawn, rtol=1e-5, atol=1e-6):
             raise ValueError(
-                f"map_{name}: expected what seed {feature_map.seed} draws with this version of jax; the file "
-                "is of another version, or was altered"
+                f"map_{name}: expected the numbers that seed {feature_map.seed} gives in this version of "
+                "jax, got others; the file was written with another version, or altered"
             )
     return feature_map, dim
 
@@ -92,7 +92,8 @@ def leaves_of(tree: Any, prefix: str) -> dict[str, np.ndarray]:
     for path, leaf in jax.tree_util.tree_flatten_with_path(tree)[0]:
         name = prefix + jax.tree_util.keystr(path, simple=True, separator="/")
         if name in found or not (isinstance(leaf, (bool, int, float)) or hasattr(leaf, "__array__")):
-            raise TypeError(f"head: expected arrays of a name each, got {name}: {type(leaf).__name__}")
+            kind = "two leaves of that name" if name in found else type(leaf).__name__
+            raise TypeError(f"head: expected leaves that are arrays with distinct names, got {name}: {kind}")
         found[name] = plain(leaf)
     return found
 

@@ -116,7 +116,7 @@ class Method(Generic[H]):
         if not self.one_shot:
             more = len(self.rounds) - self.message_rounds
             raise ValueError(
-                f"method: expected one of a single message from each client, got {self.name!r}, whose "
+                f"method: expected one whose clients send a single message each, got {self.name!r}, whose "
                 f"clients send sums in {more} round{'s' * (more > 1)}; use covfree.fit, or "
                 "covfree.rounds.as_algorithm and run"
             )

@@ -122,9 +122,9 @@ def dense(terms: Any) -> Any:
     def one(term: Any) -> Any:
         if isinstance(term, Table):
             raise ValueError(
-                "method: expected one with totals of fixed size, got one that keeps all rows; hold them in "
-                "memory and call solve_rows, or give each Student head, also among candidates of select, a "
-                "rank: covfree.student(rank=16)"
+                "method: expected one with totals of fixed size, got one that keeps all rows; either "
+                "hold the rows in memory and call solve_rows, or set a rank in each Student head, those in "
+                "select included: covfree.student(rank=16)"
             )
         return Scatter.from_matrix(symmetric_product(term.value)) if isinstance(term, Factor) else term
 

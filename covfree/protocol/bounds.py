@@ -135,8 +135,8 @@ class Limits:
             if (excess > 1).any():
                 row = int(np.argmax(excess))
                 return (
-                    f"mean: a row of class {size.label[row]} is of features of norm "
-                    f"{size.square[row] ** 0.5:.4g} on average; expected at most {self._row.root()}; "
+                    f"mean: a row of class {size.label[row]} implies features with a root-mean-square norm "
+                    f"of {size.square[row] ** 0.5:.4g} or more; expected at most {self._row.root()}; "
                     "see max_norm"
                 )
             if (whole := float(size.square @ size.number)) > self._squares.most:

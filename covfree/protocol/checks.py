@@ -240,8 +240,8 @@ def has_bounded_norms(letter: Letter) -> None:
     if wrong.any():
         row = int(np.argmax(wrong))
         raise ValueError(
-            f"mean: row {row} (class {label[row]}) is of features of norm "
-            f"{np.sqrt(squares[row] / count[row]):.7g} on average; expected at most max_norm = {most:.7g}"
+            f"mean: row {row} (class {label[row]}) implies features with a root-mean-square norm of "
+            f"{np.sqrt(squares[row] / count[row]):.7g} or more; expected at most max_norm = {most:.7g}"
         )
     vectors = np.zeros(len(count), bool) if rows.sketch is None else np.asarray(rows.sketch)
     sums = {"mean: residual directions have squares that sum to": squares[vectors].sum()}

@@ -87,8 +87,8 @@ def _of_class(collected: Collected, client: Hashable, mine: np.ndarray, label: i
     directions = rows.sketch is not None and np.asarray(rows.sketch)[mine].any()
     if collected.message.matrix is not None or directions:
         raise ValueError(
-            "label: expected none, as what the client sent mixes its classes; forget the client, and "
-            "let it send again without the class"
+            "label: expected None, as the client sent sums over all its classes; forget the whole client, "
+            f"and let it send again without the class; got {label}"
         )
     labels = np.asarray(rows.label)
     if not (mine & (labels == label)).any():

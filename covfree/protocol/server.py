@@ -184,8 +184,8 @@ def _again(messages: Mapping[Any, Message] | Inbox, client: Any, counted: str | 
     if counted is not None and receipt.partition("-")[0] == counted.partition("-")[0]:
         return "sent the same message again; a client counts once, so the first counts"
     return (
-        "sent another message; the first counts, as heads may have been solved from it: forget the client to "
-        "let the other count"
+        "sent another message; the first counts, as heads may have been solved from it; to use the other, "
+        "forget the client and collect again"
     )
 
 

@@ -66,10 +66,10 @@ class SiteReport:
         """A sentence that says how many sites there are, and how many of them fail."""
         if not self.judged:
             return (
-                f"{len(self.sites)} sites: nobody can judge. With fewer than {FEWEST} sites, which of two "
-                "that differ is wrong cannot be told from their messages."
+                f"{len(self.sites)} sites: too few to judge. With fewer than {FEWEST} sites, their messages "
+                "do not show which of two sites that differ is wrong."
             )
-        return f"{len(self.sites)} sites, of which {len(self.failed)} should not be believed."
+        return f"{len(self.sites)} sites, of which {len(self.failed)} failed the check."
 
     @property
     def failed(self) -> dict[Hashable, str]:
@@ -180,7 +180,9 @@ def _reason(
     elif scores["agreement"] > 1:
         beta = labels.agreement[i]
         what = "random or mixed labels, or another backbone" if beta < 1 else "another scaling of features"
-        said.append(f"classes: differ {beta:.2g} times as much as the others': {what}")
+        said.append(
+            f"classes: its class means differ {beta:.2g} times as much as those of the others: {what}"
+        )
     if not said:
         said.append("means: too far from the others': another backbone, preprocessing, or invented means")
     return "; ".join(said)

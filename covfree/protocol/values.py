@@ -78,7 +78,7 @@ def check_rows(rows: Rows, *, num_classes: int, dim: int | None = None) -> None:
     if (used & (squares > most)).any():
         row = int(np.argmax(used & (squares > most)))
         raise ValueError(
-            f"mean: row {row} (class {label[row]}) stands for squares that sum to {squares[row]:.2g}; "
+            f"mean: row {row} (class {label[row]}) implies squared norms that sum to {squares[row]:.2g}; "
             f"expected at most {most:.2g}, as larger sums could overflow"
         )
 

@@ -65,7 +65,7 @@ class Mark(NamedTuple):
         """Describe how this mark of a saved run differs from ``ours``, of the present run."""
         if self.shown != ours.shown:
             return f"{self.shown or 'none'} there, {ours.shown or 'none'} here"
-        return f"other values of {ours.shown}" if ours.shown else "another there"
+        return f"other values of {ours.shown}" if ours.shown else "not the same as in the checkpoint"
 
 
 class Saved(NamedTuple):
@@ -168,8 +168,8 @@ class Folder:
         if differing:
             raise ValueError(
                 f"checkpoint: expected a run of the same algorithm over the same clients; {self._folder} "
-                f"is of one that differs in {', '.join(differing)}. Call with what it was started with to go "
-                "on; give another folder, or delete this one, to start anew"
+                f"is of one that differs in {', '.join(differing)}. Call with the arguments of that run to "
+                "go on; give another folder, or delete this one, to start anew"
             )
 
     def close(self) -> None:

@@ -144,8 +144,8 @@ def _owners(features: Any, labels: Any, clients: Any, num_classes: int | None) -
     kind, which = np.asarray(labels).dtype, f"num_classes = {num_classes} (below 0 is padding)"
     if num_classes is not None and kind.kind not in "iu":
         raise TypeError(
-            f"labels: expected integers, got {kind}; for what is no class, take a model or an algorithm "
-            "whose num_classes is None"
+            f"labels: expected integers, got {kind}; for targets other than classes, use a model or an "
+            "algorithm whose num_classes is None"
         )
     if np.asarray(clients).dtype.kind not in "iu":
         raise TypeError(f"clients: expected integers, got {np.asarray(clients).dtype}")

@@ -119,8 +119,8 @@ def run(
         evaluate = Evaluation(evaluate)
     if evaluate is not None and evaluate.best is not None and algorithm.rounds is not None:
         raise ValueError(
-            f"evaluate: expected no best where {algorithm.name!r} takes a fixed number of rounds, got "
-            f"{evaluate.best!r}"
+            f"evaluate: expected best = None, as {algorithm.name!r} needs all of its {algorithm.rounds} "
+            f"rounds, got best = {evaluate.best!r}"
         )
     if checkpoint is not None and not isinstance(checkpoint, Checkpoint):
         checkpoint = Checkpoint(checkpoint)

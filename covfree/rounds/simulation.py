@@ -149,8 +149,8 @@ class Simulation(NamedTuple):
         given = self.given(state, bank).uploads
         if given.tables:
             raise ValueError(
-                "participation: expected no late uploads, as those of "
-                f"{self.algorithm.name!r} hold tables, which are of their own round; got some"
+                f"participation: expected no late uploads, as clients of {self.algorithm.name!r} send "
+                "tables, which the server can only use in the same round; got late ones"
             )
         return given.sums.total
 

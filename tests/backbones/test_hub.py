@@ -123,7 +123,7 @@ def test_in_a_process_of_its_own(hub, tmp_path):
 @pytest.mark.parametrize("revision", [None, "main", COMMIT[:12], COMMIT.upper()])
 def test_only_a_commit_is_taken(hub, revision):
     known = revision in (None, "main")
-    rest = f"it is now {REPOSITORY}@{COMMIT}" if known else "which commit it is now cannot be found out"
+    rest = f"it is now {REPOSITORY}@{COMMIT}" if known else "its present commit could not be looked up"
     with pytest.raises(ValueError, match=f"revision: expected a full commit hash .* {rest}"):
         hub_weights(REPOSITORY, revision=revision)
     assert len(hub.asked) == 1
@@ -131,7 +131,7 @@ def test_only_a_commit_is_taken(hub, revision):
 
 def test_without_the_hub(hub, monkeypatch):
     hub.close()
-    with pytest.raises(ValueError, match=r"expected a full commit hash.*cannot be found out: .*refused"):
+    with pytest.raises(ValueError, match=r"expected a full commit hash.*could not be looked up: .*refused"):
         hub_weights(REPOSITORY, revision="main")
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     with pytest.raises(OSError, match=f"^repository: {REPOSITORY}: .* the hub fails: .*offline mode"):

@@ -165,7 +165,7 @@ MISUSE = {
         lambda: covfree.client_message(
             Method(None, "own", keep_examples(), NCM.rounds, None, NCM.head), FEATURES, LABELS, num_classes=3
         ),
-        "method: expected one of a single message from each client, got 'own', whose clients send sums",
+        "method: expected one whose clients send a single message each, got 'own', whose clients send sums",
     ),
     "rounds of a method": (
         lambda: Method(None, "own", NCM.summary, ("sum",), None, NCM.head),

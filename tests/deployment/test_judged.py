@@ -80,7 +80,7 @@ def test_a_site_that_fails_is_left_out_of_all_rounds_and_told(tmp_path):
         serve(server, folder, lambda head: b"", poll=0, say=say)
         assert [record["rejected"] for record in server.history] == [{"c": reason}, {}]
         assert [record["sites"] for record in server.history] == [list("abdefgh")] * 2
-        judged = "8 sites, of which 1 should not be believed."
+        judged = "8 sites, of which 1 failed the check."
         assert [record["judged"] for record in server.history] == [judged, None]
         assert {f"round 1 of 2: {judged}", f"site c: left out: {reason}"} <= set(told)
         result = server.result
@@ -106,7 +106,7 @@ def test_four_sites_judge_nobody_and_too_few_are_named(tmp_path):
             answered(server, sites)
             if number == "abcd":
                 server.close()
-                assert server.history[0]["judged"].startswith("4 sites: nobody can judge.")
+                assert server.history[0]["judged"].startswith("4 sites: too few to judge.")
                 assert server.left_out == {}
         with pytest.raises(TooFew, match="got 7; missing: c; left out: c: labels: shifted by 1"):
             server.close()

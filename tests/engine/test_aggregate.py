@@ -150,7 +150,11 @@ def test_totals_of_unlike_features_or_methods_are_refused():
         (lambda: aggregate.merge(total, other), ValueError, "method"),
         (lambda: aggregate.merge(total, wider), ValueError, "num_classes"),
         (lambda: aggregate.merge(scaled(True), scaled(False)), ValueError, "of the first, got 'Gram"),
-        (lambda: aggregate.add(total, x, y, np.array(["a", None])), TypeError, "one number everywhere"),
+        (
+            lambda: aggregate.add(total, x, y, np.array(["a", None])),
+            TypeError,
+            "the same name always has the same number",
+        ),
         (lambda: aggregate.finish(empty), ValueError, "got none"),
         (lambda: aggregate.zero(covfree.fedpft(), num_classes=2), ValueError, "use covfree.fit"),
         (lambda: aggregate.zero(covfree.fedcof_components(), num_classes=2), ValueError, "use covfree.fit"),

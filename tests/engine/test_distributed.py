@@ -107,7 +107,10 @@ def test_shards_that_are_empty_tables_or_lack_columns(shards, examples, tmp_path
     assert_same_classifier(fit([*map(str, shards), empty]), expected, 1e-4)
     with pytest.raises(KeyError, match=r"expected 'clients' .*; the method tells clients apart"):
         covfree.distributed.fit(covfree.fedcof(), tables, num_classes=CLASSES)
-    with pytest.raises(KeyError, match=r"expected 'client' in each shard, .*; None takes no clients"):
+    with pytest.raises(
+        KeyError,
+        match=r"expected 'client' in each shard, .*; give None in its place for shards without clients",
+    ):
         fit(tables, columns=("features", "labels", "client"))
 
     # Texts, and images of several shapes, come as lists; labels and clients may be absent.

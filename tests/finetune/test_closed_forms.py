@@ -296,7 +296,7 @@ class TestBadInput:
             (lambda: ft.fedavg(quadratic(), epochs=3, steps=2), "steps: expected epochs or steps, got both"),
             (
                 lambda: ft.fedavg(quadratic(), Partial(optax.sgd, 0.1, nesterov=True)),
-                "client: expected numbers in the Partial, got nesterov=True",
+                "client: expected only numbers in the Partial, got nesterov=True",
             ),
             (lambda: ft.fedavg(quadratic(), Partial(optax.sgd, optax.constant_schedule(1.0))), "got 0=<"),
             (

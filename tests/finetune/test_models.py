@@ -339,7 +339,9 @@ def test_regression_and_several_labels_each():
         TypeError, match=r"labels: expected integers, the classes of .* got float32; give the Mo"
     ):
         run(ft.fedavg(one), features, features[:, 0], clients, key=KEY, rounds=1)
-    with pytest.raises(TypeError, match="labels: expected integers, got float32; for what is no class"):
+    with pytest.raises(
+        TypeError, match="labels: expected integers, got float32; for targets other than classes"
+    ):
         run(ft.fedavg(wide), features, targets, clients, key=KEY, rounds=1)
 
 

@@ -222,7 +222,7 @@ def test_what_does_not_fit_is_refused(params, data, untyped):
     with pytest.raises(ValueError, match="prompts: expected None, as resnet18 is no vision transformer"):
         backbone("resnet18").apply({}, images, prompts=jnp.stack([prompts] * 2))
     late = np.array([[0, 1]]), np.array([[0, 1]])
-    with pytest.raises(ValueError, match=r"participation: expected no late uploads, .*'pfpt' hold tables"):
+    with pytest.raises(ValueError, match=r"participation: expected no late uploads, .*'pfpt' send tables"):
         run(
             ft.pfpt(prompted(params)),
             *data,

@@ -302,7 +302,11 @@ DAMAGED = {
     "map": ("relu", {"map": np.array("cubic")}, "map: expected one of fourier, .*, network, got 'cubic'"),
     "map-part": ("fourier", {"map_sigma": None}, "expected arrays map_sigma of the map"),
     "map-size": ("fourier", {"map_num_features": np.array(9)}, "map_num_features: expected 8.*got 9"),
-    "draws": ("fourier", {"map_directions": np.ones((DIM, WIDE))}, "map_directions: expected what seed 5"),
+    "draws": (
+        "fourier",
+        {"map_directions": np.ones((DIM, WIDE))},
+        "map_directions: expected the numbers that seed 5",
+    ),
     "no-draws": ("fourier", {"map_directions": None}, r"map_directions: expected \[dim, …\].* got \[0\]"),
     "adapter": ("adapter", {"map_up": np.ones((2, 4))}, r"expected floats map_down \[5, rank\]"),
     "adapter-nan": ("adapter", {"map_up": np.full((2, 5), np.nan)}, "map_up: expected finite .* nan"),
@@ -314,14 +318,14 @@ DAMAGED = {
         {"map_group_size": np.array(0)},
         r"expected map_thresholds \[dim, buckets\] in groups of 1",
     ),
-    "order": ("buckets", {"map_order": np.arange(15)}, "map_order: expected what seed 4 draws"),
+    "order": ("buckets", {"map_order": np.arange(15)}, "map_order: expected the numbers that seed 4"),
     "thresholds": ("buckets", {"map_thresholds": np.ones((4, 3))}, "map_num_features: expected 32.* got 24"),
     "layers": (
         "deep",
         {"map_layers": np.ones((2, 5, 8))},
         r"expected map_layers \[layers, 6, 8\], got float64",
     ),
-    "words": ("fourier", {"map_phases": np.full(WIDE, "a")}, "map_phases: expected what seed 5"),
+    "words": ("fourier", {"map_phases": np.full(WIDE, "a")}, "map_phases: expected the numbers that seed 5"),
     "large": ("linear", {"weight": np.full((5, 3), 1e300)}, r"weight: expected finite .* 1e\+300"),
 }
 

@@ -206,7 +206,9 @@ def test_wrong_arguments():
     ):
         with pytest.raises(ValueError, match=message):
             build()
-    with pytest.raises(ValueError, match=r"of a single message from each client, got 'deepafl', .* 5 rounds"):
+    with pytest.raises(
+        ValueError, match=r"whose clients send a single message each, got 'deepafl', .* 5 rounds"
+    ):
         covfree.client_message(DEEP, FEATURES, LABELS, num_classes=CLASSES)
     with pytest.raises(ValueError, match=r"transforms: .* got 'deepafl', which sends sums"):
         DEEP.with_transforms(covfree.count_noise("laplace", 1.0))

@@ -160,7 +160,7 @@ def test_wrong_arguments():
         (lambda: covfree.fishermix(spread=0.0), r"spread: expected a finite number above 0, got 0\.0"),
         (
             lambda: covfree.fishermix(shrinkage=covfree.ledoit_wolf()),
-            "shrinkage: the rule looks at single rows",
+            "shrinkage: expected a rule that needs only covariances",
         ),
         (
             lambda: fit(covfree.fishermix(CLASSES - 1)),

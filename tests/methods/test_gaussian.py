@@ -138,7 +138,11 @@ def test_the_unit_of_a_feature_changes_nothing():
             ValueError,
             "shrinkage: expected a number, a share .* '10%', 'auto' or a rule",
         ),
-        (lambda: covfree.qda(covfree.ledoit_wolf()), ValueError, "shrinkage: the rule looks at single rows"),
+        (
+            lambda: covfree.qda(covfree.ledoit_wolf()),
+            ValueError,
+            "shrinkage: expected a rule that needs only covariances",
+        ),
         (lambda: covfree.qda(covariance="full"), ValueError, "covariance: expected one of .*got 'full'"),
         (lambda: covfree.naive_bayes(float("nan")), ValueError, "prior: expected .*got nan"),
         (lambda: covfree.naive_bayes(covariance="full"), ValueError, "covariance: expected one of"),

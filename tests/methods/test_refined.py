@@ -402,7 +402,7 @@ def test_other_doors_say_what_they_expect():
         DIM,
         CLASSES,
     )
-    with pytest.raises(ValueError, match="of a single message from each client, got 'fedcof-refined'"):
+    with pytest.raises(ValueError, match="whose clients send a single message each, got 'fedcof-refined'"):
         covfree.solve_message(method, received, num_classes=CLASSES)
 
 

@@ -534,7 +534,9 @@ def test_bounds_of_a_folder_are_those_of_messages(tmp_path):
     collected = collect(folder, num_classes=CLASSES, **bounds)
     assert collected.clients == ("a",)
     assert collected.rejected["b"] == "count: counts sum to 1000005; expected at most max_count = 1000"
-    assert collected.rejected["c"].startswith("mean: row 0 (class 0) is of features of norm 12.7")
+    assert collected.rejected["c"].startswith(
+        "mean: row 0 (class 0) implies features with a root-mean-square norm of 12.7"
+    )
     assert collected.bounds == {"max_count": "1000, as given", "max_norm": "6.0, as given"}
     covfree.solve_rows(covfree.fedncm(), covfree.Stream(folder, **bounds), num_classes=CLASSES)
     assert folder.rejected == collected.rejected

@@ -94,7 +94,9 @@ def test_directions_are_forgotten_with_their_client():
     everybody = collect(sent)
     assert np.asarray(everybody.message.rows.sketch).any()
     assert_same(covfree.forget(everybody, 23), collect(without(sent, 23)), sent)
-    with pytest.raises(ValueError, match="label: expected none, as what the client sent mixes its classes"):
+    with pytest.raises(
+        ValueError, match="label: expected None, as the client sent sums over all its classes"
+    ):
         covfree.forget(everybody, 23, label=int(sent[23].rows.label[0]))
 
 
@@ -127,7 +129,9 @@ def test_a_matrix_can_be_taken_out_only_if_it_is_known(name):
 def test_one_class_of_a_matrix_cannot_be_forgotten(name):
     """The server could not tell whether the matrix of the class is what it was."""
     sent = messages(name)
-    with pytest.raises(ValueError, match="label: expected none, as what the client sent mixes its classes"):
+    with pytest.raises(
+        ValueError, match="label: expected None, as the client sent sums over all its classes"
+    ):
         covfree.forget(collect(sent), 23, label=int(sent[23].rows.label[0]), message=sent[23])
 
 

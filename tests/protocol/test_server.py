@@ -300,7 +300,7 @@ def test_a_message_of_another_method(name, part):
 def test_a_rule_that_looks_at_rows_needs_them():
     method = covfree.fedcof_oracle(shrinkage=covfree.ledoit_wolf())
     message = collect(messages("fedcof-oracle")).message
-    with pytest.raises(ValueError, match="shrinkage: the rule looks at single rows"):
+    with pytest.raises(ValueError, match="shrinkage: expected a rule that needs only covariances"):
         covfree.solve_message(method, message, num_classes=CLASSES)
 
 
@@ -477,7 +477,7 @@ def test_labels_are_not_cut_to_32_bits(label):
     ("message", "text"),
     [
         (rows(count=(1e30, 5), count_dtype=np.float32), "count: row 0 has count 1.* expected at most 2"),
-        (spoil(rows(), mean=3e38), r"mean: row 0 \(class 0\) stands for squares that sum to inf"),
+        (spoil(rows(), mean=3e38), r"mean: row 0 \(class 0\) implies squared norms that sum to inf"),
         (
             rows(mean=((1e300, 0), (0, 0)), mean_dtype=np.float64),
             r"mean: row 0 .* holds 1e\+300 at position 0",
@@ -509,8 +509,12 @@ def test_the_norm_of_features_can_be_bounded():
     stretched = with_matrix(rows())
     stretched = dataclasses.replace(stretched, matrix=stretched.matrix + 70 * np.eye(2, dtype=np.float32))
     for message, norm, text in (
-        (sound, 4.9, "mean: row 1 .* is of features of norm 5 on average; expected at most max_norm = 4.9"),
-        (wide, 5.0, r"mean: row 1 \(class 2\) is of features of norm 5.07"),
+        (
+            sound,
+            4.9,
+            "mean: row 1 .* with a root-mean-square norm of 5 or more; expected at most max_norm = 4.9",
+        ),
+        (wide, 5.0, r"mean: row 1 \(class 2\) implies features with a root-mean-square norm of 5.07"),
         (stretched, 5.0, "matrix: has a trace of 282; expected at most 200, the number of examples times"),
     ):
         assert re.search(text, reason(message, num_classes=3, max_norm=norm))
@@ -522,7 +526,7 @@ def test_fractions_of_an_example_do_not_escape_the_bound_on_norms():
     """A row of 10⁻⁶ examples of norm 999 is worth one of norm 1, a hundred thousand such rows are not."""
     few = rows(mean=((999, 0), (0, 1)), count=(1e-6, 1), count_dtype=np.float32)
     assert re.search(
-        r"mean: row 0 \(class 0\) is of features of norm 999 on average",
+        r"mean: row 0 \(class 0\) implies features with a root-mean-square norm of 999 or more",
         reason(few, num_classes=3, max_norm=1.0),
     )
 
@@ -740,7 +744,7 @@ def test_what_clients_of_a_method_send_is_of_its_kind(name):
 
 
 def test_a_method_without_messages_is_refused(untyped):
-    with pytest.raises(ValueError, match="method: expected one of a single message from each client"):
+    with pytest.raises(ValueError, match="method: expected one whose clients send a single message each"):
         covfree.collect({}, num_classes=3, method=covfree.deepafl())
     with pytest.raises(TypeError, match="method: expected"):
         covfree.collect({}, num_classes=3, method="fedcof")

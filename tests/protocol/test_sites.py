@@ -79,7 +79,7 @@ def test_with_four_sites_nobody_can_judge():
     report = covfree.diagnose_sites(rows(means), num_classes=CLASSES)
     assert not report.judged
     assert report.failed == {}
-    assert "nobody can judge" in str(report)
+    assert "too few to judge" in str(report)
     assert list(report.sites) == [0, 1, 2, 3]
 
 
@@ -164,7 +164,7 @@ def test_the_command_prints_a_table_and_draws_the_sites(tmp_path, capsys):
     arguments = ["diagnose", "--messages", str(tmp_path / "inbox")]
     assert run([*arguments, "--picture", str(tmp_path / "sites.png")]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert lines[0] == "8 sites, of which 1 should not be believed."
+    assert lines[0] == "8 sites, of which 1 failed the check."
     assert lines[3].startswith("site5")
     assert lines[3].endswith("labels: classes 0 and 1 are swapped")
     assert (tmp_path / "sites.png").stat().st_size > 5000
@@ -190,7 +190,7 @@ def test_a_stream_and_solve_message_leave_out_whom_collect_leaves_out(tmp_path):
     for name, each in sent.items():
         covfree.save_message(each, tmp_path / f"{name}.safetensors")
     kept = covfree.collect(sent, num_classes=CLASSES, judge_sites=True)
-    assert kept.bounds["sites"] == "12 sites, of which 1 should not be believed."
+    assert kept.bounds["sites"] == "12 sites, of which 1 failed the check."
     head = covfree.solve_message(method, kept.message, num_classes=CLASSES)
     inbox = covfree.Inbox(tmp_path)
     streamed = covfree.solve_rows(method, covfree.Stream(inbox, judge_sites=True), num_classes=CLASSES)
@@ -205,7 +205,7 @@ def test_a_stream_and_solve_message_leave_out_whom_collect_leaves_out(tmp_path):
         np.testing.assert_allclose(other.weight, head.weight, rtol=1e-5, atol=1e-5)
     assert not np.allclose(unjudged.weight, head.weight, rtol=1e-2, atol=1e-2)
     few = covfree.collect(dict(list(sent.items())[5:9]), num_classes=CLASSES).message
-    with pytest.warns(RuntimeWarning, match="judge_sites: 4 sites: nobody can judge"):
+    with pytest.warns(RuntimeWarning, match="judge_sites: 4 sites: too few to judge"):
         covfree.solve_message(method, few, num_classes=CLASSES, judge_sites=True)
     with pytest.raises(ValueError, match="judge_sites: expected a message of rows alone"):
         covfree.solve_message(

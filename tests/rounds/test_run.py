@@ -343,8 +343,8 @@ run(adding(), *DATA, key=KEY, rounds=1000, participation=0.5, checkpoint=sys.arg
         [
             ("name", r"algorithm \(adding there, other here\)\."),
             ("numbers", r"params \(1.0 there, 2.0 here\)\."),
-            ("client", r"what clients and the server compute \(another there\)\."),
-            ("server", r"what clients and the server compute \(another there\)\."),
+            ("client", r"what clients and the server compute \(not the same as in the checkpoint\)\."),
+            ("server", r"what clients and the server compute \(not the same as in the checkpoint\)\."),
             ("participation", r"participation \(other values of clients and delays in 1 rounds\)\."),
             ("clients", r"clients \(other values of \d+ clients of \d+ examples\)\."),
             ("features", r"features \(other values of float32\[92, 2\]\)\."),

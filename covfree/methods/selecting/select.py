@@ -188,24 +188,28 @@ def _check(candidates: tuple[Method[Any], ...], keep: float) -> None:
         if not isinstance(each, Method):
             raise TypeError(f"candidates: expected methods, as covfree.fedcof() makes them, got {each!r}")
         if isinstance(option(each.head, "maker"), Maker):
-            raise ValueError(f"candidates: expected no choice among others, got {each.name!r}; name all once")
+            raise ValueError(
+                f"candidates: expected methods that were not made by select, got {each.name!r}; list all "
+                "candidates in one call"
+            )
         if each.sends != first.sends or _message_of(each) != _message_of(first):
             raise ValueError(
                 f"candidates: expected methods whose clients send the same; {first.name!r} sends "
                 f"{first.sends}, {each.name!r} sends {each.sends}"
-                + " of other settings"
+                + " with other settings"
                 * (each.sends == first.sends)
             )
         if each.message is not None and each.message.solved:
             raise ValueError(
-                f"candidates: expected none whose message depends on its numbers, got {each.name!r}"
+                f"candidates: expected methods whose clients send the same whatever the numbers, got "
+                f"{each.name!r}, whose clients send ridge solutions"
             )
         if each.feature_map is not None:
             # The last bits of a mapped feature depend on the batch's size, and with them the hash that
             # decides what is kept aside.
             raise ValueError(
-                f"candidates: expected methods without a map of features, got {each.name!r}; map the "
-                "features once, before all else"
+                f"candidates: expected methods without a feature map, got {each.name!r}; apply the map "
+                "to the features first"
             )
         if each.transforms:
             raise ValueError(f"candidates: expected methods without transforms of rows, got {each.name!r}")

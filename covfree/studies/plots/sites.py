@@ -52,5 +52,5 @@ def plot_sites(report: SiteReport) -> Figure:
             )
         axes.legend(loc="best")
         title = f"{len(sites)} sites, {int(bad.sum())} not to be believed"
-        figures.set_title(figure, title if report.judged else f"{len(sites)} sites: nobody can judge")
+        figures.set_title(figure, title if report.judged else f"{len(sites)} sites: too few to judge")
     return figure
