@@ -160,9 +160,9 @@ def finite(head: AnyHead) -> AnyHead:
                 f"{list(values.shape)} at {place}; expected finite numbers. Possible causes: (1) sums of "
                 f"squares of features overflow or underflow in {values.dtype}: multiply all features by one "
                 "number, the same at all clients; (2) a covariance is singular: set shrinkage to a number "
-                "above 0 or 'auto' (a share such as '10%' is 0 if no class has two rows), and for a head with "
-                "a covariance for each class also a prior above 0; (3) a client sent a matrix or variances "
-                "that are not positive semi-definite"
+                "above 0 or 'auto' (a share such as '10%' is 0 if no class has two rows), and for a head "
+                "with a covariance for each class also a prior above 0; (3) a client sent a matrix or "
+                "variances that are not positive semi-definite"
             )
     return head
 

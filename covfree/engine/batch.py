@@ -76,8 +76,8 @@ def _check_scale(totals: tuple[Any, ...]) -> None:
     count = np.asarray(moments.count).max(initial=1)
     if 0 < total < _LEAST * np.sqrt(np.finfo(total.dtype).tiny) * count:
         raise ValueError(
-            f"features: expected numbers whose squares {total.dtype} holds, got class means of at most "
-            f"{total / count:.0e}; multiply all features by one number, the same at all clients"
+            f"features: expected numbers whose squares do not underflow in {total.dtype}, got class means of "
+            f"at most {total / count:.0e}; multiply all features by one number, the same at all clients"
         )
 
 
@@ -200,8 +200,8 @@ def solve_message(method: Method[H], message: Message, *, num_classes: int, judg
     count = message.rows.count
     if not len(count):
         raise ValueError(
-            "message: expected the rows of a client at least, got none; `rejected` and `late` of what "
-            "collect returned name the clients whose messages did not count"
+            "message: expected the rows of a client at least, got none; see `rejected` and `late` of "
+            "the result of collect for the clients whose messages did not count"
         )
     if judge_sites:
         message = leave_out(message, num_classes=num_classes)

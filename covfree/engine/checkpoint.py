@@ -87,7 +87,7 @@ def load_state(
             theirs, done = about["identity"], about["round"]
     except (BadZipFile, EOFError, KeyError, ValueError) as error:
         raise ValueError(
-            f"checkpoint: expected the state of an earlier run, {path} is none: {error}"
+            f"checkpoint: expected the saved state of a run, which {path} is not: {error}"
         ) from error
     differing = [name for name in {**identity, **theirs} if identity.get(name) != theirs.get(name)]
     if differing:

@@ -251,7 +251,7 @@ def _of_shift(found: Diagnosis) -> str:
         return (
             f"{text}, but these means are too few to show it even if differences between clients made the "
             f"estimated variances {amount} too large; the expected error above does not include this. Two "
-            "subset means of each client and class would show it; Fed3R and refinement (covfree.refined) are "
+            "subset means of each client and class would tell; Fed3R and refinement (covfree.refined) are "
             "not affected."
         )
     amount = f"about {100 * share:.0f} %" if np.isfinite(share) else "mostly the differences of clients, and"

@@ -70,7 +70,9 @@ def cuts(clients: np.ndarray | None, num_rows: int, size: int) -> np.ndarray:
     owners, times = np.unique(np.concatenate(named), return_counts=True)
     if (times > 1).any():
         twice = int(owners[np.argmax(times > 1)])
-        raise ValueError(f"client: expected each client's rows to follow each other; those of {twice} do not")
+        raise ValueError(
+            f"client: expected the rows of each client to be contiguous; those of {twice} are not"
+        )
     return np.array(places)
 
 
@@ -91,7 +93,9 @@ class TableParts:
         rows = jax.tree.map(np.asarray, rows)
         check_row_structure(rows, dim=dim)
         if whole_clients and rows.client is None:
-            raise ValueError("rows: expected rows with a client each, as clients must stay whole; got none")
+            raise ValueError(
+                "rows: expected rows with a client each, as they must stay together; got client = None"
+            )
         self._rows = rows
         self._size, self._num_classes = size, num_classes
         # Fix the types here: the thread that reads parts does not see jax's thread-local settings.

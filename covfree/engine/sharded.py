@@ -49,7 +49,9 @@ def shard_rows(rows: Rows, mesh: Mesh, *, whole_clients: bool = False) -> Rows:
     clients = None
     if whole_clients:
         if rows.client is None:
-            raise ValueError("rows: expected rows with a client each, as clients must stay whole; got none")
+            raise ValueError(
+                "rows: expected rows with a client each, as they must stay together; got client = None"
+            )
         order = np.argsort(rows.client, kind="stable")
         rows = jax.tree.map(lambda x: x[order], rows)
         clients = np.asarray(rows.client)
@@ -79,7 +81,9 @@ def _check_sharded(method: Any, rows: Any) -> None:
     if not method.whole_clients or is_traced(rows.client):
         return
     if rows.client is None:
-        raise ValueError("rows: expected rows with a client each, as clients must stay whole; got none")
+        raise ValueError(
+            "rows: expected rows with a client each, as they must stay together; got client = None"
+        )
     client = jnp.asarray(rows.client)
     # Each device lists its clients once, so a client that is listed twice is on two devices.
     shards = [np.unique(np.asarray(shard.data)) for shard in client.addressable_shards]

@@ -63,8 +63,9 @@ def as_optimiser(name: str, optimiser: Any) -> Optimiser:
                 # Numbers are traced, so a flag or a schedule would fail deep inside optax.
                 if isinstance(leaf, bool) or callable(leaf):
                     raise TypeError(
-                        f"{name}: expected only numbers in the Partial, got {where}={number!r}; bind a flag "
-                        "or a schedule by functools.partial first: Partial(functools.partial(optimiser, …), …)"
+                        f"{name}: expected only numbers in the Partial, got {where}={number!r}; bind a "
+                        "flag or schedule by functools.partial first: "
+                        "Partial(functools.partial(optimiser, …), …)"
                     )
                 if not is_traced(leaf) and not np.isfinite(leaf).all():
                     raise ValueError(

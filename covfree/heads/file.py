@@ -259,7 +259,10 @@ def _without_term(head: Any) -> tuple[Any, dict[str, Any]]:
         return head, {}
     weight, bias, present = head.linear.weight, head.linear.bias, head.linear.present
     if present is not None:
-        raise ValueError("head: expected a linear term of all classes, whose present is None")
+        raise ValueError(
+            "head: expected a linear term that scores all classes (present = None), got one with a "
+            "mask present"
+        )
     return head.head, dict(zip(_TERM, (weight, bias, head.scale), strict=True))
 
 

@@ -81,14 +81,14 @@ def with_prior_means(
     expected = head.weight.shape[::-1]
     if jnp.shape(prior_means) != expected:
         raise ValueError(
-            f"prior_means: expected shape {list(expected)}, a line for each class of the head, got "
+            f"prior_means: expected shape {list(expected)}, a row for each class of the head, got "
             f"{list(jnp.shape(prior_means))}"
         )
     kind = jnp.result_type(prior_means)
     if not jnp.issubdtype(kind, jnp.floating):
         raise TypeError(f"prior_means: expected floats, got {kind}")
     if not is_traced(prior_means) and not np.isfinite(np.asarray(prior_means, np.float64)).all():
-        raise ValueError("prior_means: expected finite numbers, got others among them")
+        raise ValueError("prior_means: expected finite numbers, got NaN or infinite ones")
     dtype = head.weight.dtype
     prior = jnp.asarray(prior_means, dtype).T * jnp.asarray(scale, dtype)
     # A head may mark a class as absent by `present` alone, so mask its weight and bias.

@@ -93,7 +93,7 @@ class Method(Generic[H]):
                 f"with {self.summary.name}"
             )
         if any(each.examples for each in self.rounds[: self.rounds_over_rows]):
-            raise ValueError("rounds: expected those over examples after those over rows")
+            raise ValueError("rounds: expected all rounds over rows to come before rounds over examples")
 
     @property
     def rounds_over_rows(self) -> int:

@@ -195,7 +195,9 @@ def has_a_sound_matrix(letter: Letter) -> None:
     dim = np.shape(message.rows.mean)[1]
     if message.matrix is None:
         if message.solved:
-            raise ValueError("matrix: expected the one that the solution was computed with, got none")
+            raise ValueError(
+                "matrix: expected the matrix from which the ridge solution was computed, got None"
+            )
         return
     came = np.asarray(message.matrix)
     if not jnp.issubdtype(came.dtype, jnp.floating):

@@ -135,7 +135,9 @@ def check_messages(
     if before is not None and len(before.message.rows.label):
         earlier = Kind.of(before.message)._replace(solved=before.solved)
         if (reason := rules.difference(earlier)) is not None:
-            raise ValueError(f"before: expected rounds of this method and these classes; {reason}")
+            raise ValueError(
+                f"before: expected the result of earlier rounds with the same method and classes; {reason}"
+            )
     others = unlike(kinds, earlier)
     sizes = {client: found[client].size for client in kinds if client not in others}
     judged = judge(sizes, _sizes(before), rules)

@@ -101,7 +101,7 @@ def _sent_by(collected: Collected, client: Hashable, message: Message | None) ->
     """Return the matrix in a client's message; a ValueError if the digest is not the stored one."""
     if message is None or message.matrix is None:
         raise ValueError(
-            "message: expected what the client sent, as its matrix was added to others; got none"
+            "message: expected the client's message, to subtract its matrix from the sum; got None"
         )
     expected, got = collected.receipts.get(client, "none").partition("-")[0], digest(message)
     if got != expected:

@@ -74,6 +74,8 @@ def load_collected(path: str | PathLike[str]) -> Collected:
         raise ValueError(f"path: {shown(path)}: expected what save_collected wrote ({error})") from error
     owner = np.asarray(message.rows.client)
     if message.rows.client is None or owner.max(initial=-1) >= len(clients):
-        raise ValueError(f"path: {shown(path)}: expected a client of each row among {len(clients)}")
+        raise ValueError(
+            f"path: {shown(path)}: expected rows whose client is below {len(clients)}, the number of clients"
+        )
     solved, message = message.solved, replace(message, solved=False)
     return Collected(message, clients, solved=solved, bounds=bounds, rounding=rounding, **named)

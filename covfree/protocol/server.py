@@ -156,13 +156,13 @@ def _grown(before: Collected, names: tuple[str, ...] | None, num_classes: int) -
         return before
     if names is None and len(own) != num_classes:
         raise ValueError(
-            f"class_names: expected the names of all {num_classes} classes, as before names {len(own)}; got "
-            "None"
+            f"class_names: expected names of all {num_classes} classes, as before names only "
+            f"{len(own)}; got None"
         )
     if names is None:
         return before
     if (reason := renumbered(own, names)) is not None:
-        raise ValueError(f"before: expected its names of classes to be the first of class_names; {reason}")
+        raise ValueError(f"class_names: expected to begin with the class names of before; {reason}")
     return replace(before, message=replace(before.message, class_names=names))
 
 

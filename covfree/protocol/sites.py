@@ -58,7 +58,7 @@ def diagnose_sites(
         rows, clients = collected.message.rows, collected.clients
         class_names = collected.message.class_names if class_names is None else class_names
     if rows.client is None and len(rows.label):
-        raise ValueError("collected: expected rows that name their client, got none")
+        raise ValueError("collected: expected rows with a client each, got client = None")
     means = class_means_of(rows, num_classes)
     if clients is None:
         clients = range(int(means.site.max(initial=-1)) + 1)
@@ -96,7 +96,7 @@ def clip_sites(rows: Rows, *, num_classes: int, limit: float | int = 1.5) -> Row
     check_positive("num_classes", num_classes)
     check_row_structure(rows)
     if rows.client is None:
-        raise ValueError("rows: expected rows that name their client, got none")
+        raise ValueError("rows: expected rows with a client each, got client = None")
     if not limit >= 1:
         raise ValueError(f"limit: expected at least 1, got {limit}")
     means = class_means_of(rows, num_classes)

@@ -107,7 +107,9 @@ class Book:
         """Evaluate the last round, and keep the state if it is the best so far."""
         measured, memory = self._evaluated(held)
         if taken := sorted(set(measured) & set(self.records[-1])):
-            raise ValueError(f"evaluate: expected names that the history does not have, got {taken}")
+            raise ValueError(
+                f"evaluate: expected names other than those the history uses itself, got {taken}"
+            )
         self.records[-1] |= measured
         return held._replace(best=(held.state, memory)) if self._is_best(self.records[-1]) else held
 
@@ -133,9 +135,13 @@ class Book:
         measured, _ = self._evaluated(held)
         best = None if self.evaluate is None else self.evaluate.best
         if measured and (taken := sorted(set(measured) & self.simulation.names(held.state, bank))):
-            raise ValueError(f"evaluate: expected names that the history does not have, got {taken}")
+            raise ValueError(
+                f"evaluate: expected names other than those the history uses itself, got {taken}"
+            )
         if measured and best is not None and best not in measured:
-            raise ValueError(f"evaluate: expected {best!r}, to choose the best by, among {sorted(measured)}")
+            raise ValueError(
+                f"evaluate: expected best to name a measured number, one of {sorted(measured)}, got {best!r}"
+            )
 
     def load(self, first: Held, bank: Bank) -> Held:
         """Return the saved state, or ``first`` if none is saved; evaluate the last round if it was not."""

@@ -195,11 +195,11 @@ def number_of_rounds(algorithm: Algorithm, rounds: int | None) -> int:
     """Return the number of rounds to run; raise if the algorithm has another fixed number."""
     if algorithm.rounds is None:
         if rounds is None:
-            raise TypeError(f"rounds: expected how many, as {algorithm.name!r} takes any number; got None")
+            raise TypeError(f"rounds: expected a number, as {algorithm.name!r} has no fixed one; got None")
         check_positive("rounds", rounds)
         return rounds
     if rounds not in (None, algorithm.rounds):
-        raise ValueError(f"rounds: expected {algorithm.rounds}, which {algorithm.name!r} takes; got {rounds}")
+        raise ValueError(f"rounds: expected {algorithm.rounds}, as {algorithm.name!r} needs; got {rounds}")
     return algorithm.rounds
 
 

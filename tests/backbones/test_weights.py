@@ -121,7 +121,7 @@ def test_a_malicious_pickle_is_refused_by_name(tmp_path, form, protocol):
 def test_other_names_are_refused(tmp_path, pickled):
     path = tmp_path / "weights.pth"
     path.write_bytes(zipped(pickled))
-    with pytest.raises(ValueError, match="expected tensors alone, got .*; the file was not loaded"):
+    with pytest.raises(ValueError, match=r"expected tensors alone, got .*; the file was not loaded"):
         read_weights(path)
 
 

@@ -199,7 +199,7 @@ def test_clients_that_must_stay_whole():
     with pytest.raises(ValueError, match="rows: expected rows with a client each"):
         totals(method, dataclasses.replace(rows, client=None))
     with pytest.raises(
-        ValueError, match="client: expected each client's rows to follow each other; those of 0"
+        ValueError, match="client: expected the rows of each client to be contiguous; those of 0"
     ):
         totals(method, dataclasses.replace(rows, client=np.arange(LENGTH, dtype=np.int32) % 80 // 2))
     with pytest.raises(
@@ -567,7 +567,7 @@ def test_a_file_that_is_no_checkpoint_is_refused(content, tmp_path):
             np.savez(file, weight=np.ones(3))
     else:
         path.write_bytes(content)
-    with pytest.raises(ValueError, match=r"checkpoint: expected the state of an earlier run, .*run is none"):
+    with pytest.raises(ValueError, match=r"checkpoint: expected the saved state of a run, .*run is not"):
         totals(FEDCOF, table(), checkpoint=path)
     assert path.exists()
 

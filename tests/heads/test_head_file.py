@@ -212,7 +212,7 @@ def test_float64_stays_and_bfloat16_becomes_float32(tmp_path):
         ({"weight": jnp.ones(3)}, {}, TypeError, "a callable pytree of arrays, got dict"),
         (MappedHead(jnp.negative, linear()), {}, TypeError, "head: expected a map of fourier_features"),
         (Tower(({"w": jnp.full(3, jnp.nan)},), 2.0), {}, ValueError, "head: leaf_layers/0/w: .*nan"),
-        (Tower(({"w": "a"},), 2.0), {}, TypeError, "head: expected arrays .*leaf_layers/0/w: str"),
+        (Tower(({"w": "a"},), 2.0), {}, TypeError, "head: expected leaves .*leaf_layers/0/w: str"),
         (HEADS["relu"], {}, ValueError, "dim: expected the size of the features .*random map, got None"),
         (HEADS["linear"], {"dim": 4}, ValueError, "dim: expected 5, as the head has it, got 4"),
         (HEADS["adapter"], {"dim": 4}, ValueError, "dim: expected 5, as the head has it, got 4"),

@@ -79,7 +79,7 @@ def test_class_means_alone_estimate_the_scatter():
 def test_bad_arguments_are_named():
     features, labels, prior = examples()
     head = covfree.LinearHead(np.zeros((DIM, CLASSES)), np.zeros(CLASSES))
-    with pytest.raises(ValueError, match=r"prior_means: expected shape \[4, 5\], a line for each class"):
+    with pytest.raises(ValueError, match=r"prior_means: expected shape \[4, 5\], a row for each class"):
         covfree.with_prior_means(head, prior.T)
     with pytest.raises(ValueError, match="strength: expected a finite number of at least 0, got -1"):
         covfree.with_prior_means(head, prior, -1)

@@ -120,7 +120,7 @@ def test_a_matrix_can_be_taken_out_only_if_it_is_known(name):
     everybody = collect(messages(name))
     for message in (None, messages("fedncm")[23]):
         with pytest.raises(
-            ValueError, match="message: expected what the client sent, as its matrix was added"
+            ValueError, match="message: expected the client's message, to subtract its matrix from the sum"
         ):
             covfree.forget(everybody, 23, message=message)
 

@@ -195,7 +195,7 @@ def test_a_message_that_is_nobody_s_rows():
         ),
         (
             lambda m: dataclasses.replace(m, matrix=None, solved=True),
-            "matrix: expected the one that the solution was computed with, got none",
+            "matrix: expected the matrix from which the ridge solution was computed, got None",
         ),
     ],
     ids=["shape", "nan", "solution without matrix"],
@@ -730,7 +730,9 @@ def test_the_server_s_method_decides_and_not_who_comes_first(kind):
     assert "as clients of 'fedcof' send, got" in received.rejected["bad"]
     # What was taken without the method is not mixed with what the method's clients send.
     loose = covfree.collect({"bad": bad}, num_classes=3)
-    with pytest.raises(ValueError, match="before: expected rounds of this method and these classes; "):
+    with pytest.raises(
+        ValueError, match="before: expected the result of earlier rounds with the same method and classes; "
+    ):
         covfree.collect({"a": good}, num_classes=3, method=method, before=loose)
     # Made by hand it says nothing, and passes.
     assert covfree.collect({"a": rows()}, num_classes=3, method=method).rejected == {}
@@ -843,7 +845,7 @@ def test_classes_that_come_after_the_first_round_give_the_head_of_all_at_once(me
     np.testing.assert_allclose(head.weight, expected.weight, atol=1e-4)
     for classes, given, text in (
         (5, {"class_names": list("dabce")}, "before: expected .* first of class_names; .* 'd' for class 0"),
-        (5, {"class_names": None}, "class_names: expected the names of all 5 classes, as before names 3"),
+        (5, {"class_names": None}, "class_names: expected names of all 5 classes, as before names only 3"),
         (2, {"class_names": None}, "num_classes: expected at least 3, as the messages before hold class 2"),
     ):
         with pytest.raises(ValueError, match=text):

@@ -45,7 +45,7 @@ def test_honest_sites_pass(sites, shift):
 BAD = {
     "swapped": (lambda m: m[[1, 0, 2, 3, 4, 5]], "labels: classes ant and bee are swapped"),
     "shifted": (lambda m: np.roll(m, 1, 0), "labels: shifted by 1: its class ant is the others' fox"),
-    "mixed": (lambda m: m.mean(0) + 0.1 * (m - m.mean(0)), "classes: differ"),
+    "mixed": (lambda m: m.mean(0) + 0.1 * (m - m.mean(0)), "classes: its class means differ"),
     "negative": (lambda m: -m, ""),
     "tenfold": (lambda m: 10 * m, "scale: its means have "),
     "enormous": (lambda m: 1e15 * m, "scale: its means have "),
@@ -144,7 +144,7 @@ def test_collect_leaves_failing_sites_out_and_doubts_those_of_earlier_rounds():
 
 def test_arguments():
     own = rows(federation(5))
-    with pytest.raises(ValueError, match="collected: expected rows that name their client"):
+    with pytest.raises(ValueError, match="collected: expected rows with a client each"):
         covfree.diagnose_sites(dataclasses.replace(own, client=None), num_classes=CLASSES)
     with pytest.raises(TypeError, match="collected"):
         covfree.diagnose_sites([1], num_classes=CLASSES)
@@ -264,7 +264,7 @@ def test_clipped_counts_several_rows_and_what_cannot_be_clipped():
     assert covfree.clip_sites(empty, num_classes=CLASSES).mean.shape == (0, DIM)
     few = rows(federation(2))
     assert np.array_equal(covfree.clip_sites(few, num_classes=CLASSES).mean, few.mean)
-    with pytest.raises(ValueError, match="rows: expected rows that name their client"):
+    with pytest.raises(ValueError, match="rows: expected rows with a client each"):
         covfree.clip_sites(dataclasses.replace(own, client=None), num_classes=CLASSES)
     for limit in (0.5, float("nan")):
         with pytest.raises(ValueError, match="limit: expected at least 1, got"):

@@ -153,7 +153,7 @@ def test_all_rounds_are_over_the_same_clients():
     assert some.history[0]["clients"] == some.history[1]["clients"] in (3, 4)
     with pytest.raises(ValueError, match="uploads of the same clients in each of the 2 rounds"):
         run(algorithm, *DATA, key=KEY, participation=np.array([[0, 1], [0, 2]]))
-    with pytest.raises(ValueError, match="rounds: expected 2, which 'fedcof, sums' takes; got 3"):
+    with pytest.raises(ValueError, match="rounds: expected 2, as 'fedcof, sums' needs; got 3"):
         run(algorithm, *DATA, key=KEY, rounds=3)
 
 

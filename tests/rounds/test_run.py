@@ -240,7 +240,7 @@ def test_an_evaluation_of_taken_names_is_refused_before_the_first_round():
 
     ran = []
     algorithm = Algorithm(**{**vars(adding()), "client": client})
-    with pytest.raises(ValueError, match=r"evaluate: expected names that the history .* got \['loss'\]"):
+    with pytest.raises(ValueError, match=r"evaluate: expected names other than those .* got \['loss'\]"):
         run(algorithm, *DATA, key=KEY, rounds=2, evaluate=lambda total: {"loss": 0.0}, stop=ran.append)
     assert not ran
 
@@ -433,7 +433,7 @@ class TestBadInput:
             ({"clients": np.full_like(DATA[2], -1)}, "clients: expected an example"),
             ({"clients": DATA[2] * 10**7}, "clients: expected numbers .* without large gaps"),
             ({"features": np.where(np.arange(2) == 1, np.nan, DATA[0])}, "features: row 0 of client"),
-            ({"rounds": None}, "rounds: expected how many"),
+            ({"rounds": None}, "rounds: expected a number"),
             ({"rounds": 0}, "rounds"),
             ({"place": lambda: Placement(width=0)}, "place: width"),
             ({"place": lambda: Placement(memory="disk")}, "place: memory: expected one of .* got 'disk'"),
@@ -510,7 +510,7 @@ def test_the_best_round_is_kept_also_where_a_run_goes_on(tmp_path):
         assert done.best_round == 1  # the earliest of equals
         np.testing.assert_array_equal(np.unique(done.best), [2])
         np.testing.assert_array_equal(np.unique(done.result), [rounds])
-    with pytest.raises(ValueError, match="evaluate: expected 'accuracy', to choose the best by, among"):
+    with pytest.raises(ValueError, match="evaluate: expected best to name a measured number, one of"):
         run(remembering(), *DATA, key=KEY, rounds=1, evaluate=Evaluation(rated, best="accuracy"))
     with pytest.raises(ValueError, match=r"differs in best \(score there, none here\)"):
         run(remembering(), *DATA, **settings, rounds=5)

@@ -158,7 +158,7 @@ def fedpft(
     if epochs is not None:
         for name, number in (("num_samples", num_samples), ("l2", l2)):
             if number is not None:
-                raise ValueError(f"{name}: expected none beside epochs, got {number!r}")
+                raise ValueError(f"{name}: expected None if epochs is given, got {number!r}")
         check_positive("epochs", epochs)
         numbers: Any = _Descent(
             seed,
@@ -175,7 +175,7 @@ def fedpft(
             ("batch_size", batch_size),
         ):
             if own is not None:
-                raise ValueError(f"{name}: expected none without epochs, got {own!r}")
+                raise ValueError(f"{name}: expected None if epochs is None, got {own!r}")
         number = _SAMPLES if num_samples is None else num_samples
         check_positive("num_samples", number)
         numbers = _Numbers(seed, check_strength("l2", _L2 if l2 is None else l2))
