@@ -90,8 +90,8 @@ def test_labels_are_names_only(name):
 @pytest.mark.parametrize(
     ("labels", "num_partitions", "seed", "error", "message"),
     [
-        ([], 1, 0, ValueError, r"labels: expected one for each example, got shape \[0\]"),
-        ([[0, 1]], 1, 0, ValueError, r"labels: expected one for each example, got shape \[1, 2\]"),
+        ([], 1, 0, ValueError, r"labels: expected shape \[examples\], not empty, got \[0\]"),
+        ([[0, 1]], 1, 0, ValueError, r"labels: expected shape \[examples\], not empty, got \[1, 2\]"),
         ([0.0, 1.0], 1, 0, TypeError, "labels: expected integers, got float64"),
         ([True, False], 1, 0, TypeError, "labels: expected integers, got bool"),
         ([0, 1, -1], 1, 0, ValueError, "labels: expected integers of at least 0, got -1 at row 2"),
@@ -189,7 +189,7 @@ def test_natural_ids_in_sorted_order(ids):
         (np.ma.masked_array([1, 2, 3], mask=[0, 1, 0]), "got None at row 1"),
         ([], "ids: expected one for each example"),
         ([["a"], ["b"]], "ids: expected one for each example"),
-        (np.zeros((2, 2)), r"ids: expected one for each example, got shape \[2, 2\]"),
+        (np.zeros((2, 2)), r"ids: expected shape \[examples\], not empty, got \[2, 2\]"),
     ],
 )
 def test_missing_ids(ids, message):

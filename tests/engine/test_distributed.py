@@ -105,7 +105,7 @@ def test_shards_that_are_empty_tables_or_lack_columns(shards, examples, tmp_path
     assert_same_classifier(fit([*tables, tables[0][:0]]), expected, 1e-4)
     assert_same_classifier(fit([*shards, empty], read=parquet.read_table), expected, 1e-4)
     assert_same_classifier(fit([*map(str, shards), empty]), expected, 1e-4)
-    with pytest.raises(KeyError, match=r"expected 'clients' .*; the method tells clients apart"):
+    with pytest.raises(KeyError, match=r"expected 'clients' .*; the method needs the client of each example"):
         covfree.distributed.fit(covfree.fedcof(), tables, num_classes=CLASSES)
     with pytest.raises(
         KeyError,

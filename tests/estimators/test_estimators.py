@@ -428,7 +428,9 @@ def test_unknown_weighting():
 @pytest.mark.parametrize("compiled", [False, True])
 def test_wrong_structure_of_means_and_counts(compiled):
     function = jax.jit(covfree.estimate_covariance) if compiled else covfree.estimate_covariance
-    with pytest.raises(ValueError, match=r"means: expected \[rows, dim\] with counts \[rows\].*vmap batches"):
+    with pytest.raises(
+        ValueError, match=r"means: expected \[rows, dim\] with counts \[rows\] of one class.*vmap"
+    ):
         function(jnp.ones((4, 3)), jnp.ones(3))
     with pytest.raises(ValueError, match=r"means: expected \[rows, dim\]"):
         function(jnp.ones((2, 4, 3)), jnp.ones((2, 4)))

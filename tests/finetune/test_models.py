@@ -98,7 +98,7 @@ def test_scores_and_losses_of_another_shape_are_refused():
     mean = replace(model, loss=lambda scores, labels: cross_entropy(scores, labels).mean())
     for wrong, message in (
         (few, r"scores: expected \[\d+, 4\] of a batch, got \[\d+, 3\]"),
-        (mean, r"loss: expected \[\d+\], a number for each example, got \[\]"),
+        (mean, r"loss: expected shape \[\d+\], one number for each example, got \[\]"),
     ):
         with pytest.raises(ValueError, match=message):
             run(ft.fedavg(wrong), features, labels, clients, key=KEY, rounds=1)

@@ -116,9 +116,9 @@ def test_the_unit_of_a_feature_changes_nothing():
         assert_close(jax.nn.softmax(whole), jax.nn.softmax(without), 1e-3 if prior == 0 else 0.1)
         assert (whole.argmax(1) == labels).mean() > 0.85
     collinear = FLOAT32.array(features[:, [0, 1, 1]])
-    with pytest.raises(ValueError, match="a covariance is singular, which shrinkage above 0 mends"):
+    with pytest.raises(ValueError, match="a covariance is singular: set shrinkage to a number above 0"):
         covfree.fit(covfree.qda(0.0, 1.0), collinear, labels, clients)
-    with pytest.raises(ValueError, match="of each class's own also a prior above 0"):
+    with pytest.raises(ValueError, match="a covariance for each class also a prior above 0"):
         covfree.fit(covfree.qda(0.1, 0.0), collinear, labels, clients)
     assert covfree.fit(covfree.qda(0.1, 1.0), collinear, labels, clients)(varying[:, [0, 1, 1]]).shape == (
         60,

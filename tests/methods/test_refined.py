@@ -118,7 +118,7 @@ def test_a_start_without_a_covariance():
     expected = level * (np.eye(DIM) - span @ span.T) + exact @ span @ np.linalg.inv(known) @ span.T @ exact
     root = np.asarray(heads[1].root, float)
     np.testing.assert_allclose(root @ root.T, expected, rtol=1e-3, atol=1e-4 * level)
-    with pytest.raises(ValueError, match="without a class of two rows a share of the variance is 0"):
+    with pytest.raises(ValueError, match="a share such as '10%' is 0 if no class has two rows"):
         fit(covfree.fedcof("10%", head="student"), one)
 
 

@@ -243,10 +243,13 @@ def test_it_keeps_the_laws_of_methods():
             lambda: covfree.select([covfree.fedcof(), covfree.fedcof(num_subsets=2)]),
             "'fedcof' sends ClassMeans with other settings",
         ),
-        (lambda: covfree.select([covfree.afl(), covfree.afl(2.0)]), "depends on its numbers, got 'afl'"),
+        (
+            lambda: covfree.select([covfree.afl(), covfree.afl(2.0)]),
+            "the same whatever the numbers, got 'afl'",
+        ),
         (
             lambda: covfree.select([covfree.fedcof(feature_map=covfree.relu_features(9)) for _ in range(2)]),
-            "without a map of features, got 'fedcof'",
+            "without a feature map, got 'fedcof'",
         ),
         (lambda: covfree.select(LINEAR, keep=1.0), "keep: expected a share that keeps some .* got 1.0"),
         (lambda: covfree.select(LINEAR, keep=1e-9), "keep: expected a share that keeps some"),

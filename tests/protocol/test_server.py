@@ -844,7 +844,11 @@ def test_classes_that_come_after_the_first_round_give_the_head_of_all_at_once(me
     expected = covfree.fit(method, x, labels, np.where(labels < 3, owner, owner + 6))
     np.testing.assert_allclose(head.weight, expected.weight, atol=1e-4)
     for classes, given, text in (
-        (5, {"class_names": list("dabce")}, "before: expected .* first of class_names; .* 'd' for class 0"),
+        (
+            5,
+            {"class_names": list("dabce")},
+            "class_names: expected to begin with the class names of before; .* 'd' for class 0",
+        ),
         (5, {"class_names": None}, "class_names: expected names of all 5 classes, as before names only 3"),
         (2, {"class_names": None}, "num_classes: expected at least 3, as the messages before hold class 2"),
     ):

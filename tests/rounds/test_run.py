@@ -369,7 +369,7 @@ run(adding(), *DATA, key=KEY, rounds=1000, participation=0.5, checkpoint=sys.arg
             "features": (2 * features, labels, clients),
         }.get(other, DATA)
         key = jax.random.key(4) if other == "key" else KEY
-        text = f"checkpoint: expected .* differs in {what} Call with what it was started with to go on; "
+        text = f"checkpoint: expected .* differs in {what} Call with the arguments of that run to go on; "
         with pytest.raises(ValueError, match=text):
             run(algorithm, *data, key=key, rounds=2, participation=drawn, checkpoint=tmp_path)
 
@@ -430,7 +430,7 @@ class TestBadInput:
                 {"algorithm": replace(adding(), num_classes=3), "labels": DATA[1] / 2},
                 "labels: expected integers",
             ),
-            ({"clients": np.full_like(DATA[2], -1)}, "clients: expected an example"),
+            ({"clients": np.full_like(DATA[2], -1)}, "clients: expected at least one example"),
             ({"clients": DATA[2] * 10**7}, "clients: expected numbers .* without large gaps"),
             ({"features": np.where(np.arange(2) == 1, np.nan, DATA[0])}, "features: row 0 of client"),
             ({"rounds": None}, "rounds: expected a number"),
