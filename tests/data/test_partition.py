@@ -189,7 +189,7 @@ def test_natural_ids_in_sorted_order(ids):
         (np.ma.masked_array([1, 2, 3], mask=[0, 1, 0]), "got None at row 1"),
         ([], "ids: expected one for each example"),
         ([["a"], ["b"]], "ids: expected one for each example"),
-        (np.zeros((2, 2)), r"ids: expected shape \[examples\], not empty, got \[2, 2\]"),
+        (np.zeros((2, 2)), r"ids: expected one for each example, got shape \[2, 2\]"),
     ],
 )
 def test_missing_ids(ids, message):
