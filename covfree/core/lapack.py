@@ -22,7 +22,7 @@ from jax.custom_batching import custom_vmap
 from jax.lax import linalg as lax_linalg
 from jaxtyping import Array, Bool, Float
 
-from covfree.core.products import product
+from covfree.core.products import divide_or_zero, product
 
 # The oldest supported jax releases compile the branches for all platforms; with them, loop on every platform.
 _EVERY_BRANCH = jax.__version_info__ < (0, 6, 1)
@@ -229,6 +229,5 @@ def _eigh_jvp(primals: tuple[jax.Array], tangents: tuple[jax.Array]) -> tuple[tu
     inner = product(vectors.T, product((change + change.T) / 2, vectors))
     gap = values[None, :] - values[:, None]
     rounding = jnp.finfo(values.dtype).eps * len(values) * jnp.abs(values).max(initial=0)
-    apart = jnp.abs(gap) > rounding
-    turn = jnp.where(apart, inner / jnp.where(apart, gap, 1), 0)
+    turn = divide_or_zero(inner, gap, jnp.abs(gap) > rounding)
     return (values, vectors), (jnp.diagonal(inner), product(vectors, turn))

@@ -19,7 +19,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Integer
 
 from covfree.core.lapack import cholesky, cond_of_lanes, eigh, lanes, triangular_solve
-from covfree.core.products import product
+from covfree.core.products import divide_or_zero, product
 from covfree.core.scatter import Scatter as Scatter
 from covfree.core.scatter import as_scatter as as_scatter
 from covfree.core.types import AnyArray
@@ -112,8 +112,7 @@ def _factors(
 
     def eigen(core: jax.Array, root: jax.Array, scale: jax.Array) -> tuple[jax.Array, jax.Array]:
         values, vectors = eigh(core)
-        kept = values > rank_cut(values)
-        inverse = jnp.where(kept, 1 / jnp.where(kept, values, 1), 0)
+        inverse = divide_or_zero(1, values, values > rank_cut(values))
         # If sums overflowed, return NaN: rank 0, with a solution of 0, would look like a valid result.
         return vectors, jnp.where(jnp.isfinite(core).all(), inverse, jnp.nan)
 

@@ -1,10 +1,10 @@
-"""Matrix products in full precision; symmetric products ``XᵀX`` with fewer operations."""
+"""Matrix products in full precision; symmetric products ``XᵀX`` with fewer operations; safe quotients."""
 
 from __future__ import annotations
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float
+from jaxtyping import Array, Bool, Float, Num
 
 # `symmetric_product` halves the columns twice, which leaves 5/8 of the work. It does not go on to blocks of
 # fewer than _SMALLEST columns, and multiplies factors of fewer than _FEWEST rows directly.
@@ -25,6 +25,19 @@ def magnitude(values: Float[Array, "..."]) -> Float[Array, ""]:
     """
     largest = jax.lax.stop_gradient(jnp.abs(values).max(initial=0))
     return jnp.where(largest > 0, largest, 1)
+
+
+def divide_or_zero(
+    numerator: Num[Array, "..."] | int,
+    denominator: Num[Array, "..."],
+    known: Bool[Array, "..."] | None = None,
+) -> Float[Array, "..."]:
+    """Divide; 0 where ``known`` is False, by default unless the denominator is above 0.
+
+    The derivatives are 0 there too: the inner `where` keeps them from being NaN.
+    """
+    known = denominator > 0 if known is None else known
+    return jnp.where(known, numerator / jnp.where(known, denominator, 1), 0)
 
 
 def symmetric_product(factor: Float[Array, "rows dim"], halvings: int = _HALVINGS) -> Float[Array, "dim dim"]:

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Integer
 
 from covfree.core.checks import check_choice
+from covfree.core.products import divide_or_zero
 from covfree.core.types import Moments, Rows
 from covfree.estimators.moments import first_moments, row_clients, row_labels, valid_rows
 from covfree.estimators.scatter import Freedom, Weighting, centred_rows
@@ -108,7 +109,7 @@ def hidden_weights(totals: ComponentMoments, weighting: Weighting) -> Float[Arra
     degrees = totals.degrees.astype(dtype)
     if weighting == "pooled":
         hidden, degrees = (jnp.broadcast_to(x.sum(), x.shape) for x in (hidden, degrees))
-    return jnp.where(degrees > 0, hidden / jnp.where(degrees > 0, degrees, 1), 0)
+    return divide_or_zero(hidden, degrees)
 
 
 def component_factor(

@@ -12,7 +12,7 @@ from jaxtyping import Array, Float, Num
 from covfree.core.checks import check_means, check_positive, check_row_structure
 from covfree.core.doors import as_counts, compiled
 from covfree.core.linalg import Scatter
-from covfree.core.products import symmetric_product
+from covfree.core.products import divide_or_zero, symmetric_product
 from covfree.core.types import AnyArray, Moments, Rows, Scalar
 from covfree.estimators.moments import first_moments, row_counts, row_labels, valid_rows
 from covfree.estimators.scatter import Freedom, centred_rows
@@ -90,8 +90,7 @@ def across(terms: Any, axis_name: Hashable | None) -> Any:
 
 def spread_weight(moments: Moments) -> Float[Array, " classes"]:
     """Return [1/(K − 1)] for the moments of a single class with K rows; [0] if K < 2."""
-    degrees = moments.spread_degrees[None]
-    return jnp.where(degrees > 0, 1 / jnp.where(degrees > 0, degrees, 1), 0)
+    return divide_or_zero(1, moments.spread_degrees[None])
 
 
 def estimate_covariances(

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
+from covfree.core.products import divide_or_zero
 from covfree.core.types import Moments, Rows
 from covfree.estimators.moments import first_moments, row_counts, row_means
 from covfree.estimators.scatter import Freedom, centred_rows
@@ -68,6 +69,6 @@ def directed_freedom(totals: DirectedMoments) -> Freedom:
     scale = 1 / jnp.maximum(moments.within_degrees, 1)
     hidden = moments.hidden_degrees
     seen = (totals.degrees > 0) & (hidden > 0)
-    weight = jnp.where(seen, hidden * scale / jnp.where(seen, totals.degrees, 1), 0)
+    weight = divide_or_zero(hidden * scale, totals.degrees, seen)
     between = Freedom.of_classes(moments, jnp.full_like(moments.total[:, 0], 1) * scale)
     return between.joined(Freedom(jnp.where(seen, totals.degrees, 0)[None], weight[None]))

@@ -11,7 +11,7 @@ from jaxtyping import Array, Float
 
 from covfree.core.checks import check_choice
 from covfree.core.linalg import Scatter, as_scatter
-from covfree.core.products import symmetric_product
+from covfree.core.products import divide_or_zero, symmetric_product
 from covfree.core.sums import deviations
 from covfree.core.types import AnyArray, Moments, Rows, Scalar
 from covfree.estimators.moments import centred_means, row_counts, row_labels, row_means, valid_rows
@@ -33,8 +33,7 @@ def class_weights(moments: Moments, weighting: Weighting) -> Float[Array, " clas
     else:
         numerator = jnp.broadcast_to(moments.within_degrees, moments.num_rows.shape)
         denominator = jnp.broadcast_to(moments.spread_degrees, moments.num_rows.shape)
-    spread = (moments.num_rows > 1) & (denominator > 0)
-    return jnp.where(spread, numerator / jnp.where(spread, denominator, 1), 0)
+    return divide_or_zero(numerator, denominator, (moments.num_rows > 1) & (denominator > 0))
 
 
 @jax.tree_util.register_dataclass
@@ -85,8 +84,7 @@ class Freedom:
         largest = self.weight.max(initial=0)
         weight = self.weight / jnp.where(largest > 0, largest, 1)
         square = (jnp.square(weight) * self.degrees).sum()
-        seen = square > 0
-        return jnp.where(seen, jnp.square((weight * self.degrees).sum()) / jnp.where(seen, square, 1), 0)
+        return divide_or_zero(jnp.square((weight * self.degrees).sum()), square)
 
 
 def centred_rows(

@@ -12,7 +12,7 @@ from jaxtyping import Array, Bool, Float, Num
 
 from covfree.core.checks import check_means
 from covfree.core.doors import compiled
-from covfree.core.products import product, symmetric_product
+from covfree.core.products import divide_or_zero, product, symmetric_product
 from covfree.core.types import AnyArray, Moments, Rows
 from covfree.estimators.components import client_parts
 from covfree.estimators.covariance import one_class
@@ -157,12 +157,6 @@ def _test(z: jax.Array, relative: jax.Array, informative: jax.Array) -> ShiftTes
     return ShiftTest(z, ndtr(-z), relative, informative)
 
 
-def _over(numerator: jax.Array, denominator: jax.Array) -> jax.Array:
-    """Divide; 0 unless the denominator is above 0."""
-    known = denominator > 0
-    return jnp.where(known, numerator / jnp.where(known, denominator, 1), 0)
-
-
 def _normal(t: jax.Array, degrees: jax.Array) -> Float[Array, ""]:
     """Convert Student's t to a standard normal variable by Wallace's formula."""
     degrees = jnp.maximum(degrees, 1)
@@ -186,21 +180,23 @@ def _ratio_test(rows: Rows, moments: Moments) -> ShiftTest:
     # Degrees of freedom and mean square within each pair of client and class; the pairs are independent.
     degrees = jnp.maximum(held - 1, 0).astype(between.dtype)
     trace = jax.ops.segment_sum(jnp.square(parts.within).sum(1), slot, size)
-    piece, terms = _over(trace, degrees), (degrees > 0).astype(between.dtype)
+    piece, terms = divide_or_zero(trace, degrees), (degrees > 0).astype(between.dtype)
     inside = jax.ops.segment_sum(degrees, owner, num_classes)
-    level = _over(jax.ops.segment_sum(degrees * piece, owner, num_classes), inside)
+    level = divide_or_zero(jax.ops.segment_sum(degrees * piece, owner, num_classes), inside)
 
     seen = (inside > 0) & (above > 0) & (level > 0)
-    relative = _over(piece, level.at[owner].get(mode="fill", fill_value=0))
+    relative = divide_or_zero(piece, level.at[owner].get(mode="fill", fill_value=0))
     pieces = jax.ops.segment_sum(terms, owner, num_classes)
     spread = jax.ops.segment_sum(degrees * jnp.square(relative - 1), owner, num_classes)
     known = level > 0
     rank = _effective_rank(spread, pieces, inside, known, dim)
     above, level = jnp.where(seen, above, 0), jnp.where(seen, level, 0)
     expected = (above * level).sum()
-    ratio = _over(jnp.where(seen, between, 0).sum(), expected)
-    upper = rank * _over(jnp.square(expected), (above * jnp.square(level)).sum())
-    lower = rank * _over(jnp.square(expected), _over(jnp.square(above * level), inside).sum())
+    ratio = divide_or_zero(jnp.where(seen, between, 0).sum(), expected)
+    upper = rank * divide_or_zero(jnp.square(expected), (above * jnp.square(level)).sum())
+    lower = rank * divide_or_zero(
+        jnp.square(expected), divide_or_zero(jnp.square(above * level), inside).sum()
+    )
     informative = seen.any()
     first, second = (2 / (9 * jnp.where(informative, x, 1)) for x in (upper, lower))
     root = jnp.cbrt(ratio)
@@ -208,7 +204,7 @@ def _ratio_test(rows: Rows, moments: Moments) -> ShiftTest:
     if dim > 1:
         # The scale of z depends on the estimated rank, so z has Student's distribution.
         z = _normal(z, jnp.where(known, pieces - 1, 0).sum())
-    return _test(z, (ratio - 1) * _over(expected, (rest * level).sum()), informative)
+    return _test(z, (ratio - 1) * divide_or_zero(expected, (rest * level).sum()), informative)
 
 
 def _effective_rank(
@@ -221,8 +217,8 @@ def _effective_rank(
     """
     spread, pieces, degrees = (jnp.where(seen, x, 0) for x in (spread, pieces, degrees))
     classes = seen.sum().astype(spread.dtype)
-    variance = _over(spread.sum(), pieces.sum() - classes)
-    rank = _over(jnp.full_like(variance, 2), variance) - _over(2 * classes, degrees.sum())
+    variance = divide_or_zero(spread.sum(), pieces.sum() - classes)
+    rank = divide_or_zero(jnp.full_like(variance, 2), variance) - divide_or_zero(2 * classes, degrees.sum())
     return jnp.clip(jnp.where(variance > 0, rank, dim), 1, dim)
 
 
@@ -255,23 +251,23 @@ def _slope_test(rows: Rows, moments: Moments) -> ShiftTest:
     level = by_class(square) / held
     average = by_class(signal) / held
 
-    value = _over(square, of_class(level)) - valid.astype(square.dtype)
+    value = divide_or_zero(square, of_class(level)) - valid.astype(square.dtype)
     contrast = jnp.where(valid, signal - of_class(average), 0)
     power = jnp.square(contrast).sum()
-    slope = _over((contrast * value).sum(), power)
+    slope = divide_or_zero((contrast * value).sum(), power)
     # The rows of a class share μ_c, so their squares u correlate: Cov(u_r, u_s) = Var(u) q_r q_s, with the
     # odds q = h/(1 − h) of a row's share h = n_r/N_c.
     odd_sums, odd_squares = by_class(odds), by_class(jnp.square(odds))
     tied = jnp.square(by_class(contrast * odds)) - by_class(jnp.square(contrast * odds))
-    factor = _over(power + tied.sum(), power)
+    factor = divide_or_zero(power + tied.sum(), power)
     free = jnp.where(usable, held - 1 - (jnp.square(odd_sums) - odd_squares) / held, 0).sum() - factor
     degrees = jnp.where(usable, held - 1, 0).sum() - 1
     left = jnp.square(value - slope * contrast).sum()
-    error = jnp.sqrt(_over(_over(left, free) * factor, power))
+    error = jnp.sqrt(divide_or_zero(divide_or_zero(left, free) * factor, power))
     # If counts are equal up to rounding, there is no slope.
     flat = power <= jnp.square(64 * jnp.finfo(dtype).eps) * jnp.square(signal).sum()
     informative = ~flat & (degrees > 0) & (free > 0) & (error > 0)
-    z = _normal(_over(slope, error), degrees)
+    z = _normal(divide_or_zero(slope, error), degrees)
 
     # The line's intercept and slope give the scatter without client shift, and its increase by client shift.
     own = (jnp.where(usable, level * (1 - slope * average), 0) * (held - 1)).sum()

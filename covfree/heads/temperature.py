@@ -11,6 +11,7 @@ from jaxtyping import Array, Bool, Float, Integer
 
 from covfree.core.checks import check_above_zero
 from covfree.core.compiling import jit
+from covfree.core.products import divide_or_zero
 from covfree.core.types import AnyArray, Head, LinearHead, Scalar, accumulation_dtype
 from covfree.heads.corrected import CorrectedHead
 from covfree.heads.mapped import MappedHead
@@ -82,7 +83,7 @@ def calibrate_temperature(
     end = _terms(gap, kept, beta)
     curvature = jax.lax.stop_gradient(end.curvature)
     inside = (beta > low) & (beta < high) & (curvature > 0)
-    step = jnp.where(inside, end.slope / jnp.where(inside, curvature, 1), 0)
+    step = divide_or_zero(end.slope, curvature, inside)
     return jnp.where(known, 1 / (beta - step), 1)
 
 

@@ -12,7 +12,7 @@ from covfree.core.checks import check_positive, check_row_structure
 from covfree.core.doors import compiled
 from covfree.core.keys import derive
 from covfree.core.lapack import cholesky, eigh
-from covfree.core.products import product
+from covfree.core.products import divide_or_zero, product
 from covfree.core.types import PRNGKey, Rows
 from covfree.estimators.moments import row_counts, row_labels, row_means
 
@@ -133,7 +133,7 @@ def root_of(covariance: Float[Array, "dim dim"]) -> Float[Array, "dim dim"]:
     """Return R with R Rᵀ = S for a covariance S, by factorising the correlation matrix."""
     variance = jnp.diagonal(covariance)
     deviation = jnp.sqrt(jnp.maximum(variance, 0))
-    inverse = jnp.where(deviation > 0, 1 / jnp.where(deviation > 0, deviation, 1), 0)
+    inverse = divide_or_zero(1, deviation)
     correlation = covariance * inverse[:, None] * inverse[None, :]
     # A singular matrix has a Cholesky factor once its diagonal is raised by its rounding. This share of each
     # feature's variance changes no sample noticeably: 1.5e-4 for 1,280 features in float32.

@@ -6,6 +6,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from covfree.core.linalg import Scatter, factorise, solve
+from covfree.core.products import divide_or_zero
 from covfree.core.types import AnyArray, Scalar
 
 
@@ -26,7 +27,7 @@ def membership_signal(
     eigenvalues = jnp.asarray(eigenvalues, jnp.result_type(float))
     count = jnp.asarray(count, eigenvalues.dtype)
     whole = count * eigenvalues + jnp.square(jnp.asarray(deviation, eigenvalues.dtype))
-    return jnp.sqrt(jnp.where(whole > 0, eigenvalues / jnp.where(whole > 0, whole, 1), 0).sum())
+    return jnp.sqrt(divide_or_zero(eigenvalues, whole).sum())
 
 
 def membership_scores(

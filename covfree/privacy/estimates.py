@@ -8,7 +8,7 @@ from jaxtyping import Array, Float, Num
 
 from covfree.core.checks import check_means
 from covfree.core.lapack import eigh
-from covfree.core.products import product, symmetric_product
+from covfree.core.products import divide_or_zero, product, symmetric_product
 from covfree.core.types import AnyArray, Scalar
 
 
@@ -106,7 +106,7 @@ def _rows_covariance(
     share = weight * (1 - weight / jnp.where(whole > 0, whole, 1))
     of_covariance, of_identity = (share / safe).sum(), (share * variance).sum()
     estimate = scatter - of_identity * jnp.eye(means.shape[1], dtype=means.dtype)
-    return jnp.where(of_covariance > 0, estimate / jnp.where(of_covariance > 0, of_covariance, 1), 0)
+    return divide_or_zero(estimate, of_covariance)
 
 
 def shrunk_means(

@@ -10,7 +10,7 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Num
 
 from covfree.core.lapack import eigh
-from covfree.core.products import product
+from covfree.core.products import divide_or_zero, product
 from covfree.core.types import Moments, Rows
 from covfree.estimators.automatic.senders import SAMPLE
 from covfree.estimators.moments import row_clients, row_counts, row_labels, valid_rows
@@ -144,14 +144,14 @@ def offsets_of(sums: ClientSums, moments: Moments, freedom: Freedom, level: Floa
     holders = held > 0
     mean_strength = held.sum() / jnp.maximum(holders.sum(dtype=dtype), 1)
     used = holders.any() & (strength > _LEAST_STRENGTH * mean_strength)
-    inverse = jnp.where(used, 1 / jnp.where(used, strength, 1), 0)
+    inverse = divide_or_zero(1, strength, used)
     copies = jnp.where(used.any(), whole.sum() / jnp.where(used.any(), reach.sum(), 1), 1)
     more = jnp.maximum(copies - 1, 0)
 
     weight = product(share, vectors)
     along = product(share, product(jnp.square(vectors), inverse[:, None]))[:, 0]
     along = along - product(jnp.square(weight), inverse[:, None])[:, 0]
-    along += more * product(share, jnp.where(holders, 1 / jnp.where(holders, held, 1), 0)[:, None])[:, 0]
+    along += more * product(share, divide_or_zero(1, held)[:, None])[:, 0]
     spent = jnp.clip(reach * along, 0, freedom.degrees)
     directions = used.sum(dtype=dtype)
     noise = (freedom.weight * spent).sum() / jnp.maximum(directions + more * holders.sum(dtype=dtype), 1)

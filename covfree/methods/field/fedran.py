@@ -9,6 +9,7 @@ import jax.numpy as jnp
 
 from covfree.core.checks import check_strength
 from covfree.core.linalg import Scatter
+from covfree.core.products import divide_or_zero
 from covfree.core.types import Moments, Rows, Scalar
 from covfree.estimators import first_moments
 from covfree.estimators.directed import valid_directions
@@ -44,8 +45,7 @@ def _system(ridge: Scalar, totals: _Totals) -> Scatter:
     _, scatter, left_out = totals
     # An infinite shift would give a head of zeros without an error; NaN raises one.
     squares = jnp.where(jnp.isinf(left_out.squares), jnp.nan, left_out.squares)
-    some = left_out.squares > 0
-    return scatter.shifted(jnp.where(some, squares / jnp.where(some, left_out.total, 1), 0) + ridge)
+    return scatter.shifted(divide_or_zero(squares, left_out.total, left_out.squares > 0) + ridge)
 
 
 def fedran(

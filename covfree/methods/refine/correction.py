@@ -13,7 +13,7 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from covfree.core.linalg import Factorisation, factorise
-from covfree.core.products import product
+from covfree.core.products import divide_or_zero, product
 from covfree.core.types import Head, LinearHead, Moments, Rows, Scalar
 from covfree.estimators.moments import centred_means
 from covfree.heads.columns import head_for_present
@@ -214,7 +214,7 @@ def take_losses(numbers: Numbers, state: tuple[Correction], total: ScaledLosses)
     before, here, after = (losses[place + shift] for shift in (-1, 0, 1))
     bend = before - 2 * here + after
     inside = (place == least) & jnp.isfinite(bend) & (bend > 0)
-    shift = jnp.where(inside, 0.5 * (before - after) / jnp.where(inside, bend, 1), 0)
+    shift = divide_or_zero(0.5 * (before - after), bend, inside)
     step = math.log(_SCALES[1] / _SCALES[0])
     found = known.unit * scales[least] * jnp.exp(step * shift)
     came &= jnp.isfinite(losses.min())

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
 from covfree.core.linalg import Factorisation, solve
+from covfree.core.products import divide_or_zero
 
 # A step must lower the loss by this share of the decrease that the slope predicts (Armijo).
 _ENOUGH = 1e-4
@@ -128,7 +129,7 @@ def _quasi_newton(slope: jax.Array, steps: jax.Array, changes: jax.Array, metric
         return jnp.sum(left * right)
 
     turned = jnp.sum(steps * changes, axis=(1, 2))
-    weights = jnp.where(turned > 0, 1 / jnp.where(turned > 0, turned, 1), 0)
+    weights = divide_or_zero(1, turned)
 
     def back(slope: jax.Array, pair: tuple[jax.Array, ...]) -> tuple[jax.Array, jax.Array]:
         step, change, weight = pair

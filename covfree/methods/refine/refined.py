@@ -11,7 +11,7 @@ import jax.numpy as jnp
 
 from covfree.core.checks import check_positive
 from covfree.core.linalg import Scatter, factorise
-from covfree.core.products import product
+from covfree.core.products import divide_or_zero, product
 from covfree.core.types import H, Moments, Rows, Scalar
 from covfree.estimators import ScatterChoice, Shrinkage, first_moments, pseudo_observations, total_gram
 from covfree.estimators.moments import centred_means
@@ -110,7 +110,7 @@ def _take(numbers: Numbers, progress: Progress, answer: Answer, *, plan: RefineP
     expected = moments.num_examples if known is None else known.hidden_degrees
     expected = expected.astype(answer.degrees.dtype)
     came = answer.degrees > 0
-    scale = jnp.where(came, expected / jnp.where(came, answer.degrees, 1), 0)
+    scale = divide_or_zero(expected, answer.degrees)
     image, trace = scale * answer.product, scale * answer.trace
     if rows is not None and known is not None:
         between = centred_rows(rows, known, jnp.ones_like(known.total[:, 0]))

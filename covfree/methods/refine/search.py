@@ -14,7 +14,7 @@ from jaxtyping import Array, Float
 
 from covfree.core.lapack import eigh, orthonormal
 from covfree.core.linalg import Factorisation, Scatter, factorise, solve
-from covfree.core.products import product
+from covfree.core.products import divide_or_zero, product
 
 
 class Search(NamedTuple):
@@ -121,8 +121,7 @@ def _length(search: Search, span: jax.Array, images: jax.Array) -> jax.Array:
     """Compute the best length for the last step, from its product with A; 0 if it is not positive."""
     step, residual = search.step, search.residual
     along, curvature = jnp.sum(step * residual), jnp.sum(step * product(images, product(span.T, step)))
-    known = (along > 0) & (curvature > 0)
-    return jnp.where(known, along / jnp.where(known, curvature, 1), 0)
+    return divide_or_zero(along, curvature, (along > 0) & (curvature > 0))
 
 
 def _next(
