@@ -146,24 +146,7 @@ def aggregate_covariances(
     rows = one_class(means, counts)
     moments = first_moments(rows, 1)
     weight = 1 / jnp.maximum(moments.count.astype(moments.total.dtype) - 1, 1)
-    return covariance_scatter(rows, covariances, moments, weight).dense()
-
-
-def covariance_scatter(
-    rows: Rows,
-    covariances: Float[AnyArray, "rows dim dim"],
-    moments: Moments,
-    class_weight: Float[Array, " classes"],
-) -> Scatter:
-    """Compute Σ_c w_c times the scatter of class c's examples, from clients' means and covariances.
-
-    The scatter is the sum of the scatter inside clients and of clients' means about the global means:
-    FedCOF's eq. 24 for several classes.
-    """
-    valid = valid_rows(rows, class_weight.shape[0])
-    label = jnp.where(valid, row_labels(rows), 0)
-    count = row_counts(rows, valid).astype(class_weight.dtype)
+    count = row_counts(rows, valid_rows(rows, 1)).astype(weight.dtype)
     inner = jnp.where((count > 1)[:, None, None], covariances, 0)
-    weight = class_weight[label] * jnp.maximum(count - 1, 0)
-    scatter = jnp.tensordot(weight, inner, 1, precision=jax.lax.Precision.HIGHEST)
-    return Scatter.from_matrix(scatter).with_factor(centred_rows(rows, moments, class_weight))
+    scatter = jnp.tensordot(weight * jnp.maximum(count - 1, 0), inner, 1, precision=jax.lax.Precision.HIGHEST)
+    return Scatter.from_matrix(scatter).with_factor(centred_rows(rows, moments, weight)).dense()
