@@ -9,6 +9,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Bool, Float, Integer, Num
 
 from covfree.core.types import AnyArray, accumulation_dtype
@@ -245,3 +246,12 @@ def sum_groups(
     """Compute the sum of features, and the number of examples, of each group; a group below 0 is padding."""
     means, counts = mean_groups(features, group, num_groups)
     return means * counts.astype(means.dtype)[:, None], counts
+
+
+def add_by_group(
+    values: Num[np.ndarray, "items *size"], group: Integer[np.ndarray, " items"], num_groups: int
+) -> Num[np.ndarray, "groups *size"]:
+    """Add the NumPy values of each group in their own data type, one after the other."""
+    sums = np.zeros((num_groups, *values.shape[1:]), values.dtype)
+    np.add.at(sums, group, values)
+    return sums

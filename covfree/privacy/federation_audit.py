@@ -13,6 +13,7 @@ from jaxtyping import Float, Integer
 
 import covfree.privacy.attacks as attacks
 from covfree.core.checks import check, check_integer, check_positive
+from covfree.core.sums import add_by_group
 from covfree.core.types import AnyArray
 from covfree.methods import fedncm
 from covfree.privacy.accounting import Noise
@@ -196,9 +197,7 @@ def _split(features: np.ndarray, labels: np.ndarray, clients: np.ndarray, seed: 
         raise ValueError(
             f"features: expected more than {3 * number} examples of {number} classes, got {len(kept)}"
         )
-    centres = np.zeros((number, features.shape[1]))
-    np.add.at(centres, labels[known], features[known])
-    centres /= np.maximum(counts, 1)[:, None]
+    centres = add_by_group(features[known], labels[known], number) / np.maximum(counts, 1)[:, None]
     residual = features[known] - centres[labels[known]]
     covariance = residual.T @ residual / max(len(known) - (counts > 0).sum(), 1)
     covariance += _LOADING * np.trace(covariance) / len(covariance) * np.eye(len(covariance))
@@ -301,6 +300,5 @@ def _difference(
         part = world._replace(features=world.features[kept], labels=world.labels[kept])
         sender = np.zeros(kept.sum(), int)
         totals.append(_seen(grid, part, sender, number, noisy, random_bytes).sums[0])
-    truth = np.zeros_like(totals[0])
-    np.add.at(truth, world.labels[places == 0], world.features[places == 0])
+    truth = add_by_group(world.features[places == 0], world.labels[places == 0], number)
     return float(np.linalg.norm(totals[0] - totals[1] - truth) / max(np.linalg.norm(truth), 1e-30))

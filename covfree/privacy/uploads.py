@@ -11,6 +11,7 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from covfree.core.checks import check_integer
+from covfree.core.sums import add_by_group
 from covfree.privacy.accounting import Neighbours
 from covfree.privacy.clipping import bounded, clipped, on_grid
 from covfree.privacy.discrete import RandomBytes, summed_discrete_gaussians
@@ -195,7 +196,7 @@ class Grid:
             norm = np.minimum((integers**2).sum(1) / self.bound**2, 1)
             square = np.rint(self.square * norm).astype(np.int64)
             count = np.full_like(square, self.count)
-            return Upload("sums", _class_sums(np.c_[integers, count, square], labels, num_classes))
+            return Upload("sums", add_by_group(np.c_[integers, count, square], labels, num_classes))
         # Float64 adds integers exactly below 2⁵³: the products of a block, at most 8192·2³⁸, stay below.
         product = np.zeros((features.shape[1],) * 2, np.int64)
         for start in range(0, len(integers), _BLOCK):
@@ -206,7 +207,7 @@ class Grid:
     def _of_client(self, features: np.ndarray, labels: np.ndarray, num_classes: int, weight: float) -> Upload:
         count = np.full(len(features), COUNT_SHARE)
         sums = np.c_[features, count, (features**2).sum(1) * SQUARE_SHARE]
-        values = _class_sums(sums, labels, num_classes)
+        values = add_by_group(sums, labels, num_classes)
         factor = _share(_limit("sums", weight), float(np.linalg.norm(values)))
         if self.both:
             # Scale sums and matrix by one factor, as the server subtracts products of sums from the matrix.
@@ -248,12 +249,6 @@ def _limit(kind: Kind, weight: float) -> float:
 def _share(limit: float, norm: float) -> float:
     """Return the factor that scales a norm down to its limit; norms are finite, as features are clipped."""
     return min(1.0, limit / norm) if norm else 1.0
-
-
-def _class_sums(values: np.ndarray, labels: np.ndarray, num_classes: int) -> np.ndarray:
-    sums = np.zeros((num_classes, values.shape[1]), values.dtype)
-    np.add.at(sums, labels, values)
-    return sums
 
 
 def dim_of_triangle(size: int) -> int:

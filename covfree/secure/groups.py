@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from covfree.core.checks import check_integer
+from covfree.core.sums import add_by_group
 from covfree.core.types import Message, PRNGKey, Rows
 from covfree.secure.summation import secure_sum
 from covfree.secure.words import FixedPoint
@@ -81,7 +82,5 @@ def _class_sums(message: Message, num_classes: int) -> dict[str, np.ndarray]:
             f"messages: expected labels below num_classes={num_classes}, got {label[used].max()}"
         )
     mean = np.asarray(rows.mean)
-    total = {"sum": np.zeros((num_classes, mean.shape[1]), mean.dtype), "count": np.zeros(num_classes)}
-    np.add.at(total["sum"], label[used], (count[used, None] * mean[used]).astype(mean.dtype))
-    np.add.at(total["count"], label[used], count[used])
-    return total
+    sums = add_by_group((count[used, None] * mean[used]).astype(mean.dtype), label[used], num_classes)
+    return {"sum": sums, "count": add_by_group(count[used], label[used], num_classes)}

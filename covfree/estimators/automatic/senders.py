@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from covfree.core.products import product
+from covfree.core.sums import add_by_group
 from covfree.core.types import Rows
 from covfree.estimators.moments import row_clients
 from covfree.statistics.kept import mixed
@@ -116,9 +117,7 @@ def _sums(values: Any, group: Any, xp: Any) -> Any:
     """Sum ``values`` by group number. The result has as many rows as ``values``; unused ones are 0."""
     if xp is jnp:
         return jax.ops.segment_sum(values, group, group.shape[0])
-    total = np.zeros_like(values)
-    np.add.at(total, group, values)
-    return total
+    return add_by_group(values, group, len(values))
 
 
 def numbered(rows: Rows, axis_name: Any = None, *, few: bool = False) -> Rows:
