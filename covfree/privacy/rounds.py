@@ -70,18 +70,17 @@ def private_rounds(
     part = rho_for(epsilon, delta, real=True) / most
     releases = tuple(Release(f"round {number}", part, real=True) for number in range(most))
     promise = Promise(spent(releases, delta), delta, "client", "add_remove", "central", None, releases)
-    report = None if algorithm.report is None else bound(_report, report=algorithm.report)
     made = replace(
         algorithm,
         params=_Numbers(algorithm.params, clip, clip / (2 * part) ** 0.5),
         name=f"private-{algorithm.name}",
         init=bound(_init, init=algorithm.init),
-        broadcast=bound(_broadcast, broadcast=algorithm.broadcast),
+        broadcast=bound(_own, call=algorithm.broadcast),
         client=bound(_client, client=algorithm.client),
         server=bound(_server, server=algorithm.server),
-        result=bound(_result, result=algorithm.result),
+        result=bound(_own, call=algorithm.result),
         rounds=most if algorithm.rounds is None else algorithm.rounds,
-        report=report,
+        report=None if algorithm.report is None else bound(_own, call=algorithm.report),
     )
     return made, promise
 
@@ -94,8 +93,9 @@ def _init(
     return _State(state, noise, jnp.zeros((), jnp.int32)), memory
 
 
-def _broadcast(numbers: _Numbers, state: _State, *, broadcast: Callable[..., Any]) -> Any:
-    return broadcast(numbers.own, state.own)
+def _own(numbers: _Numbers, state: _State, *memory: Any, call: Callable[..., Any]) -> Any:
+    """Call a function of the original algorithm: its broadcast, result or report."""
+    return call(numbers.own, state.own, *memory)
 
 
 def _client(
@@ -128,11 +128,3 @@ def _server(numbers: _Numbers, state: _State, total: Any, *, server: Callable[..
         for key, leaf in zip(keys, leaves, strict=True)
     ]
     return _State(server(numbers.own, state.own, structure.unflatten(noisy)), state.key, state.round + 1)
-
-
-def _result(numbers: _Numbers, state: _State, memory: Any, *, result: Callable[..., Any]) -> Any:
-    return result(numbers.own, state.own, memory)
-
-
-def _report(numbers: _Numbers, state: _State, *, report: Callable[..., Any]) -> dict[str, Any]:
-    return report(numbers.own, state.own)
