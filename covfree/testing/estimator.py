@@ -13,6 +13,7 @@ import numpy as np
 
 from covfree.core.row_types import double
 from covfree.core.types import Rows
+from covfree.protocol.messages import select_rows
 from covfree.testing.case import Case, gradients, jit, padding, pure, reference, relation, single, trace
 from covfree.testing.federations import CLASSES, paired, table, used
 from covfree.testing.laws import Law, assert_close, assert_numbers, hold, turn
@@ -32,8 +33,7 @@ class _About:
 
 
 def _clean(rows: Rows) -> Rows:
-    kept = used(rows)
-    return jax.tree.map(lambda column: column[kept], rows)
+    return select_rows(rows, used(rows))
 
 
 def _mapped(function: Callable[[np.ndarray], np.ndarray]) -> Callable[[Rows], Rows]:
@@ -154,8 +154,7 @@ def unbiased(case: Case) -> None:
 
 
 def _ordered(rows: Rows) -> Rows:
-    order = np.random.default_rng(0).permutation(len(rows.label))
-    return jax.tree.map(lambda column: column[order], rows)
+    return select_rows(rows, np.random.default_rng(0).permutation(len(rows.label)))
 
 
 ESTIMATOR_LAWS: tuple[Law, ...] = (

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from covfree.core.types import Rows, is_traced
+from covfree.protocol.messages import select_rows
 from covfree.testing.case import Case, assert_copied, jit, pure, single, trace
 from covfree.testing.federations import table, used
 from covfree.testing.laws import Law, assert_close, assert_numbers, assert_same, hold
@@ -48,10 +49,6 @@ def _make(transform: Any, given: Given) -> Rows:
     return transform(rows, key=jax.random.key(given.seed))
 
 
-def _kept(rows: Rows, which: np.ndarray) -> Rows:
-    return jax.tree.map(lambda column: np.asarray(column)[which], rows)
-
-
 def pytree(case: Case) -> None:
     """The transform is a pytree of finite numbers; a copy of it has the same structure."""
     assert_copied(case.shared, "the transform")
@@ -64,7 +61,7 @@ def rows(case: Case) -> None:
         assert isinstance(sent, Rows), f"expected Rows, got {type(sent).__name__}"
         assert jnp.shape(sent.mean) == jnp.shape(before.mean), f"means have shape {jnp.shape(sent.mean)}"
         assert jnp.shape(sent.count) == jnp.shape(before.count), f"counts have shape {jnp.shape(sent.count)}"
-        old, new = (_kept(each, used(before)) for each in (before, sent))
+        old, new = (select_rows(each, used(before)) for each in (before, sent))
         assert_same((new.label, new.client), (old.label, old.client), "labels and clients")
         assert_numbers((new.mean, new.count), "means and counts that are sent")
         assert (new.count >= 0).all(), f"the least count is {new.count.min()}"
@@ -78,7 +75,9 @@ def padding(case: Case) -> None:
         sent, other = case.direct(given), case.direct(given._replace(rows=junk))
         revived = used(sent) & ~kept
         assert not revived.any(), f"padding that is none any more: rows {np.flatnonzero(revived).tolist()}"
-        assert_same(_kept(other, kept), _kept(sent, kept), "rows beside padding of 1e30, and of NaN")
+        assert_same(
+            select_rows(other, kept), select_rows(sent, kept), "rows beside padding of 1e30, and of NaN"
+        )
 
 
 def splitting(case: Case) -> None:
@@ -90,12 +89,12 @@ def splitting(case: Case) -> None:
         count = np.where(mine, before.count, 2 * before.count).astype(np.int32)
         others = given._replace(rows=replace(before, mean=mean, count=count))
         sent, beside = case.direct(given), case.direct(others)
-        assert_same(_kept(beside, mine), _kept(sent, mine), "the same rows among other rows")
+        assert_same(select_rows(beside, mine), select_rows(sent, mine), "the same rows among other rows")
 
 
 def independent(case: Case) -> None:
     """Random draws for different rows are independent."""
-    before = _kept(case.example.rows, np.zeros(len(case.example.rows.label), int))
+    before = select_rows(case.example.rows, np.zeros(len(case.example.rows.label), int))
     sent = [case.direct(Given(before, np.int32(seed))) for seed in (1, 2)]
     for name in ("mean", "count"):
         one, other = (np.asarray(getattr(each, name)) for each in sent)
@@ -105,10 +104,10 @@ def independent(case: Case) -> None:
 
 def order(case: Case) -> None:
     """Means or counts that do not depend on the key do not depend on a row's position."""
-    before = _kept(case.example.rows, used(case.example.rows))
+    before = select_rows(case.example.rows, used(case.example.rows))
     back = np.arange(len(before.label))[::-1]
     one, other = (case.direct(Given(before, np.int32(seed))) for seed in (1, 2))
-    turned = case.direct(Given(_kept(before, back), np.int32(1)))
+    turned = case.direct(Given(select_rows(before, back), np.int32(1)))
     for name in ("mean", "count"):
         sent, drawn, moved = (np.asarray(getattr(each, name)) for each in (one, other, turned))
         if (sent == drawn).all():
@@ -119,7 +118,7 @@ def unbiased(case: Case) -> None:
     """On average over keys, the rows that are sent are those of ``unbiased_for``, if given."""
     if case.about.unbiased_for is None:
         return
-    before = _kept(case.example.rows, used(case.example.rows))
+    before = select_rows(case.example.rows, used(case.example.rows))
 
     def one(seed: Any) -> Any:
         sent = _make(case.shared, Given(before, seed))
@@ -143,8 +142,8 @@ def reference(case: Case) -> None:
     if case.about.reference is None:
         return
     for given in case.drawn:
-        before = _kept(given.rows, used(given.rows))
-        expected, sent = case.about.reference(before), _kept(case.direct(given), used(given.rows))
+        before = select_rows(given.rows, used(given.rows))
+        expected, sent = case.about.reference(before), select_rows(case.direct(given), used(given.rows))
         assert_close(sent.mean, np.asarray(expected.mean), case.single, "means")
         assert_close(sent.count, np.asarray(expected.count), case.single, "counts")
 
