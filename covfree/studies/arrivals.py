@@ -20,8 +20,8 @@ class Arrival(NamedTuple):
     """The outcome of a round.
 
     Attributes:
-        record: the round's line in the history, numbered from 1; has ``accuracy`` only if it was measured.
-        head: the last head that was made, of the clients that had come by then; None before the first.
+        record: costs of the round (numbered from 1), with its ``accuracy`` if that was measured.
+        head: the latest head, of all clients that had sent when it was made; None before the first.
     """
 
     record: Record
@@ -40,19 +40,19 @@ def arrivals(
 ) -> Iterator[Arrival]:
     """Yield an `Arrival` for each round: its cost, and the accuracy of the head of all clients so far.
 
-    A client sends its statistics in its first round, and nothing later. The server adds them to those that it
-    has, and solves for the head again. If no new client of a round has examples, the head stays the same.
+    A client sends its statistics in its first round, and nothing later. The server adds them to its sums, and
+    in measured rounds solves for the head again, unless no new client has examples.
 
     Args:
-        method: a method. If it is not `Method.one_shot`, the server would ask earlier clients again when
-            others arrive; bytes and operations of this are not counted.
+        method: a method. Without `Method.one_shot`, earlier clients would have to send again whenever new
+            ones arrive; such bytes and operations are not counted.
         data: training and test examples.
         clients: the client of each training example.
         schedule: [rounds, drawn], the clients of each round, −1 for nobody.
         seed: the seed of the method's draws.
         extractor: operations of the feature extractor on one example, added to the clients' operations.
-        measured: function from a round's number (from 1) to whether the head is made and tested; in the last
-            round it always is.
+        measured: tells by a round's number (from 1) whether its head is made and tested; that of the last
+            round always is.
     """
     labels, dim = np.asarray(data.train_labels), data.train_features.shape[1]
     came = np.zeros(int(max(clients.max(), schedule.max())) + 1, bool)

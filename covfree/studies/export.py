@@ -88,7 +88,7 @@ def export_onnx(
         out: the file.
         network: an ONNX file, or a network of covfree, which needs jax2onnx; None for the head alone.
         params: the parameters of a network of covfree.
-        output: the tensor of an ONNX file that is the head's input, as in `covfree.backbones.from_onnx`.
+        output: the name of the ONNX file's tensor that the head takes, as in `covfree.backbones.from_onnx`.
 
     Returns:
         How far onnxruntime's scores are from covfree's, on random inputs.
@@ -157,14 +157,15 @@ def _opset(model: Any) -> int:
 
 
 def _shape(session: Any, path: Path) -> tuple[int, ...]:
-    """Return the shape of one example for a model's input; free sides become 3 channels, or 224 pixels."""
+    """Return the shape of one input example; free sizes become 3 for channels, 224 for height and width."""
     inputs = {each.name: each.shape for each in session.get_inputs()}
     if len(inputs) != 1 or session.get_inputs()[0].type != "tensor(float)":
         raise ValueError(f"network: expected one input in float32 in {path}, got {inputs}")
     batch, *sides = session.get_inputs()[0].shape
     if isinstance(batch, int):
         raise ValueError(f"network: expected a free batch size in {path}, got {batch}; export it with one")
-    # If an image's first side is free and its last is not 3, the first counts channels, as in `from_onnx`.
+    # Of an image's three sizes, the first counts channels if it is free and the last is not 3, as in
+    # `from_onnx`.
     free = len(sides) == 3 and not isinstance(sides[0], int) and sides[2] != 3
     sides = [3, *sides[1:]] if free else sides
     return tuple(side if isinstance(side, int) else 224 for side in sides)

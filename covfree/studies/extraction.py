@@ -93,7 +93,7 @@ def names_in(path: Path | None) -> tuple[str, ...] | None:
 
 
 def option_of(given: dict[str, Any]) -> str:
-    """Return the first key as a command-line option, such as ``--client-column``."""
+    """Return the first key of ``given`` as a command-line option, such as ``--client-column``."""
     return "--" + next(iter(given)).replace("_", "-")
 
 
@@ -109,7 +109,7 @@ def extract(
 ) -> Extracted:
     """Compute features of images into a file under a progress bar, and print a summary.
 
-    ``network`` is a name in `BACKBONES`, to which ``weights`` belong; or an `Extractor`, which has its own.
+    ``network`` is a name in `BACKBONES`, and needs ``weights``; or an `Extractor`, which holds its weights.
     """
     own: dict[str, Any] = {"out": out, "dtype": dtype, "batch_size": batch_size, "on_damaged": on_damaged}
     if weights is None:

@@ -66,8 +66,8 @@ class Federation:
         Args:
             data: the examples.
             seed: the seed of the partition.
-            warn: whether to warn if the partition leaves examples out. Studies do not, as their results have
-                the numbers (`left_out`).
+            warn: whether to warn if the partition leaves examples out. Studies pass False, as their results
+                report the numbers (`left_out`).
 
         Raises:
             ValueError: if the partition cannot be made, or the data's own clients hold no training example.
@@ -104,7 +104,7 @@ def federations(
     """Combine partitions, clients and alphas, the last varying fastest; ``iid`` has no alpha and comes once.
 
     Raises:
-        TypeError: if an argument is one value, not several.
+        TypeError: if an argument is a single value instead of an iterable.
 
     >>> [str(f.alpha) for f in federations([10], ["inner_dirichlet", "iid"], [0.1, 0.5])]
     ['0.1', '0.5', '0.1']
@@ -121,7 +121,7 @@ def federations(
 
 
 def several(name: str, values: object, expected: str) -> None:
-    """Raise TypeError unless an argument is an iterable of values; a single string is refused."""
+    """Raise TypeError unless ``values``, the argument ``name``, is an iterable other than a string."""
     if isinstance(values, str) or not isinstance(values, Iterable):
         raise TypeError(f"{name}: expected several {expected}, such as a list, got {values!r}")
 

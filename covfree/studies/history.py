@@ -15,9 +15,9 @@ from covfree.studies.table import as_bytes
 class History:
     """The records of a run: each is at once written to a file and reported to the listener.
 
-    Rounds of training count from 1, so record r has the accuracy after r rounds. Record 0 is the start: the
-    last round of the first closed-form stage, whose earlier rounds have numbers below 0. A later closed-form
-    stage counts as a round.
+    Rounds of training count from 1, so record r has the accuracy after r rounds. In a closed-form stage the
+    head is solved for. The rounds of the first stage end with round 0, and so begin below 0. Each later stage
+    counts as one round.
     """
 
     def __init__(self, name: str, rounds: int, path: Path | None, listener: Listener) -> None:
@@ -26,12 +26,12 @@ class History:
         self._written, self._first, self._flops = 0, 0, np.zeros(0)
 
     def begin(self, records: list[Record], flops: np.ndarray) -> None:
-        """Start from the records up to a closed-form stage; `flops`: clients' operations by later round."""
+        """Set the records up to a closed-form stage, and all clients' operations in each round after it."""
         self.records, self._flops = list(records), flops
         self._first = self.records[-1]["round"]
 
     def __call__(self, rounds: list[Record]) -> bool:
-        """Add the records in `rounds` that are new, write and report them; return False, as runs go on."""
+        """Add, write and report the new records in ``rounds``; return False, so that the training goes on."""
         for record in rounds[self.records[-1]["round"] - self._first :]:
             number, flops = self._first + record["round"] + 1, float(self._flops[record["round"]])
             self.records.append({**record, "round": number, "flops": flops})

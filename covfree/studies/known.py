@@ -41,7 +41,7 @@ def entry_of(name: str) -> Entry[Method]:
 
 
 def is_own(name: str) -> bool:
-    """Return whether a name, with or without numbers, means or includes a method that is not covfree's."""
+    """Return whether any method in a name such as ``fedcof:shrinkage=1-or-mine`` is not covfree's own."""
     return any(each.partition(":")[0] not in registry() for each in name.split(JOINT))
 
 

@@ -10,7 +10,7 @@ def parsed(text: str, expected: str) -> tuple[str, dict[str, Any]]:
 
     Args:
         text: ``name:number=value:…``, where the name may also be a function of a file, ``mine.py:function``.
-        expected: beginning of errors, such as ``methods: expected a number such as fedcof:shrinkage=0.1``.
+        expected: how errors begin, such as ``methods: expected a number such as fedcof:shrinkage=0.1``.
 
     >>> parsed("fedcof:shrinkage=0.1:head=ridge", "")
     ('fedcof', {'shrinkage': 0.1, 'head': 'ridge'})

@@ -25,7 +25,7 @@ from covfree.studies.timing import timed
 
 
 class _Solved(NamedTuple):
-    """A head, what clients sent for it, the seconds it took, and the method that clients chose, if any."""
+    """A head, its costs, and the index of the method that clients chose, if they chose one."""
 
     head: Any
     sent: covfree.SentBytes
@@ -43,7 +43,10 @@ def run_method(
     figures: Sequence[str] = (),
     predictions: bool = False,
 ) -> Run:
-    """Run a method as `covfree.fit` and `covfree.evaluate` do, and time clients and server separately."""
+    """Run a method as `covfree.fit` and `covfree.evaluate` do, and time clients and server separately.
+
+    ``figures`` names other metrics to measure, ``predictions`` asks for counts of predictions; see `Run`.
+    """
     data, clients = task.data, task.clients
     if method is POOLED:
         return _run_pooled(name, task, figures, predictions)

@@ -32,12 +32,15 @@ def origin_of(data: FeatureSet, seed: int) -> dict[str, Any]:
 
 
 def says_enough(origin: Mapping[str, Any] | None) -> bool:
-    """Return whether an origin has the entries of `origin_of`; `covfree.save_head` accepts others too."""
+    """Return whether an origin has all entries of `origin_of`; `covfree.save_head` accepts any."""
     return origin is not None and {"dataset", "examples", "seed", "train", "hashes"} <= set(origin)
 
 
 def seen_in_training(data: FeatureSet, seed: int, origin: Mapping[str, Any]) -> str:
-    """Explain why the head was fitted to examples of the test part; empty if it was not, or to few."""
+    """Return a message if the head was fitted to over a tenth of the test examples, else an empty text.
+
+    The text is empty, too, if the data's training part is the one that the head was fitted to.
+    """
     known = np.array([int(one, 16) for one in origin["hashes"]], np.uint64)
     looked_at = found = 0
     for hashes in _hashes(data.test_features):
@@ -66,7 +69,7 @@ def _examples(data: FeatureSet) -> int:
 
 
 def _hashes(features: Any) -> Iterator[np.ndarray]:
-    """Yield hashes of examples, rounded to float16 so that a copy in another precision hashes alike."""
+    """Yield arrays of examples' hashes; copies in other precisions hash alike, as rounded to float16."""
     for part in blocks(features):
         block = np.asarray(features[part])
         largest = abs(block).max(1, initial=0, keepdims=True).astype(np.float64)

@@ -55,7 +55,7 @@ class Part(NamedTuple):
 
 
 class Start(NamedTuple):
-    """What all methods start from.
+    """The model and the class means that all methods start from.
 
     Attributes:
         model: the model before training.
@@ -74,11 +74,11 @@ class Personalised(NamedTuple):
     Attributes:
         accuracy: [clients] the share of correct predictions on a client's own test examples; NaN if it has
             none.
-        diverged: the first round whose model was not finite; it was undone and the rounds ended, so that the
-            accuracies are of fewer rounds. None if there was none.
-        bytes_up: bytes that clients sent in the rounds.
-        bytes_down: bytes that clients received in the rounds.
-        seconds: the time of the rounds.
+        diverged: the first round whose model was not finite, or None. Such a round is undone and the last, so
+            accuracies are those after the round before.
+        bytes_up: bytes that all clients sent.
+        bytes_down: bytes that all clients received.
+        seconds: the time of training, and for AFL of testing.
     """
 
     accuracy: np.ndarray
@@ -107,7 +107,7 @@ def personalised(
 
     Args:
         method: one of `TITLES`.
-        start: what all methods start from.
+        start: the initial model and the class means.
         train: the clients' training examples.
         test: the clients' test examples.
         client: the clients' optimiser, or its rate.
@@ -118,7 +118,7 @@ def personalised(
         strength: λ of FedProto and FedCGS.
         key: the key of all random draws.
         checkpoint: a folder in which rounds are saved, and from which they are resumed.
-        batch_size: examples of a step.
+        batch_size: examples per gradient step.
     """
     if method not in TITLES:
         raise ValueError(f"methods: expected some of {', '.join(TITLES)}, got {method!r}")
@@ -189,7 +189,8 @@ class Personalisation:
         weight_decay: weight decay of the clients' descent, as in PyTorch.
         batch_size: see `personalised`.
         temperature: temperature of a head in closed form, see `covfree.studies.training.Training`.
-        rank: rank of the adapter that is trained between features and head; a network is trained as a whole.
+        rank: rank of the adapter that is trained between features and head; with images, the whole network
+            is trained instead.
         norms: how a network's batch norms train; see `covfree.finetune.network_model`.
     """
 
@@ -207,7 +208,7 @@ class Personalisation:
     norms: Norms = "frozen"
 
     def start(self, task: Task) -> Start:
-        """Make what all methods start from: a head on an adapter, or on a network."""
+        """Make the initial model, a head on an adapter or on a network, and the class means."""
         data, network = task.data, task.network
         begun = start_of(From(self.init, self.temperature, "once", 1.0, 1, 0), task)
         fixed = begun.temperature
@@ -267,14 +268,15 @@ def dealt(
 ) -> Task:
     """Assign examples to clients, each of which sets a share of its examples aside for tests.
 
-    If the data has clients, they are kept; its test part is used as it is if it has clients, else left out.
+    Without clients of its own, all the data is partitioned, its test part too. With clients, the training
+    part is split; but if its test examples name clients as well, both parts stay as they are.
     """
     features = data.train_features, data.test_features
     inputs = features if pixels is None else pixels
     if data.clients is not None and data.test_clients is not None:
         return Task(data, data.clients.astype(np.int32), seed, *inputs, network)
     if data.clients is not None:
-        # The test examples belong to no client.
+        # Leave the test examples out, as they belong to no client.
         labels, owners, number = data.train_labels, data.clients, 1
     else:
         labels, number = np.concatenate([data.train_labels, data.test_labels]), 2

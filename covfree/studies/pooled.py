@@ -22,7 +22,7 @@ _FOLDS, _STEPS = 3, 500
 # Training ends when a step lowers the objective by less than this many nats; accuracies no longer change
 # then.
 _TOLERANCE = 1e-6
-# An estimate of p(1 − p), the curvature of the loss, times the number of classes.
+# An estimate of the loss's curvature, p(1 − p) for a class of probability p, times the number of classes.
 _CURVATURE = 0.1
 
 
@@ -44,9 +44,9 @@ def pooled_head(
 ) -> tuple[LinearHead, float]:
     """Train logistic regression on examples in one place, to its optimum.
 
-    Features are centred, and divided by the root of their mean variance. Of several penalties, the one with
-    the best accuracy in three-fold cross-validation is used, the first of equals. With too few examples for
-    that, the first one is used.
+    Features are centred, and divided by the root of their mean variance. The penalty is the one with the best
+    accuracy in three-fold cross-validation: the first of equally good ones, and the first in ``penalties`` if
+    there are too few examples.
 
     Returns:
         The head, and the λ that was used.
@@ -64,7 +64,7 @@ def pooled_head(
     most, second = [*np.sort(counts)[::-1], 0][:2]
     weight, bias = np.zeros((x.shape[1], num_classes)), np.zeros(num_classes)
     penalty = penalties[0]
-    # With fewer examples there are no folds, or a fold that leaves only one class.
+    # With fewer examples, three folds cannot be made, or a fold's training part may have only one class.
     if len(penalties) > 1 and most >= _FOLDS and second > 1:
         with warnings.catch_warnings():
             # Silence the warning about a class with fewer examples than folds.

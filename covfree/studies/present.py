@@ -27,7 +27,10 @@ def present(
     given: Mapping[str, Any],
     page: Path | None = None,
 ) -> None:
-    """Print the results; write them if the study has a folder; write the page if asked for."""
+    """Print the results as ``form``, and write them if the study has a folder.
+
+    ``config`` is stored with the results; ``given``, the options as given, is shown on the ``page``, if any.
+    """
     results = summarise(runs, study.titles)
     content = report.as_json(config, report.environment(), results)
     several = len(study.datasets) * len(list(study.federations)) > 1

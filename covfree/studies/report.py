@@ -112,7 +112,7 @@ def _best(run: Run) -> float:
 def records(results: Sequence[Result]) -> list[dict[str, Any]]:
     """Return one record per method for JSON and CSV: means over the seeds, but medians of seconds.
 
-    If methods in closed form ran on several federations, each record names its own.
+    If methods in closed form ran on several federations, each record names its federation.
     """
     if is_trained(results):
         return [_trained_record(result) for result in results]
@@ -155,7 +155,7 @@ def _trained_record(result: Result) -> dict[str, Any]:
 
 
 def as_json(config: Mapping[str, Any], environment: Mapping[str, str], results: Sequence[Result]) -> str:
-    """Return settings, environment, the table's figures and every run as JSON, without trainings' rounds."""
+    """Return settings, environment, the table's figures and every run (without its history) as JSON."""
     found = records(results)
     for record, result in zip(found, results, strict=True):
         record["runs"] = [_trained_run(run) if run.history else _run(run) for run in result.runs]
@@ -203,7 +203,7 @@ def _trained_run(run: Run) -> dict[str, Any]:
 
 
 def notes(results: Sequence[Result]) -> list[str]:
-    """Return notes: how often clients chose each method, and the command line's names for the titles."""
+    """Return notes: how often clients chose each method, and each title's name on the command line."""
     lines = []
     for method in dict.fromkeys(result.method for result in results if JOINT in result.method):
         runs = [run for result in results if result.method == method for run in result.runs]

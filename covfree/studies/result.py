@@ -42,13 +42,13 @@ class Run:
         server_seconds: time from the clients' messages to the head, without compilation.
         left_out: training examples and classes that no client holds.
         dataset: name of the data.
-        federation: how the examples were spread, if the data did not say so.
+        federation: the partition over clients, unused if the data has clients; None outside a `Study`.
         figures: other metrics of the test examples, by their names in `covfree.metrics.NAMES`.
         predictions: counts of the test predictions by class and client; None if they were not counted.
         history: a training's records, one per round; round 0 is the last of the closed-form stage.
         rates: the learning rates of the clients and the server.
-        tried: the rates that were tried on clients set aside; None without tuning.
-        diverged: the round that was undone as its state was not finite; None if there was none.
+        tried: pairs of rates and their accuracy on clients set aside for tuning; None without tuning.
+        diverged: the round that was undone, as the model was not finite after it; or None.
         taken: if clients chose among methods (`covfree.select`), the index of the chosen one.
     """
 
@@ -80,7 +80,7 @@ class Run:
 
     @property
     def trained(self) -> list[Record]:
-        """Evaluated records from the start of training on, which is round 0."""
+        """The `evaluated` records of round 0, the start of training, and of the rounds after it."""
         return [record for record in self.evaluated if record["round"] >= 0]
 
     @property
@@ -118,7 +118,7 @@ class Result:
         return fmean(value(run) for run in self.runs)
 
     def bytes(self, down: bool = False) -> float:
-        """Return the mean over the runs of the bytes that all clients send and, with ``down``, receive."""
+        """Return the runs' mean of the bytes that all clients send, or with ``down`` send and receive."""
         return self.mean(lambda run: run.sent.statistics + (run.received if down else 0))
 
     def median(self, value: Callable[[Run], float]) -> float:
@@ -170,9 +170,9 @@ def accuracy_cell(result: Result, seeds: int) -> Cell:
 def accuracy_table(results: Iterable[Result]) -> Table:
     """Lay out accuracies with a line per method and a column per federation; mark each column's best.
 
-    A cell is the mean in percent ± the standard deviation over seeds; it is empty if the method was not run
-    there. If it failed with some seeds, the cell gives the number of the others and has no mark. A column is
-    named after the settings that differ between the federations.
+    A cell is the mean in percent ± the standard deviation over seeds, and empty if the method was not run on
+    that federation. If a method failed with some seeds, its cell also says how many seeds it has, and gets no
+    mark. Columns are named after the settings that differ between federations.
 
     Args:
         results: results of `summarise`.

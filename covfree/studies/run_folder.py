@@ -25,7 +25,7 @@ _WRITTEN = {
 
 
 def make_folder(out: Path | None, command: str) -> None:
-    """Make the folder for a command's files; raise ValueError if it has another command's."""
+    """Make the folder for a command's files; raise ValueError if it holds files of another command."""
     if out is None:
         return
     for other, patterns in _WRITTEN.items():
@@ -47,7 +47,7 @@ def holds_trainings(out: Path) -> bool:
 
 
 def check_settings(folder: Path, settings: Mapping[str, Any], resume: bool) -> None:
-    """Raise ValueError if a folder has runs, unless ``resume`` and settings and version are the same."""
+    """Raise ValueError if a folder has runs, unless ``resume`` is set and settings and version agree."""
     earlier = read_settings(folder, "version")
     if earlier is None:
         return
@@ -82,7 +82,7 @@ def check_data(folder: Path, contents: Mapping[str, str]) -> None:
 
 
 def write_settings(folder: Path, settings: Mapping[str, Any], **more: Any) -> None:
-    """Write the runs' settings, and ``more``, into the folder."""
+    """Write the runs' settings, and further entries ``more``, into the folder."""
     folder.mkdir(parents=True, exist_ok=True)
     content = {"settings": dict(settings), "version": covfree.__version__, **more}
     # Write atomically, so that a run killed here can be started again.

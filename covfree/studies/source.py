@@ -214,7 +214,8 @@ def _checked(source: Source) -> Source:
     return source
 
 
-# Beyond this offset (see `_offset`), rounding in float32 costs over 0.01 of the spread: 290² times 1.2e-7.
+# Beyond this offset (see `_offset`), rounding sums of squares in float32 costs over 1 % of the variance:
+# 290² · 1.2e-7 = 0.01.
 _FAR = 290.0
 
 
@@ -232,7 +233,7 @@ def class_name(data: FeatureSet, label: int) -> str:
 
 
 def heading(data: FeatureSet, federation: Federation, seeds: int, lost: Sequence[LeftOut]) -> str:
-    """Describe the data and the federation in one line, with the examples on no client over all seeds."""
+    """Describe the data and the federation in one line; ``lost`` has what each seed leaves on no client."""
     spread = f"{federation.clients} clients, {federation.partition}"
     if federation.partition != "iid":
         spread += f" {federation.alpha:g}"
@@ -286,7 +287,7 @@ def contents_of(data: FeatureSet) -> str:
 
 
 def cache_file(stem: str, key: dict[str, Any]) -> Path:
-    """Return the cache's path for features with this key; make its folder."""
+    """Return a path in the cache from the name ``stem`` and a hash of ``key``; make the cache's folder."""
     own, common = os.environ.get("COVFREE_CACHE"), os.environ.get("XDG_CACHE_HOME")
     folder = Path(own) if own else (Path(common) if common else Path.home() / ".cache") / "covfree"
     try:

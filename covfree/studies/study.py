@@ -40,7 +40,7 @@ class Cell(NamedTuple):
     Attributes:
         dataset: name of the data.
         seed: seed of the split, the partition and the method.
-        federation: how examples are spread over clients, unless the data says so.
+        federation: how examples are spread over clients, unused if the data has its own clients.
         method: the method's name.
     """
 
@@ -56,15 +56,15 @@ class Study:
 
     Attributes:
         datasets: by name, a function that returns the data for a seed (the split may depend on the seed).
-        federations: how examples are spread over clients, unless the data says so.
+        federations: how examples are spread over clients; unused if the data has its own clients.
         methods: by name: methods in closed form, made by `variants`, or trainings.
         seeds: seeds of splits, partitions and methods.
         figures: names in `covfree.metrics.NAMES`, measured in addition to the accuracy, in `Run.figures`.
             Figures by client need data that gives the client of each test example.
         predictions: whether test examples are counted by class and prediction, in `Run.predictions`.
         folder: stores the runs: those in closed form in ``runs.jsonl``, one per line, and each training in a
-            folder of its own. It may contain runs of other cells, which stay. If a stored run lacks
-            predictions that are asked for, it is repeated.
+            folder of its own. Runs of other studies in it are kept. If a stored run lacks predictions that
+            are asked for, it is repeated.
         settings: settings stored with the runs, by the names of options; runs with other settings cannot be
             resumed.
         failed: the error message of each cell whose method failed.
@@ -133,7 +133,7 @@ class Study:
         return [each for each in self.methods.values() if not isinstance(each, Method | Variant)]
 
     def check(self, resume: bool) -> None:
-        """Raise ValueError if the folder has runs, unless ``resume`` and settings and data are the same.
+        """Raise ValueError if the folder has runs, unless ``resume`` is set and settings and data agree.
 
         Otherwise write the settings of methods in closed form into the folder.
 
@@ -157,7 +157,7 @@ class Study:
         write_settings(self.folder, self.settings, data=now)
 
     def kept_with(self, training: Training, seed: int) -> dict[str, Any]:
-        """Return the settings that are stored with a training: the study's, start, algorithm and seed."""
+        """Return the settings stored with a training: those of the study, ``init``, algorithm and seed."""
         own = {"init": training.init, "algorithm": training.algorithm, "seed": seed}
         return {**self.settings, **own}
 
@@ -219,7 +219,7 @@ class Study:
         return f"{cell.method}, seed {cell.seed}{where}"
 
     def _tell(self, cell: Cell, number: int, compiled: bool, listener: Listener) -> None:
-        # "compiling" is a guess: if another seed's tables differ in size, some functions compile again.
+        # "compiling" is a guess: if another seed's arrays differ in size, some functions compile again.
         doing, total = f"{self.name(cell)}{'' if compiled else ': compiling, then running'}", len(self.cells)
         listener.step(doing, number - 1, total, f"covfree: run {number} of {total}: {doing}")
 
@@ -273,7 +273,7 @@ class _Loaded:
 
 
 class _Place:
-    """One federation of one seed's data; makes its runs, which share tasks."""
+    """One federation of one seed's data; runs methods on it, all on the same one or two `Task`s."""
 
     def __init__(self, loaded: _Loaded, federation: Federation) -> None:
         self._loaded, self._clients = loaded, clients_of(loaded.data, federation, loaded.seed)
@@ -304,7 +304,7 @@ class _Place:
         return run_training(training, task, out=study.folder, listener=listener, **more)
 
     def _task(self, of_pixels: bool) -> Task:
-        """Return the task whose inputs are features or, if ``of_pixels``, pixels; make each once."""
+        """Return the task whose inputs are features or, if ``of_pixels``, pixels; make each task once."""
         loaded, tasks = self._loaded, self._tasks
         if of_pixels not in tasks:
             images = loaded.images if of_pixels else None

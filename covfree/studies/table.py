@@ -148,7 +148,10 @@ def show(
     left_out: Sequence[str] = (),
     below: str = "",
 ) -> None:
-    """Print results on standard output, as a table, Markdown, LaTeX, JSON or CSV."""
+    """Print results on standard output: ``content`` for JSON, ``records`` as CSV, else title and table.
+
+    Beside CSV, lines of ``left_out`` go to stderr. The terminal's table has ``below`` under it.
+    """
     if form == "json":
         print(content)
     elif form == "csv":
@@ -190,7 +193,7 @@ def _blocks(console: Any, table: Table) -> list[Any]:
 
 
 def _width(console: Any, block: Any) -> int:
-    """Return a table's minimum width in characters, with the first column broken as much as it may be."""
+    """Return a table's width in characters if its first column is as narrow as possible."""
     from rich.measure import Measurement
 
     return Measurement.get(console, console.options.update(max_width=_UNBOUNDED), block).minimum

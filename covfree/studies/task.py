@@ -71,7 +71,7 @@ class Task:
         test_inputs: inputs of the test examples.
         network: computes features of pixels; None if inputs are features.
         starts: cache of the heads that training starts from, by name.
-        aside: cache of the task for tuning learning rates; its test part is that of clients set aside.
+        aside: cache of the task for tuning learning rates, which tests on examples of clients set aside.
     """
 
     data: FeatureSet

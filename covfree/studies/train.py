@@ -45,7 +45,7 @@ class _Stretch(NamedTuple):
     Attributes:
         number: the number of the stretch, from 0.
         model: the model from which its rounds start.
-        records: the history up to the stage.
+        records: the history, up to the closed-form stage before these rounds.
     """
 
     number: int
@@ -206,7 +206,7 @@ def _flops(training: Training, task: Task, head: Any, schedule: np.ndarray) -> n
         dim = task.data.train_features.shape[1]
         extractor += covfree.call_flops(feature_map, jax.ShapeDtypeStruct((1, dim), jnp.float32))
     if training.train == "prompts" and training.top is not None:
-        # Beside training's three passes, a forward pass without prompts gives the feature that chooses them.
+        # Training costs three forward passes; one more, without prompts, serves to select prompts.
         extractor *= 4 / 3
     one = covfree.training_flops(
         1,

@@ -62,15 +62,15 @@ class Training:
         momentum: momentum of the clients' gradient descent.
         weight_decay: the clients add this multiple of the parameters to the gradient, before momentum.
         client_optimiser: instead of momentum and decay, a function in a file, see `optimiser_of`.
-        temperature: the temperature of a closed-form head. A fitted one, ``"auto"``, divides the head once. A
-            number divides scores throughout training, as in `covfree.finetune.at_temperature`; with prompts
-            it too divides the head once.
+        temperature: ``"auto"`` fits a temperature to a closed-form head, and divides the head once. A number
+            divides scores throughout training, as in `covfree.finetune.at_temperature`, or with prompts the
+            head once. ``"none"`` divides nothing.
         start_rounds: rounds of the closed-form stage: ``"once"`` for one with all clients; ``"all"`` for
             rounds of ``participation`` clients each, none of them twice, until all came; or the number of
             such rounds.
         extractor_flops: operations of the feature extractor on an example; clients' costs include them where
             clients compute features.
-        rank: the rank of `covfree.finetune.lora` for training layers; 0 for training them fully.
+        rank: the rank of `covfree.finetune.lora` on a network's layers; 0 to train the layers themselves.
         restart: every so many rounds, a round is a closed-form stage of all clients on the present features,
             and training continues from its head; 0 for none.
         prompts: number of prompts, if ``train`` is ``"prompts"``.

@@ -34,7 +34,10 @@ def run_training(
     predictions: bool = False,
     listener: Listener | None = None,
 ) -> Run:
-    """Train in a federation; if the run was stopped earlier, continue from its last checkpoint."""
+    """Train in a federation; if the run was stopped earlier, continue from its last checkpoint.
+
+    ``out`` is the study's folder, in which ``settings`` are stored with the run.
+    """
     listener = listener or Listener()
     folder = None if out is None else training.folder(out, task.seed)
     earlier = None if folder is None else read_settings(folder, "rates", "tried")
@@ -81,13 +84,13 @@ def set_aside(task: Task) -> Task:
 
 
 def tuned(training: Training, task: Task, listener: Listener) -> tuple[Rates, list[dict[str, Any]]]:
-    """Choose the rates with the highest accuracy on clients set aside, averaged over the first rounds.
+    """Choose the rates with the best accuracy on clients set aside, averaged over up to ten rounds.
 
     The mean is more stable than the last round: with rates that are too high, the accuracy oscillates.
 
     Args:
         training: the training, whose rates are in the middle of the grid.
-        task: the federation; starts are fitted anew without the clients set aside.
+        task: the federation. Closed-form heads are fitted anew, without the clients set aside.
         listener: receives the accuracy of each pair of rates.
 
     Returns:

@@ -34,10 +34,10 @@ def variants(names: Iterable[str], numbers: Mapping[str, Sequence[Any]] | None =
         names: names of methods (see `entry_of`), perhaps with numbers: ``"fedcof:shrinkage=0.1:head=ridge"``.
             Among methods joined as ``"fedcof-or-fedncm"`` the clients choose one, see `covfree.select`; these
             come last.
-        numbers: values to combine, by name; each method takes those that it accepts and does not set itself.
+        numbers: values by argument; a method takes the arguments that it accepts and its name does not set.
 
     Returns:
-        The methods by name. The name contains a number if it has several values or was part of ``names``.
+        The methods by name. The name contains an argument with more than one value, or set in ``names``.
 
     Raises:
         TypeError: if ``names`` is one text.
@@ -73,7 +73,7 @@ def chosen_of(variants: Mapping[str, Variant]) -> dict[str, Variant]:
 def _single(
     names: Sequence[str], numbers: Mapping[str, Sequence[Any]], *, all_taken: bool = True
 ) -> dict[str, Variant]:
-    """Make the methods of names without ``-or-``; with ``all_taken``, some method must take each number."""
+    """Make the methods of names without ``-or-``; ``all_taken``: raise if no method takes a number."""
     found = dict[str, Variant]()
     made: dict[str, tuple[str, dict[str, Any]]] = {}
     asked = [
