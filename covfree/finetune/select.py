@@ -1,4 +1,4 @@
-"""Choose a learning rate, or other numbers of an algorithm, by examples that clients keep aside."""
+"""Choose a learning rate, or other hyperparameters, by examples that clients keep aside."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ class Numbers(NamedTuple):
 
     Attributes:
         model: the model, which all candidates share.
-        each: the candidates' other numbers, stacked; their ``model`` is None.
+        each: the candidates' other hyperparameters, stacked; their ``model`` is None.
     """
 
     model: Model
     each: averaging.Numbers
 
     def map(self, function: Callable[..., Any], *stacked: Any) -> Any:
-        """Map a function over the candidates' numbers and stacked pytrees, one candidate after the other."""
+        """Call a function with each candidate's ``params`` and slices of stacked pytrees; stack the results."""
 
         def one(parts: tuple[Any, ...]) -> Any:
             return function(parts[0]._replace(model=self.model), *parts[1:])
@@ -51,7 +51,7 @@ class State(NamedTuple):
 
     Attributes:
         states: the candidates' states, stacked.
-        counted: errors or losses in the last round, summed over clients, of the models that the server sent.
+        counted: the clients' sums of errors or losses of the models that the server sent in the last round.
     """
 
     states: Any
@@ -175,7 +175,7 @@ def _best(state: State) -> Array:
 
 
 def select(candidates: Sequence[Algorithm], *, by: By = "errors", keep: float = 0.1) -> Algorithm:
-    """Let clients choose a learning rate, or other numbers, by examples on which they do not train.
+    """Let clients choose a learning rate, or other hyperparameters, by examples on which they do not train.
 
     All candidates are trained side by side, from the same examples in the same order. In each round, each
     client first counts the errors of all models that it receives, on examples that it keeps aside. The server
@@ -190,7 +190,7 @@ def select(candidates: Sequence[Algorithm], *, by: By = "errors", keep: float = 
 
     Args:
         candidates: two or more of `fedavg`, `fedprox`, `fedadam`, `fedyogi` or `fedadagrad` of one model,
-            which differ in numbers only: ``[fedavg(model, rate) for rate in (0.001, 0.01, 0.1)]``, or
+            which differ in ``params`` only: ``[fedavg(model, rate) for rate in (0.001, 0.01, 0.1)]``, or
             ``fedavg(model, jax.tree_util.Partial(optax.adam, rate))``.
         by: what clients add up: ``"errors"``, or ``"losses"`` (−log softmax of the example's class, at most
             100).
@@ -203,8 +203,9 @@ def select(candidates: Sequence[Algorithm], *, by: By = "errors", keep: float = 
 
     Raises:
         TypeError: if a candidate is no algorithm.
-        ValueError: if there are fewer than two candidates, if they differ in more than numbers, or if one is
-            another algorithm or predicts no classes; or if an argument is out of range.
+        ValueError: if there are fewer than two candidates, if they differ in more than numerical
+            hyperparameters, or if one is another algorithm or predicts no classes; or if an argument is out
+            of range.
 
     Source: covfree; docs/selecting.md.
     """

@@ -21,8 +21,8 @@ from covfree.methods.rounds import Factor, Round
 from covfree.methods.summaries import keep_examples
 from covfree.statistics.feature_maps import FourierFeatures, accurate, fourier_features, to_norm_one
 
-# σ in units of the features' total deviation √tr Σ. Two examples are √2·√tr Σ apart (root mean square), so
-# the kernel between them is about exp(−1/16) = 0.94.
+# σ in units of √tr Σ, with Σ the features' covariance. The root mean square distance of two examples is
+# √2·√tr Σ, so the kernel between them is about exp(−1/16) = 0.94.
 _WIDTHS = 4.0
 
 

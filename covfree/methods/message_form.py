@@ -28,7 +28,7 @@ class MessageForm:
         merge: ``(params, message, num_classes) -> state``, the state after all rounds, from the messages of
             all clients as `collect` adds them up.
         matrices: whether a d × d matrix is sent by each client, or for each row.
-        solved: whether the client solves its own system first. The means are then columns of its solution.
+        solved: whether the client sends its own ridge solution, whose columns replace the class means.
         pooled: whether the server needs only the sum of all classes' scatters, not one for each class.
     """
 

@@ -48,9 +48,9 @@ class Method(Generic[H]):
         system: ``(params, *state) -> Scatter``, the regularised matrix with which the head is solved; or
             None.
         head: ``(params, system, *state) -> Head``, from the server's state after the last round.
-        message: how a client makes sums over its examples into one message, see `MessageForm`. None if the
-            client sends the summary's rows, over which the server runs the rounds, or if clients answer each
-            round with sums over their examples.
+        message: how a client makes one message from sums over its examples, see `MessageForm`. None if it
+            sends the summary's rows, over which the server runs the rounds, or if it answers each round with
+            sums over its examples.
         feature_map: a map of features. Clients apply it before they summarise, the head before it classifies.
         transforms: transforms of the rows before they leave a client, in this order.
         whole_clients: whether a round compares the rows of a client, so that all of them must be in one chunk
@@ -102,7 +102,7 @@ class Method(Generic[H]):
 
     @property
     def message_rounds(self) -> int:
-        """How many rounds a client's message replaces: all those over rows; 0 if clients send only sums."""
+        """The number of rounds that a client's message replaces: all over rows; 0 if it sends sums each round."""
         sends_sums = self.message is None and self.summary.stays
         return 0 if sends_sums else self.rounds_over_rows
 
@@ -147,7 +147,7 @@ class Method(Generic[H]):
             )
 
     def client_part(self) -> Method[Head]:
-        """Return the part of the method that clients use; equal for methods whose clients do the same.
+        """Return the method without its server's functions; equal for methods whose clients do the same.
 
         Compiled functions are cached by static arguments, so such methods share them.
         """

@@ -63,11 +63,11 @@ class Round:
         server: ``(params, state, total) -> state``. States are tuples, the first is ``()``. None appends
             the total to the state.
         broadcast: ``(params, state) -> sent``, a part of the state; None for all of it.
-        numbers: ``(params) -> params``, selects the method's numbers for the three functions; None for all.
+        numbers: ``(params) -> params``, selects hyperparameters for the three functions; None for all.
         examples: whether the round is over clients' examples, even if clients have sent other rows before.
         head: whether the state after the round gives a head; it always does after the last round.
         fixed: whether the clients' terms do not depend on any number in ``params``. `covfree.select` then
-            computes them once for methods that differ only in numbers.
+            computes them once for methods that differ only in hyperparameters.
     """
 
     client: Callable[[Any, Any, Rows, int], Any]
@@ -79,7 +79,7 @@ class Round:
     fixed: bool = False
 
     def own(self, params: Any) -> Any:
-        """Select the round's numbers from the method's."""
+        """Select the hyperparameters that the round uses from the method's."""
         return params if self.numbers is None else self.numbers(params)
 
 
@@ -106,7 +106,7 @@ def is_special(term: Any) -> bool:
 
 
 def as_total(terms: Any) -> Any:
-    """Convert the terms of all rows to their total; few rows stay a factor, see `covfree.linalg.Scatter`."""
+    """Convert the terms of all rows to their total: a `Factor` to a `Scatter`, a `Table` to its items."""
 
     def one(term: Any) -> Any:
         if isinstance(term, Factor):
@@ -117,7 +117,7 @@ def as_total(terms: Any) -> Any:
 
 
 def dense(terms: Any) -> Any:
-    """Convert terms to arrays of fixed size, which add up leaf by leaf."""
+    """Convert terms to arrays whose size does not depend on the rows, and which add up; refuse a `Table`."""
 
     def one(term: Any) -> Any:
         if isinstance(term, Table):

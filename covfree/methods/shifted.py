@@ -48,12 +48,12 @@ def fedcof_components(
     bias: bool = False,
     feature_map: FeatureMap | None = None,
 ) -> Method[Any]:
-    """Make FedCOF by variance components: the covariance comes from the spread of each client's own means.
+    """Make FedCOF by variance components: the covariance comes from the scatter of each client's own means.
 
-    Clients send the means of two or more random subsets of each class. The spread of one client's means does
-    not depend on differences between clients. So the estimate is unbiased under client shift, where that of
-    `fedcof` is too large. Bytes up: 4·M·d, with M the number of subset means. Defaults are LDA and automatic
-    shrinkage, as for `fedcof`.
+    Clients send the means of two or more random subsets of each class. The scatter of one client's means does
+    not depend on differences between clients. So the estimate is unbiased under client shift, whereas that of
+    `fedcof` is then too large. Bytes up: 4·M·d, with M the number of subset means. Defaults are LDA and
+    automatic shrinkage, as for `fedcof`.
 
     Args:
         shrinkage: see `fedcof`.

@@ -42,7 +42,7 @@ class Summary:
 
     Attributes:
         name: one word for what is sent; messages carry it.
-        make: ``(features, labels, clients, sizes, key) -> Rows`` of all clients, padded as the sizes say.
+        make: ``(features, labels, clients, sizes, key) -> Rows`` of all clients, padded to ``sizes``.
         sizes: ``(labels, clients) -> tuple`` of the integers that ``make`` needs, computed on the host, such
             as the numbers of rows and of clients. Upper bounds will do.
         cost: ``(labels, clients, dim) -> Cost``, on the host.

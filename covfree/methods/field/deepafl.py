@@ -25,7 +25,7 @@ class _Known(NamedTuple):
     """The server's state after the first round.
 
     Attributes:
-        features: the layers so far.
+        features: the feature map with the layers so far.
         head: the head on the last layer; None until it is solved.
     """
 
@@ -150,8 +150,8 @@ def deepafl(
     from FᵀF and FᵀR. Then W is solved again. Clients send only sums, so secure aggregation can be used, and
     the head does not depend on how examples are divided among clients.
 
-    Bytes up of each client: 4·[(T + 1)·(h² + h·C) + T·(f² + f·C)], and C class counts with each W. Bytes down
-    in each round: the layers so far and W; a client that keeps them needs only the newest layer.
+    Bytes up of each client: 4·[(T + 1)·(h² + h·C) + T·(f² + f·C)], and C class counts in each round for W.
+    Bytes down in each round: the layers so far and W; a client that keeps them needs only the newest layer.
 
     Args:
         num_layers: T.

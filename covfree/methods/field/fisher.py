@@ -143,7 +143,7 @@ def fishermix(
             classes than draws.
 
     Source: Turazza, Picone and Mamei (2026), GH-OFL, section on FisherMix. The paper trains by AdamW and
-    keeps directions up to a share of the eigenvalues' sum; here L-BFGS trains on all C − 1 directions. The
+    keeps leading directions with a share of the eigenvalues' sum; here L-BFGS trains on all C − 1. The
     paper's settings differ in whether they draw with Σ_c or the common covariance; here it is Σ_c.
     """
     check_positive("num_samples", num_samples)

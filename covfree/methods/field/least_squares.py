@@ -22,7 +22,7 @@ Terms: TypeAlias = Callable[[Any, Any, jax.Array, jax.Array, jax.Array], Any]
 
 
 def over_examples(terms: Terms) -> Bound:
-    """Make the client function of a round over examples; it sums part by part, to bound memory.
+    """Make the client function of a round over examples; it sums over blocks of them, to bound memory.
 
     Args:
         terms: ``(params, sent, features, targets, kept) -> pytree`` of sums over some examples. Targets are

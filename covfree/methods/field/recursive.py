@@ -1,4 +1,4 @@
-"""Fed3R's recursive form: a state to which examples are added and removed; its head is the batch solution.
+"""Fed3R's recursive form: add examples to a state or remove them; its head is that of all examples at once.
 
 The state contains a triangular root R of the regularised Gram matrix, Rᵀ R = F Fᵀ + λI.
 """

@@ -19,7 +19,7 @@ class Answer(NamedTuple):
     Attributes:
         product: the client's scatter times the directions.
         trace: trace of the scatter.
-        degrees: degrees of freedom behind the scatter.
+        degrees: degrees of freedom of the scatter.
     """
 
     product: Float[Array, "dim asked"]

@@ -215,8 +215,8 @@ def refined(
             features with very unequal variances that may be too much; try ``covfree.relative(0.001)``.
 
     Returns:
-        The method with rounds of products after its own; the numbers are ``params.first``, those of the
-        method, and ``params.shrinkage``.
+        The method with rounds of products after its own. Its hyperparameters are ``params.first``, those of
+        the given method, and ``params.shrinkage``.
 
     Raises:
         TypeError: if ``method`` is no method.

@@ -1,3 +1,3 @@
-"""Choosing a method, or its numbers, by clients' own examples."""
+"""Choosing a method, or its hyperparameters, by clients' own examples."""
 
 from covfree.methods.selecting.select import select as select

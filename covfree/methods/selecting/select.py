@@ -1,4 +1,4 @@
-"""Choose among methods, or among a method's numbers, by examples that clients keep aside."""
+"""Choose among methods, or among a method's hyperparameters, by examples that clients keep aside."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def _flops(params: Any, num_examples: int, dim: int, num_classes: int, *, own: t
 
 
 def select(candidates: Sequence[Method[H]], *, by: By = "errors", keep: float = 0.1) -> Method[H]:
-    """Let clients choose among methods, or among a method's numbers, by examples that they keep aside.
+    """Let clients choose among methods or hyperparameters by examples that they keep aside.
 
     Each client leaves a share of its examples out of what it sends. From the rest, the server makes the heads
     of all candidates, and sends them. Each client counts the errors of each head on the examples that it kept
@@ -110,7 +110,7 @@ def select(candidates: Sequence[Method[H]], *, by: By = "errors", keep: float = 
             all examples of a class are kept aside, it is absent.
 
     Returns:
-        The method; its numbers are a tuple of the candidates' numbers. Its head is that of the chosen
+        The method; its ``params`` are a tuple of the candidates'. Its head is that of the chosen
         candidate. Under ``jit``, if heads differ in class or shapes, it is a `SelectedHead` of all of them.
         The history of `covfree.rounds.run` has the chosen index (``taken``), each candidate's mean
         ``errors`` or ``losses``, and the number of examples kept aside (``counted``).
@@ -118,7 +118,7 @@ def select(candidates: Sequence[Method[H]], *, by: By = "errors", keep: float = 
     Raises:
         TypeError: if a candidate is no method.
         ValueError: if there are fewer than two candidates; if their clients send different messages, or apply
-            a map or transforms; or if an argument is out of range.
+            a feature map or transforms; or if an argument is out of range.
 
     Source: covfree; docs/selecting.md.
 
