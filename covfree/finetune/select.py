@@ -37,7 +37,7 @@ class Numbers(NamedTuple):
     each: averaging.Numbers
 
     def map(self, function: Callable[..., Any], *stacked: Any) -> Any:
-        """Call a function with each candidate's ``params`` and slices of stacked pytrees; stack the results."""
+        """Call a function with each candidate's ``params`` and slices of stacked pytrees, in turn."""
 
         def one(parts: tuple[Any, ...]) -> Any:
             return function(parts[0]._replace(model=self.model), *parts[1:])

@@ -102,7 +102,7 @@ class Method(Generic[H]):
 
     @property
     def message_rounds(self) -> int:
-        """The number of rounds that a client's message replaces: all over rows; 0 if it sends sums each round."""
+        """The number of rounds replaced by a client's message: all over rows; 0 if it sends only sums."""
         sends_sums = self.message is None and self.summary.stays
         return 0 if sends_sums else self.rounds_over_rows
 
