@@ -34,7 +34,7 @@ def audit_command(
         float | None,
         typer.Option(help="Bound on the features' norm; without it the largest, which is not public."),
     ] = None,
-    group: Annotated[int, typer.Option(help="Clients of a group.")] = 10,
+    group: Annotated[int, typer.Option(help="Clients in each group whose sums are attacked.")] = 10,
     seed: Annotated[int, typer.Option(help="Seed of the split, the partition and the groups.")] = 0,
     out: Out = None,
 ) -> None:

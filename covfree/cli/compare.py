@@ -73,12 +73,12 @@ def compare_command(
         bool,
         typer.Option(
             "--pooled",
-            help="And logistic regression on all data in one place.",
+            help="Add logistic regression on all data in one place.",
         ),
     ] = False,
     numbers: Set = None,
     select: Annotated[
-        bool, typer.Option("--select", help="And the method that clients choose among these.")
+        bool, typer.Option("--select", help="Add the method that clients choose among these.")
     ] = False,
     noise: Annotated[
         str | None,

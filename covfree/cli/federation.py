@@ -95,7 +95,9 @@ def new_command(
         typer.Option(help="Instead of these: a file of features, made as all sites must make theirs."),
     ] = None,
     rounds: Annotated[int | None, typer.Option(help="Rounds, of an algorithm that takes any number.")] = None,
-    deadline: Annotated[float | None, typer.Option(help="Minutes of a round. Without it, all sites.")] = None,
+    deadline: Annotated[
+        float | None, typer.Option(help="Minutes until a round closes; without it, when all answered.")
+    ] = None,
     fewest: Annotated[int, typer.Option(help="Fewest sites whose answers close a round.")] = 1,
     max_examples: Annotated[int, typer.Option(help="Most examples of a site.")] = 100_000,
     max_norm: Annotated[float | None, typer.Option(help="Largest norm of a feature.")] = None,
@@ -109,14 +111,14 @@ def new_command(
     sums: Annotated[
         str | None,
         typer.Option(
-            help="Hide uploads in sums, of numbers of at most so much: "
+            help="Hide each upload in a secure sum; bound is its numbers' largest size: "
             "bound=1e7:holders=3:threshold=8:neighbours=10; docs/secure-sums.md."
         ),
     ] = None,
     private: Annotated[
         str | None,
         typer.Option(
-            help="Noise inside these sums: epsilon=1:delta=1e-6:clip=15, of training also unit=client."
+            help="DP noise inside these sums: epsilon=1:delta=1e-6:clip=15; for training add unit=client."
         ),
     ] = None,
 ) -> None:
@@ -392,7 +394,7 @@ def _answered(folder: Folder, turn: int, site: str) -> str:
         about = unseal(folder.read(path), folder.description.sites).about
     except Refused as error:
         return f"not sound: {error}"
-    return "answered" if about["sender"] == site else f"not its own, but that of {about['sender']}"
+    return "answered" if about["sender"] == site else f"wrong: signed by {about['sender']}"
 
 
 def _head_file(head: Any, own: Description) -> bytes:

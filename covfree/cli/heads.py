@@ -161,7 +161,10 @@ def evaluate_command(
     data = _numbered(saved, data)
     _check_fit(head, saved, data)
     if not says_enough(saved.origin) and not every and not data.fixed_split:
-        say(f"{head} does not say what it was fitted to: the test part of --seed {seed} may be of it")
+        say(
+            f"{head} does not record which examples it was fitted to: some of them may be in the test part "
+            f"of --seed {seed}"
+        )
     part = _part(data, every)
     classes = data._replace(class_names=saved.class_names or data.class_names)
     classes = classes._replace(num_classes=saved.num_classes or data.num_classes)

@@ -254,4 +254,7 @@ def check_file(
         raise ValueError(f"--{option}: expected a file in a folder that is there, got {str(path)!r}")
     for source in inputs:
         if source is not None and path.exists() and os.path.exists(source) and path.samefile(source):
-            raise ValueError(f"--{option}: expected a file of its own, got {str(path)!r}, which is read from")
+            raise ValueError(
+                f"--{option}: expected another file than those that are read, got "
+                f"{str(path)!r}, which is one of them"
+            )

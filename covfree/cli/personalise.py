@@ -206,8 +206,8 @@ def _task(source: Source, federation: Federation, test_share: float, seed: int) 
     tested = task.data.test_clients
     if tested is None or not ((tested >= 0) & (tested <= task.clients.max())).any():
         raise ValueError(
-            f"--test-share: expected clients with examples to train on and to test, got {test_share:g} of "
-            f"the examples of {task.clients.max() + 1} clients, which leaves none of them a test"
+            f"--test-share: expected test examples at clients with training examples, got {test_share:g}, "
+            f"which leaves none at any of the {task.clients.max() + 1} clients"
         )
     lost = len(data.train_labels) + len(data.test_labels) - len(task.data.train_labels)
     if data.clients is None and (lost := lost - len(task.data.test_labels)):

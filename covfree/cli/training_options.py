@@ -56,7 +56,9 @@ Prompts = Annotated[
 ]
 Top = Annotated[
     int | None,
-    typer.Option(help="With --train prompts: how many of them an image reads, those most like it; or all."),
+    typer.Option(
+        help="With --train prompts: the prompts for an image, those most similar to it; default: all."
+    ),
 ]
 
 

@@ -156,7 +156,9 @@ class Client(Machine):
         """Compute the upload of a turn, and the site's state after it."""
         counted = arrays.get("counted")
         if counted is None or counted.shape != (len(self.description.sites),):
-            raise Refused("counted: expected a turn for each site", SERVER)
+            got = None if counted is None else f"shape {list(counted.shape)}"
+            wanted = f"shape [{len(self.description.sites)}], the last turn that counted for each site"
+            raise Refused(f"counted: expected {wanted}, got {got}", SERVER)
         old = self._kept
         before = old.after if counted[self._number] == old.turn >= 0 else old.before
         number, _ = self.description.place(turn)
@@ -177,7 +179,9 @@ class Client(Machine):
         number, step = self.description.place(turn)
         size, kept = about.get("words"), self._kept
         if type(size) is not int or size < 1:
-            raise Refused(f"words: expected the number of an upload's, got {size!r}", SERVER)
+            raise Refused(
+                f"words: expected the number of words of an upload, at least 1, got {size!r}", SERVER
+            )
         own = self.description.session(number, size), self._number, self._key
         if step == STEPS[0]:
             client = secure.Client(*own)
@@ -199,7 +203,9 @@ class Client(Machine):
                 )
             found = self.description.words.encode(upload.sums)
             if len(found) != size:
-                raise secure.Refused(f"words: expected to be asked for {len(found)}, got {size}")
+                raise secure.Refused(
+                    f"words: expected {len(found)}, the words of this site's upload, got {size}"
+                )
             return found
 
         try:
@@ -217,7 +223,9 @@ class Client(Machine):
         """Return ``kept`` with this sum's sites; raise Refused if they changed but must not."""
         came = tuple(np.ravel(arrays.get("came", ())).tolist())
         if kept.came and kept.came != came and self._algorithm.same_clients:
-            raise secure.Refused(f"came: expected the sites of the sum before, {kept.came}, got {came}")
+            raise secure.Refused(
+                f"came: expected the same sites as in the sum before, {kept.came}, got {came}"
+            )
         return kept._replace(came=came)
 
     def _keep(self, reply: Mapping[str, Any], answer: bytes, kept: _Kept) -> None:
@@ -288,7 +296,7 @@ class Client(Machine):
         if kind == "end":
             wanted = {"stopped": ("a reason or None", lambda x: x is None or isinstance(x, str))}
             if "file" not in opened.arrays:
-                raise Refused("file: expected the head's, got none", SERVER)
+                raise Refused("file: expected the file of the head in the last message, got none", SERVER)
         for name, (what, fits) in wanted.items():
             if name not in about or not fits(about[name]):
                 raise Refused(f"{name}: expected {what}, got {str(about.get(name))[:80]!r}", SERVER)

@@ -108,23 +108,28 @@ class Description:
         if type(self.seed) is not int or not 0 <= self.seed < 2**32:
             raise ValueError(f"seed: expected an integer from 0 to 2**32 - 1, got {self.seed!r}")
         check_keys(self.sites, self.server)
-        if not names or not self.fewest <= len(self.sites):
+        if not names:
+            raise ValueError("class_names: expected at least one class, got none")
+        if self.fewest > len(self.sites):
             raise ValueError(
-                f"fewest: expected at most the {len(self.sites)} sites, and one class; got {self.fewest}"
+                f"fewest: expected at most {len(self.sites)}, the number of sites, got {self.fewest}"
             )
         check_choice("train", self.train, ("head", "backbone", "all"))
         if self.private is not None:
             if self.sums is None:
                 raise ValueError(
-                    "private: expected sums too, as they hide uploads with little noise; got None"
+                    "private: expected sums beside it, as noise is added inside secure sums; got sums=None"
                 )
             if self.sums.neighbours not in (None, len(self.sites) - 1):
                 raise ValueError(
-                    "neighbours: expected None with private, as only sites that all share masks with each "
-                    f"other are sure that no sum of fewer is opened, got {self.sums.neighbours}"
+                    "neighbours: expected None with private (each site shares masks with all others), as the "
+                    f"server could learn sums of fewer sites otherwise, got {self.sums.neighbours}"
                 )
             if self.sums.holders is not None:
-                raise ValueError(f"holders: expected None, as noise hides each site, got {self.sums.holders}")
+                raise ValueError(
+                    f"holders: expected None with private, whose noise hides each site, got "
+                    f"{self.sums.holders}"
+                )
         made = self._made(None)
         if self.train != "head" and "preprocessing" not in self.extractor:
             raise ValueError(f"train: expected 'head' without a network in extractor, got {self.train!r}")
@@ -184,7 +189,7 @@ class Description:
         if self.private is not None:
             return Exact() if self.private_updates is None else self.private_updates
         if self.sums is None or self.sums.bound is None:
-            raise ValueError("bound: expected the largest number of an upload, got None")
+            raise ValueError("bound: expected the largest absolute value of a number in an upload, got None")
         return FixedPoint(self.sums.bound, len(self.sites))
 
     def session(self, number: int, size: int) -> Session:

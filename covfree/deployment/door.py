@@ -72,7 +72,7 @@ def stop_reason(data: bytes, description: Description) -> str:
     """Return the reason in a message of `stopping`; raise `Refused` if it is another message."""
     about, _ = unseal(data, {SERVER: description.server})
     if (about.get("kind"), about.get("federation")) != ("stop", description.identity):
-        raise Refused("message: expected that this federation stops", SERVER)
+        raise Refused("message: expected one that says why this federation stops, got another", SERVER)
     return str(about.get("reason"))
 
 

@@ -140,11 +140,13 @@ def unseal(data: bytes, keys: Mapping[str, str]) -> Opened:
         public.verify(data[:_SIGNATURE], _MAGIC + data[_SIGNATURE:])
     except optional("cryptography.exceptions", "deployment").InvalidSignature as error:
         raise Refused(
-            f"signature: expected that of {sender!r}; the message is altered, or not its own", sender
+            f"signature: expected that of {sender!r}, got another: the message was altered, or signed by "
+            "someone else",
+            sender,
         ) from error
     try:
         if strange := {name for name, entry in header.items() if entry["dtype"] not in DTYPES}:
-            raise ValueError(f"data types of {sorted(strange)}")
+            raise ValueError(f"unknown data types in {sorted(strange)}")
         check_places(header, length)
         body = read_exactly(file, length)
     except ValueError as error:
@@ -158,10 +160,10 @@ def _parts(data: bytes) -> tuple[dict[str, Any], dict[str, Any], int, Any]:
         header, metadata, length = read_header(file, len(data) - _SIGNATURE)
         about = json.loads(metadata["about"])
         if not isinstance(about, dict):
-            raise TypeError("it says nothing about itself")
+            raise TypeError(f"about: expected a JSON object, got a {type(about).__name__}")
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError, OverflowError) as error:
         raise Refused(
-            f"message: expected one of a federation, got something else or a part ({error})"
+            f"message: expected one of a federation, got another file or an incomplete one ({error})"
         ) from error
     return about, header, length, file
 

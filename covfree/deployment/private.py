@@ -62,8 +62,8 @@ class PrivateSums:
         """
         if self.unit != "client" or self.weight is not None or self.projection is not None:
             raise ValueError(
-                "private: expected unit=client, without weight and projection, as updates hide sites; got "
-                f"unit={self.unit}, weight={self.weight}, projection={self.projection}"
+                "private: expected unit=client, without weight and projection, as training hides whole sites; "
+                f"got unit={self.unit}, weight={self.weight}, projection={self.projection}"
             )
         return private_updates(
             epsilon=self.epsilon,
@@ -86,12 +86,14 @@ class PrivateSums:
     def _honest(self, fewest: int) -> int:
         if self.honest is None and fewest == 1:
             raise ValueError(
-                "fewest: expected with private how many sites surely take part, at least 2 (or honest=1: "
-                "each site adds all of the noise), got 1"
+                "fewest: expected at least 2 with private, as that many sites share the noise, got 1; or "
+                "give honest=1, so that each site adds all of it"
             )
         honest = fewest if self.honest is None else self.honest
         if honest > fewest:
-            raise ValueError(f"honest: expected at most the fewest sites of a round, {fewest}, got {honest}")
+            raise ValueError(
+                f"honest: expected at most fewest = {fewest}, the sites sure to answer, got {honest}"
+            )
         return honest
 
     def method(self, method: Method[Any], fewest: int, seed: int) -> Private:

@@ -162,7 +162,8 @@ class Sums:
 def _one(name: str, parts: Sequence[Part], site: int) -> Part:
     """Return the only element of ``parts``; raise Refused unless there is just one, sent by ``site``."""
     if [each.sender for each in parts] != [site]:
-        raise secure.Refused(f"{name}: expected one, of client {site}")
+        got = [each.sender for each in parts]
+        raise secure.Refused(f"{name}: expected exactly one, of client {site}, got those of clients {got}")
     return parts[0]
 
 
@@ -174,7 +175,9 @@ def _table(arrays: Arrays, name: str, width: int, *numbers: str) -> tuple[list[t
         raise secure.Refused(f"{name}: expected uint8 [rows, {width}], got {got}")
     columns = [_numbers(arrays, each) for each in numbers]
     if any(len(column) != len(rows) for column in columns):
-        raise secure.Refused(f"{name}: expected numbers for {len(rows)} rows")
+        raise secure.Refused(
+            f"{name}: expected {len(rows)} numbers in each of {', '.join(numbers)}, one for each row"
+        )
     return list(zip(*columns, strict=True)), [row.tobytes() for row in rows]
 
 

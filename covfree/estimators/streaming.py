@@ -71,7 +71,9 @@ def init(dim: int, dtype: Any = float) -> CovarianceState:
 
 def _check_state(name: str, state: Any) -> None:
     if not isinstance(state, CovarianceState):
-        raise TypeError(f"{name}: expected a CovarianceState, of init or update, got {type(state).__name__}")
+        raise TypeError(
+            f"{name}: expected a CovarianceState that init or update returned, got {type(state).__name__}"
+        )
 
 
 def _check_states(first: Any, second: Any) -> None:

@@ -98,7 +98,8 @@ def audit_epsilon(
         random_bytes: source of the noise.
     """
     if made.promise.unit != "example" or made.promise.noise == "distributed":
-        raise ValueError("made: expected a unit of one example, and central or local noise")
+        got = f"unit={made.promise.unit!r} and noise={made.promise.noise!r}"
+        raise ValueError(f"made: expected unit='example' and noise='central' or 'local', got {got}")
     check_integer("runs", runs, 2)
     grid = made.grids[0]["sums"]
     plain = replace(made, method=replace(made.method, feature_map=None), centre=None)

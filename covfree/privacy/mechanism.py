@@ -283,7 +283,8 @@ def private(
             "tenth of a client's examples), got None"
         )
     if unit != "client" and weight is not None:
-        raise ValueError(f"weight: expected None with unit={unit!r}, as it bounds a client's, got {weight!r}")
+        text = f"expected None with unit={unit!r}, as it bounds the weight of a client, got {weight!r}"
+        raise ValueError(f"weight: {text}")
     if weight is not None:
         check_above_zero("weight", weight)
     least = 1 if honest is None else check_integer("honest", honest, 1)

@@ -189,8 +189,8 @@ def head_of(method: Method[Any], known: NoisySums, grid: Grid, total: Upload) ->
     dtype = head.weight.dtype
     if not all((np.abs(each) <= float(jnp.finfo(dtype).max)).all() for each in found.values()):
         raise ValueError(
-            f"clip: expected one whose head {dtype} holds, got {grid.clip}; multiply all features, and "
-            "the clip, by one number"
+            f"clip: expected one with which the head's numbers fit {dtype}, got {grid.clip}; multiply all "
+            "features, and the clip, by one number"
         )
     return mapped(method, replace(head, **{name: jnp.asarray(each, dtype) for name, each in found.items()}))
 

@@ -57,16 +57,22 @@ def private_training(
     most = check_positive("rounds", rounds)
     if algorithm.client is not averaging.client:
         raise ValueError(
-            "algorithm: expected fedavg, or one that differs from it by its optimisers, got "
-            f"{algorithm.name!r}, whose clients compute more of their examples than gradients"
+            "algorithm: expected fedavg, or one that differs from it only in its optimisers, got "
+            f"{algorithm.name!r}, whose clients train in another way"
         )
     training, model = algorithm.params.training, algorithm.params.model
     if training.epochs is None:
-        raise ValueError("algorithm: expected epochs, as an example is in one step of each, got steps")
+        raise ValueError("algorithm: expected epochs, in each of which an example is used once, got steps")
     if training.own_classes:
-        raise ValueError("algorithm: expected a loss over all classes, as those of a client are not hidden")
+        raise ValueError(
+            "algorithm: expected a loss over all classes, as a loss over a client's own classes would tell "
+            "which it holds; got own_classes=True"
+        )
     if jax.tree.leaves(model.statistics):
-        raise ValueError("algorithm: expected a model without running statistics, which tell of a batch")
+        raise ValueError(
+            "algorithm: expected a model without running statistics, as these depend on all examples of a "
+            "batch; got a model with some"
+        )
     part = rho_for(epsilon, delta, real=True) / (most * training.epochs)
     releases = tuple(
         Release(f"round {number}, epoch {epoch}", part, real=True)

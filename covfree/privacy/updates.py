@@ -136,7 +136,8 @@ def private_updates(
     bound = min(math.floor(allowed / moved), _ROOM // most)
     if bound < _LEAST:
         short, expected = ("num_clients", "fewer") if _ROOM // most < _LEAST else ("epsilon", "a larger one")
-        raise ValueError(f"{short}: expected {expected}; an upload's norm has {bound} steps of the grid")
+        text = f"the grid to which uploads are rounded has {bound} steps up to the clip, fewer than {_LEAST}"
+        raise ValueError(f"{short}: expected {expected}; {text}")
     rho = (moved * bound / deviation) ** 2 / 2
     releases = tuple(Release(f"round {each}", rho) for each in range(number))
     promise = Promise(spent(releases, delta), delta, "client", neighbours, "distributed", honest, releases)

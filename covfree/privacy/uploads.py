@@ -126,7 +126,8 @@ class Grid:
         count, square = min(count, bound), min(square, bound)
         if bound < _LEAST:
             raise ValueError(
-                f"epsilon: expected a larger one; under so much noise a norm has {bound} steps of the grid"
+                "epsilon: expected a larger one; with so much noise the grid to which uploads are rounded "
+                f"has {bound} steps up to the clip, fewer than {_LEAST}"
             )
         return cls(kind, log_deviation, clip, weight, bound, both, count, square)
 

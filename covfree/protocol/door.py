@@ -111,7 +111,7 @@ def check_messages(
             receipt = receipt_of(messages, client)
             if receipt in owners:
                 raise ValueError(
-                    f"message: expected one of its own, got a copy of what {owners[receipt]!r} sent"
+                    f"message: expected each client's own, got a copy of what {owners[receipt]!r} sent"
                 )
             received = letter.received
             (size,) = sizes_of(received)

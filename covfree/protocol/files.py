@@ -174,7 +174,7 @@ def read(
             body = read_exactly(file, length)
             names = json.loads(metadata["class_names"]) if "class_names" in metadata else None
             if names is not None and not all(isinstance(name, str) for name in names):
-                raise ValueError("its class names are no texts")
+                raise ValueError("its class names are not strings")
         except (ValueError, TypeError, RecursionError) as error:
             raise ValueError(f"{broken} {error}") from error
     tensors = {name: tensor_of(body, about) for name, about in header.items()}
@@ -196,11 +196,11 @@ def open_regular(path: str | PathLike[str], where: str, links: bool) -> int:
         descriptor = os.open(path, _FLAGS if links else _FLAGS | _NO_LINK)
     except OSError as error:
         if not links and Path(path).is_symlink():
-            raise ValueError(f"{where} expected a file of its own, got a symbolic link") from error
+            raise ValueError(f"{where} expected a regular file, got a symbolic link") from error
         raise
     mode = os.fstat(descriptor).st_mode
     if not stat.S_ISREG(mode):
         os.close(descriptor)
         kind = "a folder" if stat.S_ISDIR(mode) else "a pipe, socket or device"
-        raise ValueError(f"{where} expected a file of its own, got {kind}")
+        raise ValueError(f"{where} expected a regular file, got {kind}")
     return descriptor

@@ -32,7 +32,7 @@ def read_header(
     header = json.loads(bytes(read_exactly(file, length)))
     metadata = header.pop("__metadata__", None) or {}
     if not all(isinstance(text, str) for text in metadata.values()):
-        raise ValueError("its metadata are no texts")
+        raise ValueError("its metadata are not strings")
     for name, about in header.items():
         numbers = [*about["shape"], *about["data_offsets"]]
         if not all(type(number) is int and 0 <= number < 2**63 for number in numbers):

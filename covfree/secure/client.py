@@ -159,7 +159,9 @@ class Client:
             raise Refused(f"came: expected at least {self._session.least} clients, got {len(clients)}")
         self._need(len(clients & set(self._shares)), "neighbours whose uploads came")
         if strange := clients & set(self._session.neighbours_of(self._number)) - set(self._shares):
-            raise Refused(f"came: expected neighbours that had shared, got {sorted(strange)} too")
+            raise Refused(
+                f"came: expected only neighbours that sent their shares, got also {sorted(strange)}"
+            )
         self._came = sorted(map(int, clients))
         return Agreed(self._number, self._identity.sign(self._session.came_label(clients)))
 
@@ -236,7 +238,8 @@ class Client:
             plain = _cipher(self._pair_key("shares", sealed.sender)).decrypt(_nonce(label), sealed.box, label)
         except invalid:
             raise Refused(
-                f"shares: those of client {sealed.sender} are not of this session, or changed"
+                f"shares: expected those that client {sealed.sender} encrypted in this session, got a box "
+                "that cannot be decrypted: it was altered, or is of another session"
             ) from None
         if len(plain) != 2 * shamir.SHARE:
             raise Refused(
@@ -256,7 +259,10 @@ def pair_key(session: Session, purpose: str, private: Any, public: bytes, one: i
     try:
         shared = private.exchange(x25519.X25519PublicKey.from_public_bytes(public))
     except ValueError as error:
-        raise Refused(f"advert: clients {one} and {other} have no secret in common by these keys") from error
+        raise Refused(
+            "advert: expected X25519 keys that give a shared secret, got an invalid one of "
+            f"client {one} or {other}"
+        ) from error
     label = session.label(purpose, min(one, other), max(one, other))
     return hkdf(hashes.SHA256(), 32, None, label).derive(shared)
 

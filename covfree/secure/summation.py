@@ -91,8 +91,8 @@ def secure_sum(
         raise ValueError(f"least: expected at least {point.least} clients, as point asks for, got {least}")
     if neighbours is not None and point.least > 2:
         raise ValueError(
-            "neighbours: expected None, as only clients that all share masks with each other are sure that "
-            f"no sum of fewer than {point.least} is opened, got {neighbours}"
+            "neighbours: expected None (each client shares masks with all others), as the server could learn "
+            f"a sum of fewer than {point.least} clients otherwise, got {neighbours}"
         )
     words = {client: point.encode(upload) for client, upload in uploads.items()}
     for client, step in (leaves or {}).items():
@@ -179,7 +179,9 @@ def run_securely(
     check_enough("clients", len(data))
     point = bound if isinstance(bound, Encoding) else FixedPoint(bound, len(data))
     if point.rounds is not None and number > point.rounds:
-        raise ValueError(f"rounds: expected at most {point.rounds}, as is promised, got {number}")
+        raise ValueError(
+            f"rounds: expected at most {point.rounds}, for which the promise holds, got {number}"
+        )
     state, memory = cohort.start(algorithm, key, num_clients=len(data))
     memories, answer = dict.fromkeys(data, memory), jax.jit(_answer)
     for turn in range(number):

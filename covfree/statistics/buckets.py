@@ -45,7 +45,7 @@ class BucketFeatures:
         thresholds = jnp.asarray(self.thresholds, features.dtype)
         if features.shape[-1] != len(thresholds):
             raise ValueError(
-                f"features: expected {len(thresholds)} in each example, as thresholds are of, got "
+                f"features: expected dim {len(thresholds)}, a row of thresholds for each feature, got dim "
                 f"{features.shape[-1]}"
             )
         shape, size = features.shape[:-1], thresholds.size

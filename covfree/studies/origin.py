@@ -59,8 +59,8 @@ def seen_in_training(data: FeatureSet, seed: int, origin: Mapping[str, Any]) -> 
     if seed == origin["seed"]:
         return f"{share}; with --seed {seed} it was fitted to other examples, or to these in another order"
     return (
-        f"{share}; the split of --seed {seed} is not the one that it was fitted with, of --seed "
-        f"{origin['seed']}: the seed or the order of the examples differs"
+        f"{share}; it was fitted with the split of --seed {origin['seed']}, got --seed {seed}: give --seed "
+        f"{origin['seed']}"
     )
 
 

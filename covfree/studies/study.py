@@ -238,8 +238,8 @@ class Study:
         kept, cells, done = RunFile(self.folder / RUNS), set(self.cells), dict[Cell, Run]()
         for run, method in kept.runs:
             if prints.get(run.method, method) != method:
-                what = f"another method named {run.method!r}, with other numbers or of another version"
-                text = f"holds runs of {what}; give this one another name, or the study another folder"
+                what = f"another method named {run.method!r} (its settings or code differ)"
+                text = f"holds runs of {what}; rename this method, or give the study another folder"
                 raise ValueError(f"{kept.path}: {text}")
             assert run.federation is not None
             cell = Cell(run.dataset, run.seed, run.federation, run.method)

@@ -104,7 +104,9 @@ def _single(
             # Compare values, not texts, as 1 and 1.0 are the same number.
             for other, its in made.items():
                 if its == (name, given):
-                    raise ValueError(f"methods: expected different methods, got {other} and {key}, the same")
+                    raise ValueError(
+                        f"methods: expected different methods, got {other} and {key}, which are the same"
+                    )
             made[key] = name, given
             title, defaults, _ = entry.title.partition(" (")
             words = [f"{k}={v}" for k, v in given.items()] if defaults else shown
@@ -127,7 +129,8 @@ def _of_user(name: str, make: Any, given: Mapping[str, Any]) -> Method:
     key = ":".join([name, *(f"{number}={value}" for number, value in given.items())])
     for number, argument in signature(make).parameters.items():
         if argument.annotation in (int, float, "int", "float") and isinstance(given.get(number), str):
-            raise ValueError(f"methods: {key}: expected a number for {number}, which is annotated so")
+            text = f"expected a number for {number}, as its annotation says, got {given[number]!r}"
+            raise ValueError(f"methods: {key}: {text}")
     try:
         method = make(**given)
     except Exception as error:

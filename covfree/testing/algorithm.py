@@ -168,7 +168,9 @@ def learns(subject: _Subject) -> None:
     own = subject.clients == _FEW if hasattr(subject.done.result, "of") else labels >= 0
     if before is None:
         right, most = (after.argmax(-1) == labels).mean(), np.bincount(labels).max() / len(labels)
-        assert right >= most, f"{right:.3g} of the examples are right, of one class there are {most:.3g}"
+        assert right >= most, (
+            f"accuracy: expected at least {most:.3g}, the largest class's share, got {right:.3g}"
+        )
         return
     losses = [float(_losses(scores, labels)[own].mean()) for scores in (before, after)]
     assert losses[1] < losses[0], f"the cross-entropy goes from {losses[0]:.6g} to {losses[1]:.6g}"

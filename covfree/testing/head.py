@@ -183,7 +183,7 @@ HEAD_LAWS: tuple[Law, ...] = (
     finite,
     relation(
         "classes",
-        "Classes are names: where they are numbered otherwise, so are the scores.",
+        "If the classes are renumbered, the scores change their order likewise, and nothing else.",
         lambda given: given._replace(counts=given.counts[::-1], total=given.total[::-1]),
         lambda scores: scores[:, ::-1],
     ),

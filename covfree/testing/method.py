@@ -218,12 +218,12 @@ METHOD_LAWS: tuple[Law, ...] = (
     relation("order", "The order of the examples does not matter.", _ordered),
     relation(
         "clients",
-        "Clients are names: other numbers, in another order and with gaps, change nothing.",
+        "Renumbering the clients, in another order and with gaps, changes nothing.",
         lambda task: task._replace(clients=_renamed(task.clients, _NAMES)),
     ),
     relation(
         "classes",
-        "Classes are names: where they are numbered otherwise, so are the scores.",
+        "If the classes are renumbered, the scores change their order likewise, and nothing else.",
         lambda task: task._replace(labels=_renamed(task.labels, _PLACE)),
         lambda scores: scores[:, np.argsort(_PLACE)],
     ),

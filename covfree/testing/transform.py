@@ -74,7 +74,8 @@ def padding(case: Case) -> None:
         junk = replace(before, mean=np.where(np.isnan(before.mean), 1e30, before.mean))
         sent, other = case.direct(given), case.direct(given._replace(rows=junk))
         revived = used(sent) & ~kept
-        assert not revived.any(), f"padding that is none any more: rows {np.flatnonzero(revived).tolist()}"
+        rows = np.flatnonzero(revived).tolist()
+        assert not revived.any(), f"padding: expected it to stay padding, but rows {rows} now hold examples"
         assert_same(
             select_rows(other, kept), select_rows(sent, kept), "rows beside padding of 1e30, and of NaN"
         )

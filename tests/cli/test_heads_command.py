@@ -157,8 +157,8 @@ def test_training_examples_are_no_test(cli, tmp_path):
     outcome = cli("evaluate", "--head", path, "--dataset", data, "--seed", 0)
     assert outcome.is_one_line
     assert (
-        "test examples looked at are among them; the split of --seed 0 is not the one that it was fitted "
-        "with, of --seed 3: the seed or the order of the examples differs; or give --all" in outcome.err
+        "test examples looked at are among them; it was fitted with the split of --seed 3, got --seed "
+        "0: give --seed 3; or give --all" in outcome.err
     )
     assert cli("evaluate", "--head", path, "--dataset", data, "--seed", 0, "--all").code == 0
     np.savez(part, features=features[::-1], labels=labels[::-1])
@@ -235,14 +235,14 @@ def test_files_that_are_read_are_not_written(cli, named, tmp_path):
     for out in (named, tmp_path / "." / named.name, link, test):
         outcome = cli("fit", "--dataset", named, "--test-file", test, "--out", out)
         assert outcome.is_one_line, outcome
-        assert "--out: expected a file of its own" in outcome.err
+        assert "--out: expected another file than those that are read" in outcome.err
         assert named.read_bytes() == test.read_bytes() == before
     # A name with another suffix is a file of features too.
     other = named.rename(tmp_path / "named.csv")
     head.write_bytes(before)
     outcome = cli("evaluate", "--head", head, "--dataset", other, "--confusion", other)
     assert outcome.is_one_line, outcome
-    assert "--confusion: expected a file of its own" in outcome.err
+    assert "--confusion: expected another file than those that are read" in outcome.err
     assert other.read_bytes() == before
 
 

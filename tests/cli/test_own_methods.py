@@ -62,7 +62,7 @@ BAD = {
     "mine.py:needs": "mine.py:needs: expected a default for every argument, got none for number",
     "mine.py:NUMBERS": "mine.py:NUMBERS: expected a function that returns a method, got a list",
     "mine.py:cautious:width=3": "mine.py:cautious takes shrinkage, got width",
-    "mine.py:annotated:power=much": "power=much: expected a number for power, which is annotated so",
+    "mine.py:annotated:power=much": "expected a number for power, as its annotation says, got 'much'",
     "mine.py:raises:power=much": "mine.py:raises:power=much: KeyError: 'much'",
     "absent.py:cautious": "expected a Python file, got 'absent.py', which is not there",
     "median": "unknown method 'median'",
@@ -99,7 +99,7 @@ def test_a_file_that_was_changed_holds_other_methods(cli, folder):
     (folder / "mine.py").write_text(FILE.replace("POWER = 1.0", "POWER = 2.0"))
     result = cli(*ways, "--resume")
     assert result.is_one_line
-    assert "holds runs of another method named 'mine.py:spread', with other" in result.err
+    assert "holds runs of another method named 'mine.py:spread' (its settings or code differ)" in result.err
 
 
 @pytest.mark.slow

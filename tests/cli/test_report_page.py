@@ -256,8 +256,8 @@ def test_the_headline_says_how_sure_it_is():
     assert alone[1:] == ["E is left out: with 1 of 2 seeds it has no test accuracy."]
     assert behind([second, lost, ahead]) == ["−1.90 ± 0.10", "–", "best"]
     assert over_places([[ahead, second], [second], [ahead, close]]) == [
-        "A is at the top in test accuracy on 2 of 3 federations (not told apart from another on 1), B on 1, "
-        "C on 1 (not told apart from another on 1)."
+        "A is at the top in test accuracy on 2 of 3 federations (tied with another method on 1), B on 1, "
+        "C on 1 (tied with another method on 1)."
     ]
     assert over_places([[ahead, second], [second]]) == [
         "A has the highest test accuracy on 1 of 2 federations, B on 1."
@@ -311,12 +311,12 @@ def test_ties_are_said():
     first, second = Scored("A", {0: 0.925}, 1000), Scored("B", {0: 0.92500001}, 4000)
     worse = Scored("A", {0: 0.9}, 1000)
     assert over_places([[first, second], [first]]) == [
-        "A is at the top in test accuracy on all 2 federations (not told apart from another on 1), B on 1 "
-        "(not told apart from another on 1)."
+        "A is at the top in test accuracy on all 2 federations (tied with another method on 1), B on 1 "
+        "(tied with another method on 1)."
     ]
     assert over_places([[first, second], [worse, second], [lost_of("C"), first]]) == [
-        "B is at the top in test accuracy on 2 of 3 federations (not told apart from another on 1), A on 2 "
-        "(not told apart from another on 1)."
+        "B is at the top in test accuracy on 2 of 3 federations (tied with another method on 1), A on 2 "
+        "(tied with another method on 1)."
     ]
 
 

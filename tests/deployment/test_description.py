@@ -61,7 +61,7 @@ def test_a_file_gives_the_description_and_its_identity(description, tmp_path):
         ({"class_names": ("cat", "cat")}, "class_names: expected num_classes = 2 names that differ"),
         ({"class_names": ()}, "expected"),
         ({"dim": 0}, "dim: expected"),
-        ({"fewest": 4}, "fewest: expected at most the 3 sites, and one class; got 4"),
+        ({"fewest": 4}, "fewest: expected at most 3, the number of sites, got 4"),
         ({"deadline": 0}, "deadline: expected a number above 0 or None, got 0"),
         ({"deadline": float("nan")}, "deadline: expected a number above 0 or None, got nan"),
         ({"max_norm": float("inf")}, "max_norm: expected a number above 0 or None, got inf"),
@@ -70,7 +70,7 @@ def test_a_file_gives_the_description_and_its_identity(description, tmp_path):
         ({"sites": {"server": "0" * 64}}, "sites: expected names of letters.* got 'server'"),
         ({"sites": {"a": "0" * 63}}, "sites: expected public keys of 64 hexadecimal digits"),
         ({"sites": {"a": "0" * 64, "b": "0" * 64}}, "sites: expected another public key for each site"),
-        ({"sites": {}}, "fewest: expected at most the 0 sites"),
+        ({"sites": {}}, "fewest: expected at most 0, the number of sites"),
         (
             {"sites": {"a": "0" * 64, "b": "1" * 64}, "sums": SecureSums(1e6), "algorithm": "fed3r"},
             "sums: sites: expected at least 3, as each of two learns the other's upload from the sum, got 2",
@@ -218,7 +218,7 @@ def test_a_folder_whose_rounds_close_late_and_hold_strangers_files(tmp_path):
             thread.join()
         assert results == dict.fromkeys(("berlin", "oslo"), (b"head", None))
         for text in (
-            "expected a file of its own, got a symbolic link",
+            "expected a regular file, got a symbolic link",
             "a folder",
             "expected one of a federation",
             "bytes, got 536870912",
@@ -289,7 +289,7 @@ def test_commands_name_what_is_missing(tmp_path, monkeypatch, capsys):
         ),
         (
             [*named, "--private", f"{private}:clip=9", "--fewest", "1"],
-            "--fewest: expected with private how many sites surely take part, at least 2 (or honest=1",
+            "--fewest: expected at least 2 with private, as that many sites share the noise, got 1",
         ),
         (
             [*named, "--private", f"{private}:clip=9", "--algorithm", "fedcof-refined"],
@@ -306,7 +306,7 @@ def test_commands_name_what_is_missing(tmp_path, monkeypatch, capsys):
                     "projection: expected an integer of at least 1, got 2.5",
                 ),
                 (f"{private}:clip=9:honest=two", "honest: expected an integer of at least 1, got 'two'"),
-                (f"{private}:clip=9:honest=4", "honest: expected at most the fewest sites of a round, 3"),
+                (f"{private}:clip=9:honest=4", "honest: expected at most fewest = 3"),
             )
         ),
     ]:

@@ -93,12 +93,12 @@ def test_training_is_private_for_sites_inside_the_masks(tmp_path):
 @pytest.mark.parametrize(
     ("fields", "why"),
     [
-        ({"sums": None}, "private: expected sums too"),
+        ({"sums": None}, "private: expected sums beside it"),
         ({"sums": SecureSums(neighbours=2)}, "neighbours: expected None with private"),
-        ({"sums": SecureSums(holders=3)}, "holders: expected None, as noise hides each site"),
+        ({"sums": SecureSums(holders=3)}, "holders: expected None with private, whose noise hides each site"),
         ({"algorithm": "fedadam", "rounds": 2}, "private: expected unit=client"),
-        ({"promise": PrivateSums(1.0, 1e-5, clip=6.0, honest=5)}, "honest: expected at most the fewest"),
-        ({"fewest": 1}, "fewest: expected with private how many sites surely take part, at least 2"),
+        ({"promise": PrivateSums(1.0, 1e-5, clip=6.0, honest=5)}, "honest: expected at most fewest = "),
+        ({"fewest": 1}, "fewest: expected at least 2 with private"),
         ({"promise": PrivateSums(9.0, 1e-5, clip=6.0, projection=99)}, "projection: expected at most the"),
         ({"judge_sites": True}, "judge_sites: expected an algorithm whose sites send class means"),
         ({"algorithm": "qda-means"}, "method: expected one whose head"),

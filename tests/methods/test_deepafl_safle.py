@@ -197,7 +197,7 @@ def test_wrong_arguments():
         ),
         (
             lambda: covfree.bucket_features(np.zeros((3, 2)))(np.zeros((4, 1), np.float32)),
-            "features: expected 3 in each example, as thresholds are of, got 1",
+            "features: expected dim 3, a row of thresholds for each feature, got dim 1",
         ),
         (
             lambda: covfree.bucket_features(np.zeros((3, 1)), 0),

@@ -221,7 +221,10 @@ def test_the_promise_is_kept_to_the_digit():
         ({"noise": "distributed"}, "honest: expected the number of clients that surely add noise with"),
         ({"honest": 3}, "honest: expected None with noise='central', got 3"),
         ({"unit": "client"}, "weight: expected the most that a client weighs, in examples"),
-        ({"weight": 3.0}, "weight: expected None with unit='example', as it bounds a client's, got 3.0"),
+        (
+            {"weight": 3.0},
+            "weight: expected None with unit='example', as it bounds the weight of a client, got 3.0",
+        ),
     ],
 )
 @pytest.mark.usefixtures("untyped")
@@ -342,11 +345,11 @@ def test_features_of_any_scale_have_the_head_of_the_others():
                 np.testing.assert_array_equal(found, np.asarray(plain(FEATURES)).argmax(-1))
             else:
                 assert (found == LABELS).mean() > 0.8
-    with pytest.raises(ValueError, match="clip: expected one whose head float32 holds, got 1e-45"):
+    with pytest.raises(ValueError, match="clip: expected one with which the head's numbers fit float32"):
         make(clip=1e-45, epsilon=1e9).fit(np.float32(1e-35) * FEATURES, LABELS, OWNERS)
     # A ridge that overflows in units of the clip makes weights that are not finite.
     for method in METHODS[2:4]:
-        with pytest.raises(ValueError, match="clip: expected one whose head float32 holds, got 1e-20"):
+        with pytest.raises(ValueError, match="clip: expected one with which the head's numbers fit float32"):
             make(method, clip=1e-20, epsilon=300.0).fit(np.float32(1e-20) * FEATURES, LABELS, OWNERS)
 
 

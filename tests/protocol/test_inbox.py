@@ -176,7 +176,7 @@ def test_a_copy_of_what_was_counted_is_none_of_its_own_whatever_became_of_the_fi
     assert again.repeated == {"a": SAME}
     assert set(again.rejected) == {"b", "d"}
     for name, first in {"b": "a", "d": "moved"}.items():
-        expected = f"message: expected one of its own, got a copy of what {first!r} sent"
+        expected = f"message: expected each client's own, got a copy of what {first!r} sent"
         assert again.rejected[name] == expected
     # What a copy held back may be sent again, and a client that was forgotten may come under another name.
     put(tmp_path, "b")
@@ -252,7 +252,7 @@ def test_what_is_no_file_of_its_own_is_set_aside(tmp_path):
         "link": "a symbolic link",
         "dangling": "a symbolic link",
     }.items():
-        assert server.rejected[name].endswith(f"{name}.safetensors: expected a file of its own, got {kind}")
+        assert server.rejected[name].endswith(f"{name}.safetensors: expected a regular file, got {kind}")
 
 
 def test_names_that_do_not_print_do_not_break_lines(tmp_path):

@@ -172,7 +172,7 @@ def _at_the_top(order: Sequence[Scored]) -> list[str]:
 
 
 def _tied(number: int) -> str:
-    return f" (not told apart from another on {number})" if number else ""
+    return f" (tied with another method on {number})" if number else ""
 
 
 def _ahead(best: Scored, second: Scored, share: str, over: str) -> list[str]:
