@@ -62,7 +62,7 @@ class PrivateSums:
         """
         if self.unit != "client" or self.weight is not None or self.projection is not None:
             raise ValueError(
-                "private: expected unit=client, without weight and projection, as training hides whole sites; "
+                "private: expected unit=client, no weight, no projection, as training hides whole sites; "
                 f"got unit={self.unit}, weight={self.weight}, projection={self.projection}"
             )
         return private_updates(
