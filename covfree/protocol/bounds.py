@@ -21,7 +21,7 @@ from covfree.protocol.values import square_sums
 # With fewer clients, no bounds are derived.
 _FEWEST = 4
 # How far a bound lies above the median, in robust standard deviations of the logarithms. In real federations,
-# clients reach 5.3.
+# the largest clients lie 5.3 above it.
 _DEVIATIONS = 6.0
 # A bound is at least this many times the median: for the examples of a client, for the sum of squares of its
 # features, and for their mean square.
@@ -35,11 +35,12 @@ class Size:
     """The size of a message, from which bounds are derived.
 
     Attributes:
-        count: number of examples, or of degrees of freedom of the residual directions if these are more.
+        count: number of examples, or of degrees of freedom (the largest count of a residual direction), if
+            that is larger.
         label: class of each row.
         number: number of examples behind each row.
         square: mean of ‖f‖² over the examples of each row, by `square_sums`.
-        directions: Σ‖y‖² over the residual directions y.
+        directions: Σ‖y‖² over the residual directions y, the rows that `Rows.sketch` marks.
         trace: trace of the matrix; 0 without one.
     """
 
@@ -52,7 +53,7 @@ class Size:
 
 
 def sizes_of(message: Message, owner: np.ndarray | None = None, clients: int = 1) -> Iterator[Size]:
-    """Yield the `Size` of a client's message; or of each client's part, if row r is from client owner[r]."""
+    """Yield the `Size` of a message, or of each client's part of it if row r is from client owner[r]."""
     rows = message.rows
     count, label = np.asarray(rows.count).astype(np.float64), np.asarray(rows.label)
     squares = square_sums(rows)
@@ -70,14 +71,14 @@ def sizes_of(message: Message, owner: np.ndarray | None = None, clients: int = 1
 
 
 class _Range(NamedTuple):
-    """An upper bound that is derived from one value of each client, with the values' median and number."""
+    """An upper bound derived from one value of each client; the median, and the number, of these values."""
 
     median: float
     most: float
     clients: int
 
     def root(self) -> _Range:
-        """Return the bound on norms if this one is on squared norms: the root."""
+        """Convert a range of squared norms to one of norms, by roots."""
         return self._replace(median=self.median**0.5, most=self.most**0.5)
 
     def __str__(self) -> str:

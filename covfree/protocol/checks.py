@@ -106,7 +106,7 @@ class Letter:
 
     @cached_property
     def num_examples(self) -> float:
-        """The sum of the rows' counts, without residual directions."""
+        """The sum of the counts of rows with a class, so without residual directions."""
         count, label = np.asarray(self.message.rows.count), np.asarray(self.message.rows.label)
         return count_sum(count[label >= 0])
 
@@ -117,7 +117,7 @@ class Letter:
 
 
 def as_received(message: Message) -> Message:
-    """Convert a message for summing: to data types without overflow, and a ridge solution to class means.
+    """Convert a message for summing: to wider data types, and a ridge solution to class means.
 
     Padding rows and the ``client`` column are removed.
     """
@@ -228,8 +228,8 @@ def has_sound_means(letter: Letter) -> None:
 def has_bounded_norms(letter: Letter) -> None:
     """Raise a ValueError if sums of squares are too large for features of norm at most ``max_norm``.
 
-    Over n examples of a class, Σ‖f‖² is at most n·max_norm². The squares of residual directions sum to at
-    most Σ‖f‖² over all examples, and so to at most max_norm² times their number.
+    Over n examples of a class, Σ‖f‖² is at most n·max_norm². The squares of residual directions (the rows
+    that `Rows.sketch` marks) sum to at most Σ‖f‖² over all N examples, and so to at most N·max_norm².
     """
     most, total = max_norm_of(letter.rules), letter.num_examples
     if most is None:
@@ -258,7 +258,7 @@ def has_bounded_norms(letter: Letter) -> None:
 
 
 def max_norm_of(rules: Rules) -> int | float | None:
-    """Return the given bound on feature norms or, if "derived", that of the method's feature map, or None."""
+    """Return ``max_norm``; for "derived" the bound of the method's feature map, or None if it has none."""
     if rules.max_norm != "derived":
         return rules.max_norm
     return None if rules.method is None else getattr(rules.method.feature_map, "max_norm", None)

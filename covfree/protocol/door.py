@@ -27,7 +27,7 @@ class Found(NamedTuple):
         kind: which parts the message has.
         size: the message's size, from which bounds are derived.
         length: the number of rows.
-        none: the first 0 rows of the message, which show the dimension and the data types.
+        none: the message's rows, cut to none, which still show d and the data types.
     """
 
     receipt: str
@@ -64,8 +64,8 @@ class Collected:
         receipts: the digest of each counted client's message, which shows if a later message is the same.
         bounds: the ``max_count`` and ``max_norm`` of the last round in words, and where they come from. If
             sites were judged, ``"sites"`` says how many were, and how many of them fail.
-        doubted: clients that were counted in earlier rounds but now exceed the bounds, or fail the test of
-            sites on all messages together; with the reason. To leave such a client out, `forget` it.
+        doubted: for each client that was counted in an earlier round but now exceeds the bounds, or fails
+            `diagnose_sites` on all messages together, the reason. To leave such a client out, `forget` it.
         rounding: a bound, in Frobenius norm, on how far ``message.matrix`` is from the exact sum of the
             matrices of ``clients``: 2⁻⁵² times the norm of each sum and difference so far. It is 0 if clients
             send only rows, which are stored and removed exactly. `certify` turns it into a bound on heads.
@@ -96,7 +96,7 @@ def check_messages(
     """Read and check the clients' messages one by one, then compare them with each other and with ``before``.
 
     A message is rejected if its check raises any exception, as strangers may send anything. An error is
-    raised for traced arrays, if messages differ in d, and if ``before`` is of another kind than the rules.
+    raised if arrays are traced, messages differ in d, or ``before`` is not of the rules' kind.
     """
     found: dict[Any, Found] = {}
     rejected: dict[Hashable, str] = {}

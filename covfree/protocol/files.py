@@ -127,7 +127,7 @@ def read_message(
     max_rows: int | float = math.inf,
     links: bool = False,
 ) -> Sent:
-    """Read an untrusted message file into memory; raise a ValueError if it is invalid or above a limit."""
+    """Read an untrusted file; raise ValueError if it is invalid, too large or, without ``links``, a link."""
     message, metadata = read(path, _FORMAT, (_VERSION,), max_bytes, max_rows, links)
     receipt = digest(message)
     if (identity := metadata.get("identity")) is not None:
@@ -191,7 +191,7 @@ def read(
 
 
 def open_regular(path: str | PathLike[str], where: str, links: bool) -> int:
-    """Open a regular file and return its descriptor; for others raise an error that begins with ``where``."""
+    """Open a regular file, or with ``links`` a link to one, as a descriptor; errors begin with ``where``."""
     try:
         descriptor = os.open(path, _FLAGS if links else _FLAGS | _NO_LINK)
     except OSError as error:

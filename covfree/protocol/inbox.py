@@ -37,8 +37,8 @@ class Inbox(Mapping[str, Message]):
     Attributes:
         receipts: the digest of each file that can be read; see `Collected.receipts`.
         unreadable: for each other file, why it cannot be read, or which file it is a copy of.
-        rejected: at first a copy of ``unreadable``; after a run over the inbox, why each file that did not
-            count was set aside.
+        rejected: at first a copy of ``unreadable``; after a `covfree.Stream` has checked the messages, the
+            reason for each file that does not count.
 
     >>> import covfree, numpy as np, tempfile
     >>> sent = covfree.Message(covfree.Rows(np.ones((1, 2)), np.array([3]), np.array([0])))
@@ -83,7 +83,7 @@ class Inbox(Mapping[str, Message]):
         self._kept: dict[str, Message] = {}
         self._last: tuple[str, Message] | None = None
         self._room = _KEPT
-        # Of several copies, the file with the name under which it was written counts, else the oldest.
+        # Of equal files, the one that still has the name under which it was written counts, else the oldest.
         first: dict[str, tuple[bool, int, str]] = {}
         for name in list(self._files):
             try:

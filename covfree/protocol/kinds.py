@@ -32,7 +32,7 @@ class Kind(NamedTuple):
         return cls(covariance, sketch, matrix, bool(message.solved), *said)
 
     def difference(self, wanted: Kind, who: str) -> str | None:
-        """Describe the first part that differs from ``wanted``; None if none does. Metadata may be absent."""
+        """Describe the first difference from ``wanted``, the kind "as ``who``"; metadata may be absent."""
         for name, own, other in zip(self._fields[:4], self[:4], wanted[:4], strict=True):
             if own != other:
                 return f"{name}: expected {_described(name, other)} {who}, got {_described(name, own)}"
@@ -50,7 +50,7 @@ def _described(name: str, size: int) -> str:
 def renumbered(own: tuple[str, ...] | None, wanted: tuple[str, ...] | None) -> str | None:
     """Describe the classes whose names differ from the wanted ones; None if none do or names are missing.
 
-    The names ``own`` may be fewer, as the first of ``wanted`` give their classes the same numbers.
+    The names ``own`` may be the first of ``wanted`` alone, as these still number their classes alike.
     """
     if own is None or wanted is None or own == wanted[: len(own)]:
         return None
@@ -89,7 +89,7 @@ def common_dim(dims: Iterable[int]) -> int | None:
 
 
 def unlike(kinds: Mapping[Hashable, Kind], before: Kind | None) -> dict[Hashable, str]:
-    """Return, for each client whose message is of another kind than the wanted one, how it differs.
+    """Return, for each client whose message is not of the wanted kind, a text that says how it differs.
 
     The wanted kind is that of earlier rounds (``before``), else the most frequent one of this round. The
     result does not depend on the order of the clients.

@@ -38,8 +38,8 @@ def collect(
     """Check the clients' messages, and merge the sound ones into one; bad ones are set aside with a reason.
 
     ``docs/server.md`` lists the checks, their tolerance for rounding and their cost. Pass ``dim``,
-    ``method``, ``class_names`` and ``extractor`` if the server knows them. Without the last three, the
-    majority of messages decides; without ``dim``, all messages must agree.
+    ``method``, ``class_names`` and ``extractor`` if the server knows them. Without one of the last three, the
+    majority of messages decides on it; without ``dim``, all messages must have the same d.
 
     Clients may send in several rounds: pass the earlier result as ``before``. A client counts once, by its
     first sound message; ``repeated`` names clients that sent again. A client whose message was set aside may
@@ -200,7 +200,7 @@ def _nothing(dim: int | None) -> Message:
 
 
 def merged(messages: Sequence[Message]) -> Message:
-    """Return one message with the rows of all messages, and the first metadata that one of them has."""
+    """Return a message with all messages' rows, no matrix, and the first known value of each metadata."""
     # Skip messages that add nothing: those of clients without examples, and an empty ``before``.
     known = [message for message in messages if message.rows.mean.shape[1]] or messages
     messages = [message for message in known if len(message.rows.count)] or known[:1]

@@ -11,11 +11,11 @@ from jaxtyping import Float
 
 from covfree.protocol.sites_model import Means, Model
 
-# The largest probability of a false alarm, if class means are Gaussian and a site's classes shift alike.
+# The largest probability that an honest site fails, if class means are Gaussian and a site shifts all alike.
 _LEVEL = 0.01
 # A site fails if more than this share of its examples is in classes that moved.
 _SHARE = 0.3
-# A moved class must fit its new class: its squared distance is at most this many times the expected one.
+# A moved class must fit its new class: its squared distance from there is below this times the expected one.
 _FIT = 3.0
 # Two classes count as swapped only if each has at least this many examples; means of fewer may mislead.
 _PAIR = 3
@@ -27,9 +27,10 @@ class Labels(NamedTuple):
     Attributes:
         agreement: slope β of the site's centred class means on the others'; NaN with fewer than two classes.
         error: the standard error of ``agreement`` that the model of the sites' means predicts.
-        moved: the share of the site's examples in moved classes, whose means lie at another class of others.
-        score: ``moved`` over its limit, at least 1.5 if two classes are swapped. Above 1 the labels are
-            wrong.
+        moved: the share of the site's examples in moved classes: their mean lies at the other sites' mean of
+            another class.
+        score: ``moved`` divided by its limit 0.3, but at least 1.5 if two classes are swapped. Above 1 the
+            site fails.
         places: for each site, a dictionary from each moved class to the class at which it lies.
         known: for each site, the number of its classes that were compared.
         num_classes: C.
@@ -63,17 +64,19 @@ class Labels(NamedTuple):
 def label_test(means: Means, model: Model, place: np.ndarray) -> Labels:
     """Test for each site whether its class means x_c lie at the other sites' centres g_c of the same classes.
 
-    A site may shift all its classes alike (its domain), which says nothing about labels. So the average of
-    the residuals x_c − g_c over the site's classes is subtracted first: y_c is x_c minus this average, which
-    does not change if labels are permuted.
+    Both are whitened by `fit_model`; row r of ``means`` is of site ``place[r]``. A site may shift all its
+    classes alike (its domain), which says nothing about labels. So y_c is x_c minus the average of x_c − g_c
+    over the site's classes. This average does not change if labels are permuted.
 
-    - The evidence that class c is the others' c′ is the log-likelihood ratio (‖y_c − g_c‖² − ‖y_c −
-      g_c′‖²)/(2s²), with s² from ``model.variance``. If label c is right, the ratio exceeds t with
-      probability at most e⁻ᵗ (Markov). The threshold log(K·C²/0.01) allows for K sites and all class pairs.
+    - The evidence that the site's class c is the other sites' c′ is the log-likelihood ratio
+      (‖y_c − g_c‖² − ‖y_c − g_c′‖²)/(2s_c²), with s_c² from ``model.variance``. If label c is right, it is
+      above t with probability at most e⁻ᵗ (Markov). The threshold log(K·C²/0.01) allows for K sites and all
+      class pairs.
     - A class has moved if its evidence is above the threshold and y_c is near g_c′. A site fails if more than
       0.3 of its examples are in moved classes, or if two classes are swapped.
-    - The slope β = Σ_c ⟨y_c − ȳ, g_c − ḡ⟩ / Σ_c ‖g_c − ḡ‖² is 1 for honest sites, and near 0 with random
-      labels or another backbone; its variance is Σ_c s_c²‖g_c − ḡ‖²/(Σ_c ‖g_c − ḡ‖²)².
+    - The slope β = Σ_c ⟨y_c − ȳ, g_c − ḡ⟩ / Σ_c ‖g_c − ḡ‖², with averages ȳ and ḡ over the site's classes, is
+      near 1 for honest sites, and near 0 with random labels or another backbone. Its variance is
+      Σ_c s_c²‖g_c − ḡ‖²/(Σ_c ‖g_c − ḡ‖²)².
     """
     sites, classes = int(place.max(initial=-1)) + 1, len(model.centre)
     nan = np.full(sites, np.nan)

@@ -16,11 +16,11 @@ from covfree.protocol.sites_model import Means, deviation, fit_model
 # A site fails beyond this many robust standard deviations. A normal variable exceeds 5 with probability 1/3.5
 # million: in a federation of 35,000 honest sites, one does with probability 1 %.
 _DEVIATIONS = 5.0
-# Fewer sites have no clear majority: of four, two may agree against the other two.
+# With fewer sites there may be no majority: of four, two may agree against the other two.
 FEWEST = 5
 # Lower bounds of the standard deviations. With them a site passes in any federation if its norm is off by a
-# factor below 2.5, its count by a factor below 4, its distance by a factor below e^(5/8), and its agreement
-# by less than ½.
+# factor below 2.5, its count by a factor below 4, its mean squared distance by a factor below e^(5/8), and
+# its agreement by less than ½.
 _NORM, _COUNT, _SPREAD, _AGREEMENT = np.log(2.5) / 5, np.log(4) / 5, 0.125, 0.1
 _ROUNDS = 8
 # If a site has fewer examples, only its norm and count are tested: its means are far from normal, and weigh
@@ -34,10 +34,11 @@ class Site(NamedTuple):
     Attributes:
         score: how far the site lies from the others, relative to what is allowed: above 1, it fails.
         examples: how many examples the site claims.
-        spread: logarithm of the distance of its class means from the others', in robust standard deviations
-            from the median site.
-        agreement: slope β of its centred class means on the others'; 1 for honest sites, 0 for random labels.
-        moved: the share of its examples in classes whose means lie at another class of the other sites.
+        spread: logarithm of the mean squared distance of its class means from the other sites', in robust
+            standard deviations from the median site.
+        agreement: slope β of its centred class means on the other sites'; about 1 for honest sites, about 0
+            for random labels.
+        moved: the share of its examples in classes whose mean lies at other sites' mean of another class.
         reason: why it fails, in words; None if it does not.
     """
 

@@ -21,15 +21,15 @@ def diagnose_sites(
     """Compare each site's class means with those of all others, and report which sites differ, and why.
 
     Each site has four statistics: the logarithm of the norm of its means; the logarithm of its number of
-    examples; the leave-one-out Mahalanobis distance of its means (`fit_model`); and the agreement of its
-    labels (`label_test`). Each is compared with the median over all sites, in units of the median deviation,
-    so that ordinary shift between sites is allowed. The sites that fail with the highest score, or at least
-    half of it, are removed, and the others are tested again.
+    examples; the logarithm of its means' average squared Mahalanobis distance from the other sites' centres
+    (`fit_model`); and the agreement of its labels (`label_test`). Each is compared with the median over all
+    sites, in robust standard deviations, so that ordinary shift between sites is allowed. Of the sites that
+    fail, those with at least half the highest score are removed, and the remaining sites are tested again.
     ``docs/security.md`` has the formulas and error rates.
 
     Args:
-        collected: the result of `collect`, or rows that name their ``client``. Several rows of one class are
-            averaged; residual directions are ignored.
+        collected: the result of `collect`, or rows that name their ``client``. A client's rows of one class
+            are averaged; residual directions (the rows that `Rows.sketch` marks) are ignored.
         num_classes: C.
         class_names: [C], for the reasons; by default those of the messages, or else numbers.
 
@@ -68,18 +68,19 @@ def diagnose_sites(
 def clip_sites(rows: Rows, *, num_classes: int, limit: float | int = 1.5) -> Rows:
     """Move outlying class means towards those of the other sites, and cap the weight of large sites.
 
-    This bounds the influence of each site on a server that may exclude none. Let D be the distance of a mean
-    x_kc from the other sites' centre g_c, relative to its median (the root of `fit_model`'s ``excess``). If D
-    exceeds ``limit``, the mean is replaced by g_c + (limit/D)(x_kc − g_c), which bounds its influence as
-    Huber's function does. The counts of a site with more than three times the median number of examples are
-    scaled down to three times. Honest sites lose little. Against attackers, `diagnose_sites`, which excludes
-    whole sites, is better (``docs/security.md``).
+    This bounds each site's influence where the server may exclude none. Let r be D/√v of `fit_model`, the
+    standardised distance of a class mean x from the other sites' centre g, divided by its median over all
+    class means. A mean with r above ``limit`` is replaced by g + (limit/r)(x − g), which bounds its influence
+    as Huber's function does. If a site has more than three times the median site's number of examples, the
+    counts of its class rows are scaled down to three times; residual directions keep theirs. Honest sites
+    lose little. Against attackers, `diagnose_sites`, which excludes whole sites, is better
+    (``docs/security.md``).
 
     Args:
-        rows: all sites' rows, such as ``collect(…).message.rows``. Several rows of a client's class are moved
+        rows: all sites' rows, such as ``collect(…).message.rows``. A client's rows of one class are moved
             alike. Classes with means of fewer than three sites are not moved.
         num_classes: C.
-        limit: the largest D; at least 1.
+        limit: the largest r; at least 1.
 
     Returns:
         The rows, with counts in float32.

@@ -41,7 +41,7 @@ class Model(NamedTuple):
         own: for each row, the whitened centre of its class, computed from the other sites.
         residual: for each row, its mean minus that centre, not whitened; 0 if the class is not compared.
         centre: [C, d], whitened centres computed from all sites; NaN for classes that are not compared.
-        excess: D²/v relative to its median; about 1 for an honest row. 1 if the class is not compared.
+        excess: D²/v divided by its median over compared rows; about 1 for an honest row. 1 if not compared.
         variance: v σ²/d, the variance of a coordinate of ``white`` − ``own``.
         compared: whether at least `HOLDERS` sites have a mean of the row's class.
         norm: [C], median norm of the class's means.
@@ -98,10 +98,11 @@ def fit_model(means: Means, num_classes: int) -> Model:
     - A class's centre is the geometric median of the sites' means (Weiszfeld), a mean with weights w. Then
       the centre without site k is (Σ_j w_j x_j − w_k x_k)/(Σ_j w_j − w_k), with variance Σ_{j≠k} w_j²/n_j
       divided by the square of that denominator.
-    - S = 0.6·d·mean(u uᵀ) + 0.4·I, with u the residuals x − g of the means from these centres, scaled to
-      length 1 (the spatial sign covariance). A few huge rows cannot dominate it.
-    - D² = ‖S^(−½)(x − g)‖² has mean σ²·v with v = 1/n + Var(g) + τ. The variance τ of the usual shift between
-      sites is chosen such that log(D²/v) varies least (by median deviation); σ² is the median of D²/v.
+    - S = 0.6·d·mean(u uᵀ) + 0.4·I, where u is the residual x − g of a mean from the centre g without its
+      site, scaled to length 1; mean(u uᵀ) is the spatial sign covariance. A few huge rows cannot dominate S.
+    - D² = ‖S^(−½)(x − g)‖² has mean σ²·v with v = 1/n + Var(g) + τ, where Var(g) is the variance given above.
+      The variance τ of the usual shift between sites is chosen such that log(D²/v) varies least (by median
+      deviation); σ² is the median of D²/v.
 
     Source: Weiszfeld (1937); Visuri, Koivunen and Oja (2000), Sign and rank covariance matrices.
     """

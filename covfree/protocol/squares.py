@@ -38,7 +38,7 @@ def unit_diagonal(
     Args:
         where: how the error begins, e.g. ``"matrix:"``.
         matrix: the matrix, of finite numbers.
-        num_examples: n, the terms of each sum.
+        num_examples: n, the number of products in each sum.
         tolerance: from `rounding`.
 
     Returns:

@@ -43,7 +43,7 @@ def read_header(
 
 
 def check_places(header: Mapping[str, Any], length: int) -> None:
-    """Raise a ValueError if tensors do not fill the rest of the file, or a size does not fit its shape."""
+    """Raise a ValueError unless tensors fill the ``length`` bytes after the header and fit their shapes."""
     end = 0
     for name, about in sorted(header.items(), key=lambda item: item[1]["data_offsets"]):
         begin, stop = about["data_offsets"]

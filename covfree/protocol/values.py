@@ -84,15 +84,15 @@ def check_rows(rows: Rows, *, num_classes: int, dim: int | None = None) -> None:
 
 
 def largest_sum(dtype: np.dtype) -> float:
-    """Return the largest allowed Σ‖f‖² of a row or matrix: max^¾, so that max^¼ (4·10⁹) can be summed."""
+    """Return the largest allowed Σ‖f‖² of a row or matrix: M^¾ for the largest float M, so M^¼ add up."""
     return float(jnp.finfo(jnp.promote_types(dtype, jnp.float32)).max) ** 0.75
 
 
 def square_sums(rows: Rows) -> np.ndarray:
-    """Compute Σ‖f‖² over the examples of each row, n‖μ‖² + (n − 1) tr S; without a covariance S, n‖μ‖².
+    """Compute Σ‖f‖² over each row's n examples from mean μ and covariance S (or 0): n‖μ‖² + (n − 1) tr S.
 
-    A residual direction is already a sum over examples, so its square counts once. Its ``covariance``, which
-    is at most the square of the first direction left out, is added once.
+    A residual direction (a row that `Rows.sketch` marks) is already a sum over examples, so its square counts
+    once. Its ``covariance``, at most the square of the first direction that was left out, is added once.
     """
     count, mean = np.asarray(rows.count).astype(np.float64), _at_least_float32(rows.mean)
     sketch = np.zeros(len(count), bool) if rows.sketch is None else np.asarray(rows.sketch)

@@ -1,4 +1,4 @@
-"""Run a client of a secure sum: mask its upload, and later reveal one share of each neighbour's secrets."""
+"""Run a client of a secure sum: mask its upload, then reveal for each neighbour a share of one secret."""
 
 from __future__ import annotations
 
@@ -111,7 +111,9 @@ class Client:
 
     @_step(3)
     def mask(self, sealed: Iterable[Sealed], words: Words) -> Masked:
-        """Step 3: add to the upload the client's own mask, and ± a mask for each neighbour that sent shares.
+        """Step 3: add to the upload the client's own mask, and a mask for each neighbour that sent shares.
+
+        The neighbour's upload has the same mask with the opposite sign.
 
         Args:
             sealed: the shares that neighbours sent.
@@ -147,8 +149,8 @@ class Client:
             came: the numbers of all clients whose uploads the server has.
 
         Raises:
-            Refused: if the clients are too few, this client is not among them, or one is unknown or a
-                neighbour that had not shared.
+            Refused: if the clients are too few, this client is not among them, or one of them is unknown or
+                is a neighbour that sent no shares.
         """
         clients = set(came)
         if self._number not in clients:
@@ -167,7 +169,7 @@ class Client:
 
     @_step(5)
     def unmask(self, agreed: Iterable[Agreed]) -> Opened:
-        """Step 5: reveal shares of the seeds of clients whose uploads came, and of the others' masking keys.
+        """Step 5: reveal shares of neighbours' seeds if their uploads came, and of their masking keys if not.
 
         Args:
             agreed: the signatures of clients that agreed in step 4.
@@ -281,7 +283,7 @@ def check_advert(session: Session, advert: Advert) -> None:
 
 
 def check_exchange(session: Session, advert: Advert) -> None:
-    """Check that others can compute shared keys from an advert's keys (they cannot if one has small order).
+    """Check that other clients can compute shared keys from an advert's keys: none may have small order.
 
     Raises:
         Refused: if a public key has small order.

@@ -36,7 +36,7 @@ def group_means(
     Args:
         messages: each client's message, by its number; the method must send class means, as `covfree.fedcof`.
         size: the least number of clients in a group, at least 3.
-        bound: see `FixedPoint`: the largest count of a client, or absolute value in its sums of features.
+        bound: of `FixedPoint`: at least any client's count, and any absolute value in its sums of features.
         num_classes: C.
         key: PRNG key that draws the groups.
         protocol: ``threshold``, ``least`` and ``neighbours`` of `secure_sum`.

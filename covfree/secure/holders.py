@@ -90,7 +90,7 @@ def _init(
 
 
 def _broadcast(numbers: _Numbers, state: _State, *, broadcast: Callable[..., Any]) -> Any:
-    """Return which classes are summed, and the original broadcast; None asks clients for their classes."""
+    """Return which classes are summed, and the original broadcast; None in the first round, the count."""
     return None if state.common is None else (state.common, broadcast(numbers.own, state.own))
 
 

@@ -30,8 +30,8 @@ class Session:
     """The settings of one secure sum, on which all parties agree beforehand.
 
     Attributes:
-        name: distinguishes this sum from every other: the federation, the round and the step. A client takes
-            part in a session only once.
+        name: a text that no other sum has, such as the federation and the round. A client takes part in a
+            session only once.
         identities: each client's Ed25519 public key, 32 bytes, by its number; at least three, as each of two
             would learn the other's upload from the sum.
         size: the number of words of an upload.
@@ -126,7 +126,7 @@ class Advert(NamedTuple):
 
 
 class Sealed(NamedTuple):
-    """Shares of a client's two secrets for one neighbour, encrypted for it."""
+    """A share of a client's seed and one of its masking key, encrypted for one neighbour."""
 
     sender: int
     receiver: int
@@ -148,7 +148,7 @@ class Agreed(NamedTuple):
 
 
 class Opened(NamedTuple):
-    """The shares that a client reveals: one of each neighbour's two secrets.
+    """The shares that a client reveals: one for each neighbour, of its mask seed or of its masking key.
 
     Attributes:
         sender: the client's number.

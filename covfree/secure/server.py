@@ -140,7 +140,7 @@ class Server:
             for other in masked:
                 public = self._adverts[other].masking
                 pair = mask(pair_key(self._session, "mask", key, public, client, other), len(total))
-                # Remove the mask with the sign that the other client used.
+                # The other client added or subtracted this mask: do the opposite.
                 total = total - pair if other < client else total + pair
         return total
 
