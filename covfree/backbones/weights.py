@@ -89,7 +89,7 @@ def to_params(
         template: a tree of shapes to fill.
         namings: for each naming scheme that a file may use, a mapping from the tree's names to the file's.
             The scheme that matches most tensors is used.
-        unused: tensors that a file may contain and that are ignored, by their names before `renamings`.
+        unused: tensors that a file may contain and that are ignored, by their names in the tree.
         source: where the tensors came from, for errors.
 
     Returns:
