@@ -189,8 +189,8 @@ def check_loading(shrinkage: Shrinkage) -> None:
     """Raise ValueError unless the rule is a loading rule; see `is_loading`."""
     if not is_loading(shrinkage):
         raise ValueError(
-            "shrinkage: expected a number, relative(…) or pseudo_observations(), which need only "
-            f"the trace of the exact covariance; got {shrinkage!r}"
+            "shrinkage: expected a number, relative(…) or pseudo_observations(), which need "
+            f"only the trace of the exact covariance; got {shrinkage!r}"
         )
 
 

@@ -197,11 +197,14 @@ def test_training_examples_are_no_test(cli, tmp_path):
         assert "are among them" in cli("evaluate", "--head", path, "--dataset", part, "--seed", 1).err
         np.savez(part, features=(features + 1) * np.float32(scale), labels=labels)
         assert cli("evaluate", "--head", path, "--dataset", part, "--seed", 1).err == ""
-    # Other data are others; a head that does not say what it was fitted to is told to.
+    # Other data are others; a head that does not record which examples it was fitted to is told to.
     np.savez(part, features=features + 1, labels=labels)
     assert cli("evaluate", "--head", path, "--dataset", part).err == ""
     covfree.save_head(covfree.load_head(path).head, path)
-    assert "does not say what it was fitted to" in cli("evaluate", "--head", path, "--dataset", data).err
+    assert (
+        "does not record which examples it was fitted to"
+        in cli("evaluate", "--head", path, "--dataset", data).err
+    )
 
 
 def test_a_file_that_is_there_is_kept(cli, tmp_path):

@@ -378,7 +378,10 @@ def test_costs():
         (lambda: covfree.refined(covfree.fedcof(), 0), "rounds: expected"),
         (lambda: covfree.refined(covfree.fedcof(), directions=0), "directions: expected"),
         (lambda: covfree.refined(covfree.fedcof(), shrinkage=-1.0), "expected .*, got -1.0"),
-        (lambda: covfree.refined(covfree.fedcof(), shrinkage=covfree.oas()), "no more than the trace"),
+        (
+            lambda: covfree.refined(covfree.fedcof(), shrinkage=covfree.oas()),
+            "need only the trace of the exact covariance",
+        ),
         (
             lambda: covfree.refined(covfree.fedcof(head=lambda covariance, moments: None)),
             "LDA, ridge or Student head",
