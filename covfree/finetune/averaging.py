@@ -124,7 +124,7 @@ def server(numbers: Numbers, state: State, total: Update) -> State:
 
 
 def result(numbers: Numbers, state: State, memory: Any) -> Any:
-    """Return the model's own result, see `Model.result`."""
+    """Return what `Model.result` makes from the final parameters and statistics."""
     return numbers.model.result(state.trained, state.statistics)
 
 

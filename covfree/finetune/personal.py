@@ -185,7 +185,8 @@ def client_accuracy(
         The share of correct predictions of each client, in [0, 1]; NaN for a client without examples.
 
     Raises:
-        ValueError: if shapes or clients' numbers do not fit.
+        ValueError: if labels or clients are no vectors of integers, or a client has no model or no row of
+            ``own_classes``.
     """
     check_positive("batch_size", batch_size)
     rows, labels, clients = len(jax.tree.leaves(features)[0]), np.asarray(labels), np.asarray(clients)

@@ -105,7 +105,7 @@ def _client(
 
 
 def _first(index: Array, chosen: Array) -> Array:
-    """Move the indices of chosen examples to the front; the others become −1 (padding)."""
+    """Move the indices of chosen examples to the front; all other indices become −1 (padding)."""
     index = jnp.where(chosen, index, -1)
     return index[jnp.argsort(index < 0, stable=True)]
 
@@ -170,7 +170,7 @@ def _report(params: Numbers, state: State, *, by: By) -> dict[str, Any]:
 
 
 def _best(state: State) -> Array:
-    """Return the index of the best candidate, the first of equals."""
+    """Return the index of the best candidate; if several are equal, of the first of them."""
     return state.counted.scores.argmin()
 
 
@@ -179,9 +179,9 @@ def select(candidates: Sequence[Algorithm], *, by: By = "errors", keep: float = 
 
     All candidates are trained side by side, from the same examples in the same order. In each round, each
     client first counts the errors of all models that it receives, on examples that it keeps aside. The server
-    adds the counts. The result is the model of the candidate with the fewest errors in the last round, the
-    first of equals. This needs no validation set and no more rounds; bytes and computation grow with the
-    number of candidates. A candidate that diverges keeps its last finite state.
+    adds the counts. The result is the model of the candidate with the fewest errors in the last round (with
+    equal counts, of the first candidate). This needs no validation set and no more rounds; bytes and
+    computation grow with the number of candidates. A candidate that diverges keeps its last finite state.
 
     The errors are those of the models before the round's training. So run at least two rounds. If clients are
     sampled, sample many: only those of the last round count errors. Which examples are kept aside is decided

@@ -156,7 +156,7 @@ def shared_covariance(method: Method[Any]) -> Callable[..., Scatter] | None:
     """Return the function that computes the shrunk covariance of a FedCOF-like method, with any head.
 
     Returns:
-        ``(params, *state) -> Scatter``; None if the method is of another kind.
+        ``(params, *state) -> Scatter``; None if the method is not FedCOF-like.
     """
     linear = option(method.system, "system") or method.system
     within = option(linear, "within")
@@ -167,11 +167,11 @@ def shared_covariance(method: Method[Any]) -> Callable[..., Scatter] | None:
 
 
 def refinable_head(method: Method) -> tuple[ScatterChoice | None, Callable[..., Head] | None]:
-    """Return the parts of a FedCOF-like method's head that a refinement needs.
+    """Return what a refinement needs to know of a FedCOF-like method's head.
 
     Returns:
-        First the parts of a ridge head's Gram matrix (`total_gram`'s ``scatter``), or None for other heads;
-        then ``method.head`` of a Student head, or None for linear heads.
+        First a ridge head's ``scatter`` (see `total_gram`), or None for other heads; then ``method.head`` of
+        a Student head, or None for linear heads.
     """
     student = option(method.system, "system")
     system = student or method.system

@@ -97,7 +97,7 @@ def log_likelihood(
 
         Σ_j [log N(w_j; θ_z, σ_z) + log p_z/(1 − p_z)] + Σ_i log(1 − p_i),
 
-    where the second sum is over all centres, as log p = log p/(1 − p) + log(1 − p).
+    whose second sum is over all centres, since log p_z = log p_z/(1 − p_z) + log(1 − p_z).
 
     Args:
         model: θ, and networks of σ and p.
@@ -148,7 +148,7 @@ def assign(
 
     Args:
         matrix: what each pair of a prompt and a centre adds to the sum.
-        kept: which prompts exist; the others get −1. There must be at least as many open centres as prompts.
+        kept: which rows are prompts; padding gets −1. There must be at least as many open centres as prompts.
         open_to: which centres may be assigned.
     """
     shape = jax.ShapeDtypeStruct(kept.shape, jnp.int32)

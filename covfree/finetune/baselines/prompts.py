@@ -87,7 +87,7 @@ class _Scores(_Prompted):
 
 
 def without_padding(model: Model) -> Model:
-    """Remove the padding from a model's prompts; return a traced model, or one without prompts, as it is.
+    """Remove the padding from a model's prompts; return a traced model, or one without prompts, unchanged.
 
     PFPT's pool is padded, as its size varies between rounds. Algorithms that train its result further would
     otherwise send the padding too.

@@ -61,7 +61,7 @@ def ridge_at_home(
     Raises:
         TypeError: if the head is not linear, or a data type is wrong.
         ValueError: if there are no examples, features and head differ in d, a value is wrong (see
-            `covfree.check`), or most of the clients' numbers are unused.
+            `covfree.check`), or clients are numbered with large gaps.
 
     Source: personal heads after a global ridge regression are as in FedHiP (Tang et al. 2025, arXiv
     2508.04470) and APFL (arXiv 2508.10732); this form, and the choice of λ, are covfree's.
@@ -95,7 +95,7 @@ def ridge_at_home(
 
 @jit
 def _weights(head: LinearHead, features: jax.Array, labels: jax.Array, places: jax.Array) -> jax.Array:
-    """Compute W_k of each client from the examples at these places; −1 is padding."""
+    """Compute each client's W_k; ``places`` [clients, most examples] indexes its examples, −1 is padding."""
 
     def one(place: jax.Array) -> jax.Array:
         known = (place >= 0)[:, None]

@@ -1,1 +1,1 @@
-"""Other published methods, for comparison, and parts that only they use."""
+"""Other published methods, for comparison, and functions that only they use."""

@@ -98,7 +98,7 @@ def solve_layer(
 ) -> Float[Array, "inner width"]:
     """Compute the Ω that minimises ‖R − FΩW‖² + γ‖Ω‖², from G = FᵀF and H = FᵀR.
 
-    The gradient is 0 where GΩWWᵀ + γΩ = HWᵀ. With G = V diag(b) Vᵀ and WᵀW = Z diag(a) Zᵀ the solution is
+    The gradient is 0 if GΩWWᵀ + γΩ = HWᵀ. With G = V diag(b) Vᵀ and WᵀW = Z diag(a) Zᵀ the solution is
     Ω = V [(VᵀHZ) ⊘ (γ + b aᵀ)] (WZ)ᵀ. (Its rows lie in the column space of W, as those of HWᵀ do, and
     W Wᵀ (W z_j) = a_j W z_j.) So no width × width matrix is decomposed, and clients need to send only FᵀR.
 
@@ -165,7 +165,7 @@ def deepafl(
         The method. Its clients send sums in each round; no single message replaces all rounds.
 
     Raises:
-        TypeError: if a size is no integer.
+        TypeError: if ``num_layers``, ``width``, ``inner`` or ``seed`` is no integer.
         ValueError: if a number is out of range.
 
     Source: Tang, Huang, Fan et al. (2026), "DeepAFL: Deep Analytic Federated Learning". There clients send

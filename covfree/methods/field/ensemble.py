@@ -59,8 +59,7 @@ def ensemble(
     """Make a one-shot ensemble: clients train a softmax head each and send it; the server averages them.
 
     A client's head covers the classes that the client has, and is trained only on its examples
-    (`softmax_head`). Two averages over the clients are offered, where n_kc of client k's n_k examples are of
-    class c:
+    (`softmax_head`). There are two averages over the clients. Client k has n_k examples, n_kc of class c:
 
         probabilities   Σ_k n_k/N · softmax_k(x)_c, with 0 from a client without class c
         scores          Σ_k n_kc/N_c · (w_kcᵀx + b_kc), over the clients with class c
@@ -74,7 +73,7 @@ def ensemble(
     refuses them, and `collect` must not be given a ``max_norm`` (its ``dim`` is d + 1).
 
     Args:
-        average: what is averaged.
+        average: whether probabilities or scores are averaged.
         l2: weight of the clients' penalty, see `softmax_head`; static.
 
     Raises:

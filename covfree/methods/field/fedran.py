@@ -1,4 +1,4 @@
-"""FedRAN: ridge regression on random features, from low-rank parts of the clients' Gram matrices."""
+"""FedRAN: ridge regression on random features, from low-rank approximations of clients' Gram matrices."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def _system(ridge: Scalar, totals: _Totals) -> Scatter:
 def fedran(
     num_directions: int = 16, ridge: Scalar = 1.0, num_features: int = 1000, *, seed: int = 0
 ) -> Method[MappedHead]:
-    """Make FedRAN: ridge regression on random features; clients send a low-rank part of their Gram matrix.
+    """Make FedRAN: ridge regression on random features; clients send low-rank Gram matrices.
 
     Let the columns of F_k be client k's random ReLU features, with singular values s_k1 ≥ s_k2 ≥ … and left
     singular vectors v_kj. The client sends s_kj v_kj for j ≤ r, its class means, and the weighted mean of the
@@ -83,7 +83,7 @@ def fedran(
         seed: the seed of the random features.
 
     Raises:
-        TypeError: if the seed or a size is no integer.
+        TypeError: if ``num_directions``, ``num_features`` or ``seed`` is no integer.
         ValueError: if a number is out of its range.
 
     Source: FedRAN (2026), arXiv 2606.11480, "Accurate and Resource-Efficient Federated Continual Learning". c

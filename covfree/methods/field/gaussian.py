@@ -133,7 +133,7 @@ def pooled_covariance(shrinkage: Shrinkage, moments: Moments, scatters: jax.Arra
 
 
 def _least_variance(moments: Moments, pooled: jax.Array) -> jax.Array:
-    """Return a lower bound on each feature's variance: the size of its rounding.
+    """Return a lower bound on each feature's variance, from the rounding errors of its values.
 
     It is 1 for a feature that is 0 in all examples, and at least the smallest normal number for any other.
     """
@@ -174,7 +174,7 @@ def qda(
         shrinkage: shrinkage of the common covariance, see `fedcof`; not a rule that needs single rows.
         prior: κ/d, above 0 for a class with fewer examples than dimensions.
         covariance: ``"sent"`` if clients send a covariance with each class mean; ``"means"`` if it is
-            estimated from the spread of the means, as in FedCOF, with ν_c = K_c − 1.
+            estimated from the scatter of the K_c means, as in FedCOF, with ν_c = K_c − 1.
 
     Raises:
         ValueError: if an argument is unknown or out of range.
@@ -208,8 +208,7 @@ def naive_bayes(
 
     v_c = (s_c + κ v)/(ν_c + κ), where s_c are the class's sums of squares with ν_c degrees of freedom, v the
     variances of all classes together, and κ = prior. The variance of feature j is at least its rounding,
-    (16·eps)²(v_j + max_c μ_cj²), so one feature's unit does not affect the others. Bytes up: 8·M·d; from
-    means alone 4·M·d.
+    (16·eps)²(v_j + max_c μ_cj²). It scales with the feature's unit. Bytes up: 8·M·d; from means alone 4·M·d.
 
     Args:
         prior: κ, how many observations the common variances count for. Must be above 0 if a class may have a

@@ -52,11 +52,11 @@ def recursive_ridge(dim: int, num_classes: int, ridge: Scalar) -> RecursiveRidge
             cannot give the solution of minimum norm. Forgetting the last client would leave a root of 0.
 
     Returns:
-        The state, in float32, or float64 where that is enabled. Features are cast to it.
+        The state, in float32, or in float64 if JAX has it enabled. Features are cast to this type.
 
     Raises:
-        TypeError: if a size is no integer or λ no number.
-        ValueError: if a size is below 1, or λ is not finite and above 0.
+        TypeError: if ``dim`` or ``num_classes`` is no integer, or λ no number.
+        ValueError: if ``dim`` or ``num_classes`` is below 1, or λ is not finite and above 0.
 
     Source: Fed3R (Fanì et al. 2024), the recursive formulation.
 
@@ -91,7 +91,7 @@ def update(
 
     Args:
         state: the state after the clients so far.
-        features: features of one client, or of several together.
+        features: features of one client, or of several clients together.
         labels: their classes; a label outside [0, num_classes) is padding.
 
     Returns:

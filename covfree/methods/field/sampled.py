@@ -142,8 +142,7 @@ def fedpft(
         l2: weight of the penalty, see `softmax_head`; 0.001 by default.
         seed: the seed of the virtual features.
         epochs: passes of gradient descent over the draws; replaces ``num_samples`` and ``l2``.
-        learning_rate: learning rate of the descent, 0.01 by default. It must suit the features' unit, as
-            these are not scaled.
+        learning_rate: learning rate of the descent, 0.01 by default. It must suit the scale of the features.
         momentum: momentum of the descent, in [0, 1]; 0.9 by default.
         batch_size: draws for each step of the descent; 128 by default.
 

@@ -83,7 +83,7 @@ class Numbers(NamedTuple):
 
 @dataclass(frozen=True)
 class Plan:
-    """The static parts of a correction.
+    """The static settings of a correction.
 
     Attributes:
         system: the method's ``system``.

@@ -28,7 +28,7 @@ class Descent(NamedTuple):
         value: the loss there; before the first evaluation log C, the loss of a uniform prediction.
         slope: the gradient there.
         begun: whether ``value`` and ``slope`` are known; False before the first evaluation.
-        trial: where the loss is evaluated next.
+        trial: the point at which the loss is evaluated next.
         steps: s_k, differences of points; the newest last, with zeros until there are enough.
         changes: y_k, differences of gradients.
     """

@@ -35,7 +35,7 @@ class Progress(NamedTuple):
         moments: counts and sums of each class.
         search: the search for the weights.
         rows: clients' class means, which give the scatter between them; None if clients sent only sums.
-        own: the parts of the method's totals that a nonlinear head needs.
+        own: the method's totals after the second, which a nonlinear head needs.
         covariance: the shrunk covariance, if the search is for a ridge head. (If features are far from zero,
             it cannot be recovered from the Gram matrix.)
     """
@@ -58,10 +58,10 @@ class Numbers:
 
 @dataclass(frozen=True)
 class RefinePlan:
-    """The static parts of a refinement.
+    """The static settings of a refinement.
 
     Attributes:
-        gram: the parts of a ridge head's Gram matrix; None for LDA.
+        gram: a ridge head's ``scatter``, see `total_gram`; None for LDA.
         covariance: ``(params, *totals) -> Scatter``, the method's shrunk covariance.
         directions: q, the largest number of directions of a round; None for as many as the head has
             independent columns.
@@ -82,7 +82,7 @@ class RefinePlan:
 
 
 def _begin(first: Any, state: tuple[Any, ...], total: Any, *, plan: RefinePlan) -> Progress:
-    """Compute the refinement's first state from the method's totals: the server's part of its last round."""
+    """Compute the refinement's first state from all totals: the server's function for its last round."""
     totals = (*state, total)
     moments = moments_of(totals[0])
     right = (centred_means(moments) if plan.gram is None else resolved_sums(moments)).T
@@ -99,7 +99,7 @@ def _ask(numbers: Numbers, progress: Progress) -> tuple[jax.Array, jax.Array | N
 
 
 def _take(numbers: Numbers, progress: Progress, answer: Answer, *, plan: RefinePlan) -> Progress:
-    """Improve the weights by the sum of the clients' answers: the server's part of a round of products.
+    """Improve the weights by the sum of the clients' answers: the server function of a round of products.
 
     If clients are missing, sums are scaled up by degrees of freedom: the scatter of missing clients is
     assumed to be as large, for each degree of freedom, as that of the clients that answered. If nobody

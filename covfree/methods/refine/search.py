@@ -95,7 +95,7 @@ def advance(search: Search, images: Float[Array, "dim asked"], most: int) -> Sea
 
 
 def known_matrix(search: Search) -> Scatter:
-    """Complete the known part of A to a positive definite A′ with A′V = AV and A′W = M for the present W.
+    """Make a positive definite matrix A′ that agrees with A on V (A′V = AV), and has A′W = M.
 
     With Ã = P⁻¹ it is (Ã − ÃV(VᵀÃV)⁻¹VᵀÃ)/α + (AV)G⁻¹(AV)ᵀ. This is the inverse of αΠPΠᵀ + VG⁻¹Vᵀ, the matrix
     of the last step. Without a step length α is 1. If Ã is 0, as with a relative shrinkage if no class has

@@ -39,7 +39,7 @@ class Known(NamedTuple):
 
     Attributes:
         moments: the first `Moments` in the methods' states, used to check the features' scale; None if none.
-        heads: the heads of all methods; those of methods that differ only in numbers are stacked, see
+        heads: the heads of all methods; those of methods that differ only in hyperparameters are stacked, see
             `Maker.groups`.
         sound: which heads are finite; a head that is not is set to 0.
         counted: the clients' sums; 0 before the round.
@@ -70,7 +70,7 @@ class Maker:
     share: float
 
     def groups(self, params: tuple[Any, ...]) -> list[list[int]]:
-        """Group methods that differ only in numbers; one compiled function makes the heads of a group."""
+        """Group methods that differ only in hyperparameters; one compiled function makes a group's heads."""
         found: dict[Any, list[int]] = {}
         for who, own in enumerate(params):
             leaves, structure = jax.tree.flatten(own)
@@ -171,7 +171,7 @@ def take(params: tuple[Any, ...], state: tuple[Known], total: Count, *, by: By) 
 
 
 def finish(params: tuple[Any, ...], system: None, known: Known, *, maker: Maker) -> Head:
-    """Return the head with the fewest errors or least loss, the first of equals; initially the first head."""
+    """Return the head with the fewest errors or least loss; before the count, or if equal, the first head."""
     index = best(known)
     # If no head is finite, return NaN, which raises an error.
     lost = jnp.where(known.sound.any(), 0, jnp.nan)

@@ -91,9 +91,9 @@ def _flops(params: Any, num_examples: int, dim: int, num_classes: int, *, own: t
 def select(candidates: Sequence[Method[H]], *, by: By = "errors", keep: float = 0.1) -> Method[H]:
     """Let clients choose among methods or hyperparameters by examples that they keep aside.
 
-    Each client leaves a share of its examples out of what it sends. From the rest, the server makes the heads
-    of all candidates, and sends them. Each client counts the errors of each head on the examples that it kept
-    aside. The server adds the counts, and takes the head with the fewest errors, the first of equals. So all
+    Each client keeps a share of its examples aside. From what clients send of the other examples, the server
+    makes the heads of all candidates, and sends them. Each client counts the errors of each head on the
+    examples that it kept aside. The server adds the counts, and takes the head with the fewest errors. So all
     candidates together cost one message and one more round, in which a client sends a number for each
     candidate and its number of examples.
 
@@ -101,12 +101,12 @@ def select(candidates: Sequence[Method[H]], *, by: By = "errors", keep: float = 
     The counts are unbiased for these clients; they do not show the accuracy at new clients.
 
     Args:
-        candidates: two or more methods whose clients send the same; the first is taken among equals.
+        candidates: two or more methods whose clients send the same; with equal counts the first is taken.
             Examples: `fedcof` with different heads or priors, ``qda`` from means; `fed3r` with several λ;
             some of them `refined` or `corrected`. Leave γ to the automatic rule.
         by: what clients add up: ``"errors"``, or ``"losses"`` (−log softmax of the example's class, at most
             100), which judges probabilities too.
-        keep: the share of examples that are kept aside, between 0 and 1. The head is fitted to the rest: if
+        keep: the share of examples that are kept aside, between 0 and 1. The head is fitted to all others: if
             all examples of a class are kept aside, the head lacks the class.
 
     Returns:

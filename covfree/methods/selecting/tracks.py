@@ -31,7 +31,7 @@ class Step:
 
     Attributes:
         parent: the index of the track's state before the round.
-        who: the index of the first method on the track; its numbers are used.
+        who: the index of the first method on the track; its ``params`` are used.
         each: the method's round; None if its rounds over rows (or over examples) have ended.
         received: the method's ``received``.
     """
