@@ -116,6 +116,7 @@ def test_no_method_mixes_data_types_under_x64(name):
             assert jax.eval_shape(scores).dtype == floats
 
 
+@pytest.mark.slow
 def test_float64_after_float32():
     """What one precision left behind in compiled functions does not disturb the other."""
     clean = federations.make(0).clean

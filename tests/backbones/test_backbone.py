@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from backbones import seeded
 from precision import relative_error
+from variants import slow
 
 from covfree.backbones import BACKBONES, Backbone, backbone
 from covfree.backbones.layers import Dropout
@@ -104,7 +105,7 @@ def test_every_client_its_own_weights(resnet, images):
     assert relative_error(together[0, 0], together[1, 1]) > 1e-3  # the weights matter
 
 
-@pytest.mark.parametrize("name", ["resnet", "lite"])
+@pytest.mark.parametrize("name", ["resnet", *slow("lite")])
 def test_batch_independence(request, images, name):
     chosen, params = request.getfixturevalue(name)
     apply = applied(chosen)
@@ -116,7 +117,7 @@ def test_batch_independence(request, images, name):
     assert relative_error(training[1][0], training[0][0]) > 1e-3
 
 
-@pytest.mark.parametrize("name", ["resnet", "lite"])
+@pytest.mark.parametrize("name", ["resnet", *slow("lite")])
 def test_gradients(request, images, name):
     chosen, params = request.getfixturevalue(name)
     gradients = jax.device_get(trained(chosen)(params, images, jax.random.key(0))[0])

@@ -72,6 +72,7 @@ def test_convolution(side, size, stride, padding, inner, outer, groups):
         np.testing.assert_allclose(got, expected, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_whatever_else_is_asked_for_is_xlas_own():
     """Other element types, groups of examples, layouts, numbers of sides; nothing is ignored."""
     x, kernel = drawn((2, 7, 7, 4), 0), drawn((3, 3, 4, 4), 1)

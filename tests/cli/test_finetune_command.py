@@ -131,6 +131,7 @@ def test_rounds_are_those_of_gradient_descent(finetune, tmp_path):
         assert len(np.unique(np.asarray(picture.convert("RGB")).reshape(-1, 3), axis=0)) > 20
 
 
+@pytest.mark.slow
 def test_the_papers_settings_of_clients_and_servers(finetune, tmp_path):
     """Momentum and weight decay of clients, numbers of a server's Adam, and the temperature of a head."""
     common = ("--init", "fedncm", "--client-lr", 0.5, "--rounds", 2, "--batch-size", 512)

@@ -126,6 +126,7 @@ def test_all_examples(cli, named, tmp_path):
     assert float(record["mean_client"]) == pytest.approx(np.mean(by_client))
 
 
+@pytest.mark.slow
 def test_a_random_map_and_a_quadratic_head(cli, tmp_path):
     # Of safle is what is of deepafl here: a map that is fitted too, under a linear head.
     for method in ("fed3r-random", "qda-means", "deepafl:num_layers=1:width=32:inner=32"):

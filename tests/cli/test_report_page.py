@@ -154,6 +154,7 @@ def _plain(text: str) -> str:
     return text
 
 
+@pytest.mark.slow
 def test_many_federations(cli, tmp_path):
     small = ("--methods", "fedncm,fedcof", "--clients", 6, "--seeds", 1)
     page = tmp_path / "sweep.html"

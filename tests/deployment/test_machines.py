@@ -7,6 +7,7 @@ import shutil
 import numpy as np
 import pytest
 from machines import SIZES, Machines, assert_equal, check_kills, examples, finish
+from variants import slow
 
 import covfree
 import covfree.rounds
@@ -27,7 +28,9 @@ def reasons(server) -> list[str]:
     return file.read_text().splitlines() if file.exists() else []
 
 
-@pytest.mark.parametrize("algorithm", ROUNDS)
+@pytest.mark.parametrize(
+    "algorithm", ["fedcof", REFINED, "scaffold", *slow("fed3r", SELECTED, "deepafl:num_layers=1")]
+)
 def test_machines_give_the_simulation_to_the_bit(algorithm, tmp_path):
     # Each round compiles for each padded size: two of the sites have one, and one algorithm has all sites.
     sizes = {site: SIZES[site] for site in (SIZES if algorithm == "fedcof" else ["berlin", "oslo"])}

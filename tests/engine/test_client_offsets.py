@@ -75,6 +75,7 @@ def test_read_part_by_part(source, rows, expected, tmp_path):
     assert_heads_close(head, expected, TOLERANCE)
 
 
+@pytest.mark.slow
 def test_on_several_devices(rows, expected):
     mesh = Mesh(np.array(jax.devices()), ("rows",))
     sharded = covfree.shard_rows(rows, mesh)
@@ -222,6 +223,7 @@ def sample_of(rows, mean_of):
     return {mean[np.flatnonzero(number == client)[0]].tobytes() for client in np.unique(number[kept])}
 
 
+@pytest.mark.slow
 def test_the_order_of_a_clients_examples_changes_no_sample():
     """600 clients of equal counts, far from zero: rounding of the means moves nobody in or out."""
     rng = np.random.default_rng(0)

@@ -128,6 +128,7 @@ def test_shards_that_are_empty_tables_or_lack_columns(shards, examples, tmp_path
             assert found["features"].ravel().tolist() == {"texts": [1, 3], "images": [2, 4], "none": []}[kind]
 
 
+@pytest.mark.slow
 def test_a_worker_that_is_killed_changes_nothing(cluster, shards, examples, tmp_path):
     before, marker = set(cluster.run(os.getpid).values()), tmp_path / "died"
     read = partial(read_and_die, str(marker))

@@ -3,6 +3,7 @@
 import jax
 import numpy as np
 import pytest
+from variants import slow
 
 import covfree
 from covfree.core import gathered
@@ -47,7 +48,9 @@ METHODS = {
 }
 
 
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize(
+    "name", ["means", "examples, two rounds", *slow(*sorted({*METHODS} - {"means", "examples, two rounds"}))]
+)
 def test_the_head_is_the_same(name, data, large):
     features, labels, clients = data
     method, options = METHODS[name], {"num_classes": CLASSES, "key": jax.random.key(1)}

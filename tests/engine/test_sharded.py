@@ -70,6 +70,7 @@ def test_eight_devices_are_one(mesh):
     assert_totals_close(totals, covfree.accumulate(method, rows, num_classes=CLASSES))
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not hasattr(jax.sharding, "reshard"), reason="this jax cannot scatter over explicit axes")
 def test_a_mesh_with_explicit_axes(mesh):
     """What such a mesh splits is worked on as a whole where nobody says how the result is split."""
@@ -121,6 +122,7 @@ def test_clients_that_must_stay_whole_lie_on_one_device_each(mesh):
     np.testing.assert_array_equal(as_sorted(sharded), as_sorted(rows))
 
 
+@pytest.mark.slow
 def test_more_devices_than_clients_and_a_mesh_of_two_axes():
     mesh = Mesh(np.array(jax.devices()).reshape(4, 2), ("hosts", "devices"))
     federation = federations.make(2)

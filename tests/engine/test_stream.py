@@ -634,6 +634,7 @@ print(most - before)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="memory is measured as Linux tells it")
 def test_memory_does_not_grow_with_the_rows(tmp_path):
     # 200 MB of zeros, of which the disk holds none.

@@ -461,6 +461,7 @@ def test_nothing_observed(mean, count, label):
         np.testing.assert_array_equal(np.asarray(head(rows.mean)).argmax(-1)[kept], np.asarray(label)[kept])
 
 
+@pytest.mark.slow
 def test_works_under_vmap():
     rows, scales = padded(gaussian_rows()), jnp.array([0.5, 1.0, 4.0])
 
@@ -493,6 +494,7 @@ def test_digits_without_tuning():
     assert automatic >= best - 0.5
 
 
+@pytest.mark.slow
 def test_caltech_without_tuning(shared):
     data = load(shared / "data/features/caltech101-efficientnet_lite0.npz")
     automatic, best = compared_with_hindsight([data])

@@ -47,6 +47,7 @@ def slope(function, at, step=1e-6):
     return found
 
 
+@pytest.mark.slow
 def test_the_generators_losses_and_slopes():
     from baselines import co_boosting, dense
 
@@ -153,6 +154,7 @@ def forward(variables, x):
     return x.reshape(len(x), -1) @ params["head"]["kernel"] + params["head"]["bias"], distance
 
 
+@pytest.mark.slow
 def test_the_members_outputs():
     from baselines import ensemble
     from baselines.cnn import CNN, applied, cnn_model, new_variables

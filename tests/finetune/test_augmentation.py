@@ -21,6 +21,7 @@ def test_half_of_the_images_are_flipped():
     np.testing.assert_array_equal(got[first == 2][0], images[0, :, ::-1])
 
 
+@pytest.mark.slow
 def test_a_crop_is_a_rectangle_of_the_area_and_the_ratio():
     """Of a picture of its own coordinates; a bilinear crop of it is linear too, away from the border."""
     side = 40

@@ -125,6 +125,7 @@ def summarised(table, size, used, most, sweeps=50):
     return np.asarray(pool), int(found)
 
 
+@pytest.mark.slow
 def test_sets_in_any_order_are_summarised_by_what_they_have_in_common():
     truth, table = sets()
     pool, size = summarised(table, 4, range(4), 8)

@@ -66,6 +66,7 @@ def test_fedavg_of_a_linear_head_is_a_loop_over_clients():
     np.testing.assert_allclose(done.result.bias, bias, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_sums_over_many_clients_are_as_exact_in_bfloat16():
     """One upload has 8 bits; the sum of 1,000 that are alike must not lose them."""
     features, labels = np.ones((1000, 2), np.float32), np.zeros(1000, int)
@@ -154,6 +155,7 @@ def test_a_calibrated_head_predicts_what_the_closed_form_does():
     assert loss[-1] < loss[0]
 
 
+@pytest.mark.slow
 def test_of_a_mapped_head_the_map_stays():
     features, labels, clients = examples()
     method = covfree.fedcof(1.0, feature_map=covfree.relu_features(16))
@@ -195,6 +197,7 @@ def seeded_params(net):
 LABELS, CLIENTS = np.array([0, 1, 0, 1, 1, 0]), np.array([0, 0, 1, 1, 1, 1])
 
 
+@pytest.mark.slow
 def test_running_statistics_are_averaged_beside_the_parameters(network):
     net, params, images, head = network
     model = ft.network_model(net, params, head, norms="batch")
@@ -289,6 +292,7 @@ def test_features_in_several_arrays():
         run(ft.fedavg(model), {**texts, "mask": mask[1:]}, labels, clients, key=KEY, rounds=1)
 
 
+@pytest.mark.slow
 def test_regression_and_several_labels_each():
     features, _, clients = examples()
     wide = ft.linear_model(ft.random_head(4, 2, key=KEY))

@@ -56,6 +56,7 @@ def applied(params, images, prompts=None, kept=None):
     return TINY.apply(params, images, prompts=prompts, kept=kept)
 
 
+@pytest.mark.slow
 def test_no_prompts_are_no_prompts_and_padding_is_not_seen(params, data):
     images = jnp.asarray(data[0][:4])
     plain = applied(params, images)
@@ -106,6 +107,7 @@ def test_features_against_a_transformer_in_numpy(params, data):
     np.testing.assert_allclose(got, expected, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.slow
 def test_each_image_reads_the_prompts_nearest_to_its_feature(params, data):
     images = jnp.asarray(data[0][:6])
     model = prompted(params)
@@ -172,6 +174,7 @@ def test_pfpt_that_diverges_ends_with_what_it_had(params, data):
     assert np.isfinite(done.result.trained["prompts"]).all()
 
 
+@pytest.mark.slow
 def test_pfpt_of_a_small_type(params, data):
     """One example a client, all of one class; the prompts keep their type."""
     small = ft.random_prompts(TINY, 2, key=KEY).astype("bfloat16")

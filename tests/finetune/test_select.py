@@ -46,6 +46,7 @@ def test_the_best_candidate_trained_on_the_rest(by):
     np.testing.assert_allclose(done.result.weight, alone[best][1].weight, 1e-4, 1e-5)
 
 
+@pytest.mark.slow
 def test_it_is_an_algorithm_as_any_other():
     """Also where some round has nobody whose examples are kept aside."""
     candidates = [finetune.fedadam(MODEL, 0.1, rate) for rate in (0.001, 0.01)]

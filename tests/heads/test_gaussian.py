@@ -76,6 +76,7 @@ def test_equals_scikit_learn():
         assert_close(jax.nn.softmax(naive(features))[:, PRESENT], peer.predict_proba(CLEAN.features), 1e-8)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("diagonal", [False, True])
 def test_one_covariance_for_all_classes_is_linear_discriminant_analysis(diagonal):
     moments, given, _, _ = parts(FLOAT32, diagonal)

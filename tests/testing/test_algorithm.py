@@ -9,6 +9,7 @@ import numpy as np
 import optax
 import pytest
 from jax.tree_util import Partial
+from variants import slow
 
 import covfree
 import covfree.finetune as ft
@@ -28,14 +29,18 @@ OPTIONS = {"batch_size": 4}
         # Which examples a client takes depends on its key; both optimisers have states. FedAdam and FedProx
         # are this one with other optimisers.
         ft.fedavg(MODEL, Partial(optax.sgd, 0.1, 0.9), optax.sgd(1.0, momentum=0.9), steps=3, batch_size=2),
-        ft.fednova(MODEL, **OPTIONS),
         ft.scaffold(MODEL, **OPTIONS),
-        ft.oll(MODEL, **OPTIONS),
         ft.local_only(MODEL, **OPTIONS),
-        ft.fedproto(ADAPTED, 3, 5, **OPTIONS),
-        ft.fedcgs_personal(ADAPTED, ft.Prototypes(np.ones((3, 5), np.float32), np.ones(3, int)), **OPTIONS),
-        as_algorithm(covfree.fedcof(1.0), num_classes=3),
         as_algorithm(covfree.fedcof(1.0), num_classes=3, uploads="sums"),
+        *slow(
+            ft.fednova(MODEL, **OPTIONS),
+            ft.oll(MODEL, **OPTIONS),
+            ft.fedproto(ADAPTED, 3, 5, **OPTIONS),
+            ft.fedcgs_personal(
+                ADAPTED, ft.Prototypes(np.ones((3, 5), np.float32), np.ones(3, int)), **OPTIONS
+            ),
+            as_algorithm(covfree.fedcof(1.0), num_classes=3),
+        ),
     ],
     ids=lambda algorithm: algorithm.name,
 )
