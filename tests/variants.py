@@ -1,4 +1,4 @@
-"""Variants of a law that `make test-slow` alone runs: compiling them costs more than they find beside the others."""
+"""Variants that only ``make test-slow`` runs: they take long to compile, and others check the same law."""
 
 from typing import Any
 
