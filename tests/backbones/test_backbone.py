@@ -93,6 +93,7 @@ def test_table():
         assert spec.preprocessing.resize == spec.input_size + 32
 
 
+@pytest.mark.slow
 def test_every_client_its_own_weights(resnet, images):
     chosen, params = resnet
     other = drawn(chosen, 0.9)

@@ -593,6 +593,7 @@ def test_the_console_script():
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.slow
 def test_the_console_script_reports_a_bad_argument():
     done = process("compare", "--methods", "fedavg")
     assert done.returncode == 2

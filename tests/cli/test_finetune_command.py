@@ -60,6 +60,7 @@ def descent(weight, bias, features, labels, learning_rate):
     return weight - learning_rate * features.T @ error, bias - learning_rate * error.sum(0)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("pictures")
 def test_rounds_are_those_of_gradient_descent(finetune, tmp_path):
     """All clients with one step each: FedAvg is descent on all examples, written out here."""
@@ -490,6 +491,7 @@ def test_curves_over_seeds_and_of_unequal_length(tmp_path):
         assert path.stat().st_size > 1000
 
 
+@pytest.mark.slow
 def test_the_picture_of_many_curves_can_be_read():
     """Starts have a colour each, algorithms dashes; the legend lies below and covers nothing."""
     inits, algorithms = ["random", *list(methods_of_one_round())[:11]], list(registry())

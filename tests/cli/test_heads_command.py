@@ -221,6 +221,7 @@ def test_a_file_that_is_there_is_kept(cli, tmp_path):
     assert path.read_bytes() != before
 
 
+@pytest.mark.slow
 def test_rounds_of_a_refined_head(cli, tmp_path):
     path, data = tmp_path / "head.npz", load_digits(seed=0)
     fitted = cli("fit", "--method", "fedcof-refined:rounds=1", "--out", path, *FEW)

@@ -192,6 +192,7 @@ def test_many_federations(cli, tmp_path):
     assert "expected: each client&#39;s mean of the classes&#39; accuracies" in text
 
 
+@pytest.mark.slow
 def test_fine_tuning(cli, folder, tmp_path):
     """On data with clients of its own, which the command to repeat it must not name."""
     data = folder / "data <b>.npz"

@@ -98,6 +98,7 @@ def thirds(rows, index):
     return jax.tree.map(lambda leaf: jax.lax.dynamic_slice_in_dim(leaf, 60 * index, 60), rows)
 
 
+@pytest.mark.slow
 @fused
 @pytest.mark.usefixtures("untyped")
 def test_equal_rows_have_no_spread():

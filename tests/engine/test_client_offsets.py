@@ -48,6 +48,7 @@ def changed(rows, expected) -> float:
     return float(abs(head.weight - expected.weight).max() / abs(expected.weight).max())
 
 
+@pytest.mark.slow
 def test_clients_make_a_difference(rows, expected):
     """Or none of the others could fail."""
     assert changed(replace(rows, client=None), expected) > 30 * TOLERANCE

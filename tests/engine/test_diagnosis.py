@@ -158,6 +158,7 @@ def test_verdict_on_client_shift(shift, words):
     assert words in text, text
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("clients", "known"), [(4, False), (100, True)])
 def test_few_means_are_said_to_hide_a_shift(clients, known):
     """Four sites, each moved by three standard deviations: the test sees nothing, and the verdict says so."""
@@ -218,6 +219,7 @@ def test_features_far_from_zero():
     assert "from zero" not in str(found)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("covariance", ["diagonal", "spherical"])
 def test_what_clients_sent_of_their_variances_counts(covariance):
     rng = np.random.default_rng(0)

@@ -323,6 +323,7 @@ def rare_classes(seed, shift):
     return rows_of(features.astype(np.float32), labels, clients, 900), strange.astype(np.float32), test_labels
 
 
+@pytest.mark.slow
 def test_unknown_clients_change_nothing():
     """Where all are: as if the rows did not say whose they are. Which number is whose is all one."""
     rows, *_ = rare_classes(1, shift=1.0)
@@ -423,6 +424,7 @@ def test_scale_translation_rotation(shape, named):
     np.testing.assert_allclose(chosen(turned, 4).gamma, gamma, rtol=1e-2)
 
 
+@pytest.mark.slow
 def test_more_classes_than_are_looked_at(monkeypatch):
     """Beyond 128 classes the error is that of a sample of them: near that of all."""
     rng = np.random.default_rng(0)

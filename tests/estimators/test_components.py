@@ -203,6 +203,7 @@ def worst_z(values, expected):
     return np.abs((values.mean(0) - expected) / error).max()
 
 
+@pytest.mark.slow
 def test_client_shift_gives_no_bias(draws):
     per_class, pooled, eq5, _ = draws
     assert worst_z(per_class, 0) < BOUND

@@ -44,6 +44,7 @@ def test_many_rows_whose_sum_leaves_int32():
     )
 
 
+@pytest.mark.slow
 def test_sums_of_integers_are_rounded_once():
     """Where a running sum of floats stands still, or one of integers has wrapped."""
     ones = jnp.ones(2**25 + 3, jnp.int32)

@@ -114,6 +114,7 @@ def test_some_member_keeps_a_weight():
             assert np.isfinite(ensemble.combine(logits, weights)).all()
 
 
+@pytest.mark.slow
 def test_perturbed_images_go_up_the_ensembles_answer():
     from baselines import co_boosting
 

@@ -50,6 +50,7 @@ def test_a_crop_is_a_rectangle_of_the_area_and_the_ratio():
     assert (np.asarray(levels) == 255).all()
 
 
+@pytest.mark.slow
 def test_draws_depend_on_the_key_alone():
     images = jnp.asarray(np.random.default_rng(0).normal(size=(6, 8, 8, 3)), jnp.float32)
     np.testing.assert_array_equal(crop_and_flip(images, KEYS[0]), crop_and_flip(images, KEYS[0]))

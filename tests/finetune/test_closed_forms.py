@@ -90,6 +90,7 @@ def test_uniform_weights():
     np.testing.assert_allclose(lines, geometric((1 - (1 - RATE * CURVE) ** STEPS) / 5), **TOLERANCE)
 
 
+@pytest.mark.slow
 def test_fednova_tends_to_the_optimum_where_fedavg_does_not():
     best = (SHARE * CURVE * CENTRE).sum() / (SHARE * CURVE).sum()
 
@@ -216,6 +217,7 @@ def test_adaptive_servers_are_the_papers(rule):
         np.testing.assert_allclose(ours, x, rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_at_published_rates_fedadam_moves_in_the_form_of_the_papers_code():
     """Changes of 1e-5, as networks have them, are below Reddi's τ: that form stays."""
     flat = FEATURES * np.array([1e-4, 1e4], np.float32)

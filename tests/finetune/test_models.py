@@ -264,6 +264,7 @@ def test_a_trained_network_is_a_head_on_images(network, tmp_path):
     covfree.save_head(done.result.head, tmp_path / "head.npz")
 
 
+@pytest.mark.slow
 def test_features_in_several_arrays():
     """Token ids and a mask, as sentence encoders have them: a model of the mean embedding of the tokens."""
     rng = np.random.default_rng(0)
@@ -375,6 +376,7 @@ def test_dropout_and_orders_are_drawn_anew_each_round():
     assert again == seen[1] != seen[0]
 
 
+@pytest.mark.slow
 def test_dropout_is_a_choice_of_its_own():
     net = backbone("squeezenet1_1")
     images = np.random.default_rng(0).normal(size=(2, 32, 32, 3)).astype(np.float32)

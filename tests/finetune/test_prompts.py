@@ -139,6 +139,7 @@ def test_training_moves_prompts_and_head_alone(params, data):
     assert sent == formula + 2 * 8 * 3 * 4 * (3 + 1)
 
 
+@pytest.mark.slow
 def test_pfpt_trains_and_counts_the_prompts_that_are_sent(params, data):
     algorithm = ft.pfpt(prompted(params), Partial(optax.adam, 0.02), most=8, sweeps=5, epochs=2)
     done = run(algorithm, *data, np.arange(30) % 4, key=KEY, rounds=8, participation=3)

@@ -53,6 +53,7 @@ def test_it_is_an_algorithm_as_any_other():
     check_algorithm(finetune.select(candidates))
 
 
+@pytest.mark.slow
 def test_padding_wide_numbers_and_other_names():
     """The same examples are kept as by `covfree.select`; numbers may be of two types; the model is shared."""
     algorithm = finetune.select([finetune.fedavg(MODEL, rate, name=f"rate {rate}") for rate in (1, 0.1)])
