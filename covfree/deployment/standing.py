@@ -45,7 +45,7 @@ class Standing(Machine):
 
     @property
     def left_out(self) -> dict[str, str]:
-        """The reason for each site set aside at a round's end; its later uploads do not count either."""
+        """For each site set aside at a round's end, the reason. Later uploads of it do not count either."""
         return {site: reason for record in self.history for site, reason in record["rejected"].items()}
 
     @property

@@ -38,7 +38,7 @@ class Found(NamedTuple):
 
 
 class Checked(NamedTuple):
-    """The result of `check_messages`: valid messages, why others were rejected, and results of `judge`."""
+    """The result of `check_messages`: the valid messages, and, as in `Judgement`, reasons and bounds."""
 
     found: dict[Any, Found]
     rejected: dict[Hashable, str]

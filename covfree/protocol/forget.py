@@ -32,8 +32,8 @@ def forget(
     Args:
         collected: what the server has collected.
         client: the client whose statistics are removed. It may send again.
-        label: the class to remove; all of them by default. If clients send a matrix, forget the client and
-            let it send again without the class.
+        label: the class to remove; None for all classes. If clients send a matrix, forget the client and let
+            it send again without the class.
         message: the client's message, bit for bit as it was sent; needed if it holds a matrix.
 
     Returns:

@@ -24,7 +24,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 def _step(number: int) -> Callable[[F], F]:
-    """Decorate the method of a step: it can be called once, in order; an error ends the client's session."""
+    """Decorate a step's method: it can be called once, after all earlier steps; an error ends the session."""
 
     def in_order(method: F) -> F:
         @wraps(method)
@@ -84,7 +84,7 @@ class Client:
 
     @_step(2)
     def share(self, adverts: Iterable[Advert]) -> list[Sealed]:
-        """Step 2: make secret shares of the client's seed and masking key, encrypted for each neighbour.
+        """Step 2: split the seed of the client's own mask, and its masking key, into neighbours' shares.
 
         Raises:
             Refused: if fewer neighbours than the threshold advertised, or an advert is duplicate or forged.
@@ -251,7 +251,7 @@ class Client:
 
 
 def pair_key(session: Session, purpose: str, private: Any, public: bytes, one: int, other: int) -> bytes:
-    """Compute the key that a pair of clients shares for a purpose: X25519, then HKDF with SHA-256."""
+    """Compute the key of clients ``one`` and ``other`` for a purpose: X25519, then HKDF with SHA-256."""
     primitives = "cryptography.hazmat.primitives"
     x25519, hashes = (
         optional(f"{primitives}.asymmetric.x25519", "secure"),

@@ -30,7 +30,7 @@ class _State(NamedTuple):
 
 
 def common_classes(algorithm: Algorithm, holders: int) -> Algorithm:
-    """Make an algorithm that first counts the clients that hold each class, and leaves out rare classes.
+    """Make an algorithm that first counts each class's clients, and leaves out classes with few clients.
 
     If one client holds a class, the sum of this class is that client's own sum, even under masks. So in a
     round before the algorithm's own, each client uploads C numbers: 1 for each class that it has, 0 for

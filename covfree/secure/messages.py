@@ -72,7 +72,7 @@ class Session:
 
     @property
     def quorum(self) -> int:
-        """The number of clients that must sign the same list of uploads: ⌈n·t / k⌉ of n, more than half.
+        """The number of clients that must sign the same list of uploads: ⌈n·t/k⌉ of all n, more than half.
 
         Two sets of this size overlap, and each client signs once, so a server cannot get signatures for two
         lists.
@@ -108,12 +108,12 @@ class Session:
 
 
 class Advert(NamedTuple):
-    """A client's X25519 keys for one session, for sealing shares and for masks; and a commitment.
+    """A client's X25519 public keys for one session, and a commitment to the seed of its own mask.
 
     Attributes:
         sender: the client's number.
-        sealing: public key with which shares are sealed.
-        masking: public key from which the masks of pairs are made.
+        sealing: public key; a pair of clients makes from theirs the key that encrypts shares.
+        masking: public key; a pair of clients makes from theirs the mask that they share.
         commitment: SHA-256 of the seed of the client's own mask.
         signature: signature by the client's identity.
     """

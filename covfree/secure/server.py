@@ -145,7 +145,7 @@ class Server:
         return total
 
     def _rebuilt(self, client: int, own: Mapping[int, bytes], fits: Callable[[int, bytes], bool]) -> bytes:
-        """Rebuild a client's secret from t of its shares; if more than t came, one may be false."""
+        """Rebuild a client's secret from t of its shares; as one may be false, try other choices of t too."""
         least = self._session.threshold
         if len(own) < least:
             raise Refused(f"shares: expected at least {least} of client {client}, got {len(own)}")

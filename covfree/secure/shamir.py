@@ -11,7 +11,7 @@ SECRET, SHARE = 32, 33  # bytes
 
 
 def split(secret: bytes, threshold: int, holders: Iterable[int]) -> dict[int, bytes]:
-    """Split a secret into shares: a random polynomial is the secret at 0; holder i gets its value at i + 1.
+    """Split a secret, the value at 0 of a random polynomial, into shares: holder i gets the value at i + 1.
 
     Args:
         secret: 32 bytes.
