@@ -47,7 +47,7 @@ def diagnose_command(
 ) -> None:
     """Report how reliable the covariance estimated from clients' messages is, and whether clients differ.
 
-    With --messages, judge for each site whether its message should be believed, and why not.
+    With --messages, judge for each site whether its message should be believed, and if not, why.
 
     Examples:
       covfree diagnose --clients 30 --alpha 0.5 --method fedcof-components

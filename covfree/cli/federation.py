@@ -194,7 +194,7 @@ def serve_command(
     weights: WeightsFile = None,
     poll: Poll = 1.0,
 ) -> None:
-    """Run the rounds until there is a head. Killed and started again, it goes on where it was.
+    """Run the rounds until there is a head. Killed and started again, serve goes on where it stopped.
 
     The exit code is 3 if a round closed with too few answers, or covfree federation stop was called; the same
     command opens the round again. Sites are told, and end with exit code 3 too.
@@ -241,9 +241,9 @@ def join_command(
 ) -> None:
     """Take part: check the folder's description, compute features, answer each round, get the head.
 
-    Killed and started again, it goes on where it was. The exit code is 2 if your data or its features are not
-    as the description says, 3 if the server stopped before there was a head, or nothing came for --wait
-    minutes.
+    Killed and started again, join goes on where it stopped. The exit code is 2 if your data or its features
+    are not as the description says, 3 if the server stopped before there was a head, or if no round came for
+    --wait minutes.
 
     Example:
       covfree federation join shared --key berlin.key --images photos --state berlin --out head.npz
@@ -341,7 +341,7 @@ def _public_keys(folder: Path, server: str) -> dict[str, str]:
 
 
 def _numbers(name: str, text: str | None, kind: type[Part], needed: Sequence[str] = ()) -> Part | None:
-    """Make a `kind` from a text such as bound=1e7:neighbours=40; return None if there is no text."""
+    """Make a record of type ``kind`` from a text such as bound=1e7:neighbours=40; None without a text."""
     if text is None:
         return None
     names = [each.name for each in fields(kind)]

@@ -151,7 +151,7 @@ def finetune_command(
     config: Config = None,
     output_format: FormatOption = "table",
 ) -> None:
-    """Train from closed-form heads in rounds: accuracy by round, and by bytes.
+    """Train in rounds from closed-form or random heads, and show accuracy by round and by bytes.
 
     Examples:
       covfree finetune --init random,fedncm,fedcof --algorithm fedavg,fedadam --out tuned

@@ -181,7 +181,7 @@ def federation_of(
     alpha: float | None,
     usual: Federation = USUAL,
 ) -> Federation:
-    """Make the federation that the options describe; an option that is None has its value in ``usual``.
+    """Make the federation that the options describe; an option that is None takes its value from ``usual``.
 
     Raises:
         ValueError: if an option is given but the data names its clients; the message names the option.

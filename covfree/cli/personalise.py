@@ -94,7 +94,7 @@ def personalise_command(
 ) -> None:
     """Train a model for each client, and test it on examples that the client holds back.
 
-    The defaults are FedCGS's (Table 3). If the data names no clients, dominant_classes 0.2 makes 20.
+    The defaults are FedCGS's (Table 3). Data without clients gets 20, by --partition dominant_classes 0.2.
     With --images the whole network is trained, else an adapter and a head on features.
 
     Examples:
@@ -222,7 +222,7 @@ def _kept(name: str, seed: int, found: Personalised) -> dict[str, Any]:
 
 
 def _record(name: str, runs: list[dict[str, Any]]) -> dict[str, Any]:
-    """Average a method's runs over seeds: accuracy of all clients and of the lowest fifth, bytes, time."""
+    """Return means over seeds: accuracy of all clients, of the lowest fifth, bytes; and the median time."""
     tested = [np.sort([each for each in run["accuracy"] if each is not None]) for run in runs]
     mean = [float(each.mean()) for each in tested]
     low = [float(each[: max(1, len(each) // 5)].mean()) for each in tested]

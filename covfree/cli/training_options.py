@@ -112,7 +112,7 @@ def check_prompts(
 
 
 def check_stage(starts: Mapping[str, Variant | None]) -> None:
-    """Raise ValueError unless there are closed-form starts, and clients send once for each of them."""
+    """Raise ValueError unless some start is in closed form, and clients send once for each that is."""
     closed = {name: start.method for name, start in starts.items() if start is not None}
     for name, method in closed.items():
         if not method.one_shot:

@@ -75,18 +75,18 @@ def load(
         dataset: ``"digits"``; or the path of a file: ``.npz`` as `load_npz` reads it, ``.npy``, ``.pt``,
             ``.safetensors``, ``.parquet``, ``.arrow``, ``.csv``, ``.tsv``; or of a folder that
             ``save_to_disk`` of Hugging Face's ``datasets`` wrote. Labels may be texts (spaces around them are
-            dropped): classes are numbered by ``class_names`` if the file has them, else by the sorted texts.
+            dropped): the order of ``class_names`` numbers them if the file has it, else that of sorted texts.
             If a table has no column of lists ``features``, each column of numbers or booleans is one feature,
-            except the index of a pandas data frame. Columns of other types are an error unless features are
-            named, and so is a column such as ``id`` that numbers the examples. Columns may be named here too:
-            ``"x.parquet:features=embedding:labels=kind"``. ``is_test`` may contain the texts train and test.
+            except the index of a pandas data frame; a column of another type, or of rising ids such as
+            ``id``, is then an error. The path may be followed by names of columns, as in
+            ``"x.parquet:features=embedding:labels=kind"``. ``is_test`` may hold the texts train and test.
         test: path of such a file with the test part, if ``dataset`` has none. Its feature columns are found
             by name, and put in the order of ``dataset``. Its other columns have the names that they have in
             ``dataset``, unless ``test`` names them itself: ``"test.csv:labels=kind"``.
         seed: the seed that draws a third of the data as the test part, if the data marks none.
         columns: the names of ``features``, ``labels``, ``clients`` and ``is_test`` in the file, if they
-            differ. For features there may be several, such as ``"age+weight"`` or ``"f*"``. If ``dataset``
-            is an ``.npy`` file of features: the paths of the other arrays' files.
+            differ. ``features`` may name many columns: ``"age+weight"`` or ``"f*"``. If ``dataset`` is an
+            ``.npy`` file of features: the paths of the other arrays' files.
 
     Raises:
         ValueError: if the name is unknown, or a file does not contain what is expected.
@@ -149,7 +149,7 @@ def load_npz(path: StrPath, *, test: StrPath | None = None, seed: int = 0) -> Fe
         test: a second file with the test part's ``features`` and ``labels``. If both have ``feature_names
             [d]``, its features are put in the order of the first file. Without ``test`` and ``is_test``, a
             third of each class is held out by ``seed``.
-        seed: see ``test``.
+        seed: the seed that draws a held-out third.
 
     Features of 1 GiB or more that are not compressed stay in the file. Both parts are then
     `covfree.core.gathered.Gathered`, which are indexed like arrays; `covfree.fit` and `covfree.evaluate` read

@@ -73,7 +73,7 @@ def decoded_batches(
         images: the image set.
         preprocessing: how to resize and crop; or the ``inputs`` of an `Extractor`. Pixels are not normalised
             here, as sending uint8 to the device takes a quarter of the bytes of float32.
-        batch_size: images of a batch; the last batch is filled with zeros.
+        batch_size: images per batch; the last batch is filled up with zeros.
         start: index of the first image.
         on_damaged: ``"skip"`` leaves out an image that cannot be read, and says why; ``"stop"`` raises.
 

@@ -86,7 +86,7 @@ def extract_features(
 
     The file holds ``features [n, d]``, ``labels [n]``, ``ids [n]`` and ``class_names [C]``; ``clients [n]``
     and ``is_test [n]`` if the images have them; ``skipped_ids`` and ``skipped_reasons`` of images that were
-    left out. If these are later deleted, the file, even if unfinished, still counts as that of ``images``.
+    left out. If you delete such images later, the file, even if unfinished, need not be computed again.
 
     Args:
         images: the image set.
@@ -285,7 +285,7 @@ def _compute(
     on_damaged: str,
     tell: Callable[[], None],
 ) -> None:
-    """Compute the features of the images that come after those of the writer, and append them."""
+    """Compute features from the image on at which the writer stands, and append them to it."""
     devices = len(jax.local_devices())
     batches = decoded_batches(
         images,

@@ -128,7 +128,7 @@ def locked(folder: Path) -> BinaryIO:
 
 
 def remove_folder(folder: Path) -> None:
-    """Remove a folder, its state file first: without the data that it counts, the file would be wrong."""
+    """Remove a folder. Its state file goes first, as it must not outlive the data that it counts."""
     (folder / "state.json").unlink(missing_ok=True)
     shutil.rmtree(folder, ignore_errors=True)
 

@@ -36,7 +36,7 @@ class FeatureWriter:
     """Writes a feature file piece by piece; continues where an earlier writer stopped or was killed.
 
     Attributes:
-        done: the number of finished examples: on disk are their features, or why there are none.
+        done: the number of examples whose features, or reasons for having none, are on disk.
         skipped: the reason for each finished example without features, by its index.
 
     >>> import numpy as np, tempfile
@@ -200,7 +200,7 @@ class FeatureWriter:
             self._save(self.done, self.skipped)
 
     def _finished(self, state: Mapping[str, Any]) -> tuple[int, dict[int, str]] | None:
-        """Return an earlier writer's `done` and `skipped` if its examples come first here, else None."""
+        """Return `done` and `skipped` if an earlier writer's finished examples come first here, else None."""
         about, identities = state["about"], self._identities
         same = [
             {**each, "num_examples": 0, "key": {**each["key"], "images": ""}} for each in (about, self._about)

@@ -42,7 +42,9 @@ def keep(
     on_damaged: str = "stop",
     progress: Progress | None = None,
 ) -> Extracted:
-    """Write the features that `compute` makes to a file; continue an unfinished file, reuse a finished one.
+    """Write features to a file by ``compute(writer, tell)``; continue or reuse an earlier file.
+
+    ``compute`` appends features to the writer, and calls ``tell()`` after each batch.
 
     Returns:
         An `Extracted`. Labels, clients and the split in the file are those of ``examples``.
@@ -95,7 +97,7 @@ def _reuse(path: Path, key: Mapping[str, Any], examples: LabelledSet, on_damaged
 
 
 def _same_images(file: FeatureFile, key: Mapping[str, Any], examples: LabelledSet) -> bool:
-    """Return whether a file was made from the present images, and damaged ones that were removed since."""
+    """Return whether a file is of the present images, but for damaged ones, which may have been removed."""
     identities, without = getattr(examples, "identities", None), file.arrays.get("skipped_identities")
     if identities is None or without is None:
         return False

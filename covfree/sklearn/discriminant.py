@@ -23,7 +23,7 @@ from covfree.heads import with_finite_scores
 from covfree.methods import Method, registry
 from covfree.methods.method import check_method
 
-# How missing values of Python, NumPy and pandas are written.
+# Missing values of Python, NumPy and pandas, as `str` writes them.
 _MISSING = {"None", "nan", "NaT", "<NA>"}
 # How many examples are scored at once.
 _PART = 4096
@@ -32,11 +32,11 @@ _scores = jit(lambda head, features: head(features))
 
 
 class FederatedDiscriminant(ClassifierMixin, BaseEstimator):
-    """Classify by discriminant analysis, linear or quadratic, from class means or sums of groups of examples.
+    """Classify by discriminant analysis, linear or quadratic, from groups' class means or sums.
 
-    The groups are the clients of a federation. With ``fedcof``, the default, each group sends the mean and
-    the count of each of its classes, and the covariance of the discriminant is estimated from how these means
-    spread. The estimator computes in float32, unless jax computes in float64.
+    A group of examples is a client of a federation. With ``fedcof``, the default, each group sends the mean
+    and the count of each of its classes, and the spread of these means gives the discriminant's covariance.
+    The estimator computes in float32, unless jax computes in float64.
 
     Args:
         method: a name of `covfree.methods.registry`, or a method, such as ``covfree.fedcof(0.1)``.
@@ -45,9 +45,8 @@ class FederatedDiscriminant(ClassifierMixin, BaseEstimator):
     Attributes:
         classes_: [C] the classes, sorted.
         head_: covfree's head, for `save_head` and ``covfree export``.
-        total_: the statistics of all examples, as `covfree.aggregate` adds them up. For ``fedcof``: class
-            means of groups, or without groups the examples themselves. None for methods whose messages cannot
-            be added up.
+        total_: what all groups sent, added up by `covfree.aggregate`. For ``fedcof``: class means of groups,
+            or without groups the examples themselves. None if the method's messages cannot be added up.
         n_features_in_: d, the number of features.
         feature_names_in_: [d] the names of the columns, if ``X`` has names.
 
@@ -96,8 +95,8 @@ class FederatedDiscriminant(ClassifierMixin, BaseEstimator):
         """Add examples to the earlier ones; the head is solved when it is next used.
 
         Up to rounding, the head is that of ``fit`` on all data, even if a group comes in parts. Memory grows
-        with the pairs of group and class; for a method that sends sums, such as ``fed3r``, only with
-        the groups' names.
+        with the number of pairs of group and class; if a method's clients send sums, as for ``fed3r``, only
+        with the number of groups.
 
         Args:
             X: [examples, d] features.

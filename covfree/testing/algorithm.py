@@ -65,7 +65,7 @@ class _Subject:
         return self.algorithm.result(self.algorithm.params, state, memory)
 
     def scores(self, result: Any) -> np.ndarray | None:
-        """Return all examples' scores by a result, or its model of client ``_FEW``; None if no classifier."""
+        """Score all examples by a result, or its model of client ``_FEW``; None if it is no classifier."""
         model = result.of(_FEW) if hasattr(result, "of") else result
         return np.asarray(model(jnp.asarray(self.features))) if callable(model) else None
 
@@ -136,7 +136,7 @@ def padding(subject: _Subject) -> None:
 
 
 def cutting(subject: _Subject) -> None:
-    """The state is the same whether clients run one by one, several at once, or on several devices."""
+    """The state is the same whether clients run one by one, four at once, or on two devices."""
     place = Placement(width=4)
     if len(devices := jax.devices()) > 1:
         # Check both in one run, as each run is compiled: two clients at once on each of two devices.
@@ -229,9 +229,9 @@ def check_algorithm(
     """Check the laws of a federated algorithm: however it is run, its result is the same.
 
     The laws: ``pytree``, ``pure``, ``empty``, ``padding``, ``cutting``, ``absence``, ``trace``, ``learns``,
-    ``copies``, ``reference``. ``learns`` checks only classifiers, ``copies`` only those that classify before
-    the first round. No law checks that a client uses its key for random draws: an algorithm that always draws
-    from ``jax.random.key(0)`` looks like one whose clients share a draw, such as random features.
+    ``copies``, ``reference``. ``learns`` checks only classifiers, ``copies`` only those that give scores
+    before the first round. No law checks that a client uses its key for random draws: an algorithm that
+    always draws from ``jax.random.key(0)`` seems to share a draw among its clients, as for random features.
 
     Args:
         algorithm: e.g. ``covfree.finetune.fedavg(…)``.

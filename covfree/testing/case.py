@@ -62,7 +62,7 @@ class Case:
         draw: ``(seed, absent) -> given``, a random example, in which the class ``absent`` is empty.
         moving: ``given -> numbers``: a dict of the arrays by which derivatives are taken.
         put: ``(given, numbers) -> given``: replaces these arrays.
-        way: ``given -> direction``: the direction in which each array is moved; 0 for padding.
+        way: ``given -> direction``: directions in which derivatives are checked; 0 for padding.
         clean: ``given -> given`` without padding.
         junk: ``given -> given`` with 1e30 in padding.
         formula: ``given -> seen`` by the reference formula; None if there is none.
@@ -119,7 +119,7 @@ class Case:
         return self.direct(self.plain)
 
     def seen(self, given: Any) -> Any:
-        """Return the arrays to be compared from a call outside of ``jit``, in float32."""
+        """Call ``make`` outside of ``jit``, in float32, and return the arrays to be compared."""
         made = self.made if given is self.plain else self.direct(given)
         return jax.tree.map(np.asarray, self.see(made, single(given)))
 
@@ -152,7 +152,7 @@ class Case:
         return jax.jit(of_all), structures
 
     def compiled(self, *given: Any, shared: Any = None) -> list[Found]:
-        """Run the examples by the compiled function, in float64 if the case is ``exact``."""
+        """Return each example's outcome by the compiled function, in float64 if the case is ``exact``."""
         run, structures = self._run
         structures["given"] = jax.tree.structure(given[0])
         shared = self.shared if shared is None else shared
@@ -187,7 +187,7 @@ def relation(
         says: the statement that must hold.
         change: ``given -> given``, the change of the input.
         expected: ``seen -> seen``, the expected change of the outcome.
-        to: a function of both outcomes that is applied before they are compared.
+        to: a function that is applied to each of the two outcomes before they are compared.
     """
 
     def check(case: Case) -> None:

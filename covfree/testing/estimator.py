@@ -46,7 +46,7 @@ def _way(rows: Rows) -> dict[str, Any]:
 
 
 def _shape(matrix: Any) -> tuple[np.ndarray, np.ndarray]:
-    """Subtract (trace/dim)·I from a matrix; return the rest, of Frobenius norm 1, and its norm before."""
+    """Let R = A − (tr A / dim)·I for a matrix A; return R divided by its Frobenius norm, and that norm."""
     matrix = np.asarray(matrix)
     mean = np.trace(matrix, axis1=-2, axis2=-1)[..., None, None] / matrix.shape[-1]
     rest = matrix - mean * np.eye(matrix.shape[-1])

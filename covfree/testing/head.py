@@ -21,7 +21,7 @@ Reference: TypeAlias = Callable[[np.ndarray, np.ndarray, np.ndarray], Callable[[
 
 
 class Given(NamedTuple):
-    """The inputs of a head, and the features at which its scores are compared, in float64 NumPy."""
+    """A head's inputs (``total``: class sums), and ``probes``, features to score; all in float64 NumPy."""
 
     covariance: Any
     counts: Any
@@ -124,7 +124,7 @@ def scaling(case: Case) -> None:
 
 
 def priors(case: Case) -> None:
-    """If a class has more examples with the same mean, its scores do not fall relative to the others'."""
+    """If a class gets more examples with the same mean, its scores do not fall relative to other classes'."""
     for given in case.drawn:
         held = np.flatnonzero(given.counts)
         more = given.of(np.where(np.arange(CLASSES) == held[0], 3 * given.counts, given.counts))

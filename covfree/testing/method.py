@@ -44,7 +44,7 @@ Reference: TypeAlias = Callable[[np.ndarray, np.ndarray, np.ndarray, int], Calla
 
 
 class Task(NamedTuple):
-    """A federation to fit, features at which to compare scores, and a step of the method's numbers."""
+    """A federation to fit; ``probes``: features to score; ``step``: what is added to the method's floats."""
 
     features: Any
     labels: Any
@@ -83,7 +83,7 @@ class _About:
         return {name: self.example.of(case) for name, case in cases.items()}
 
     def fit(self, method: Any, task: Task) -> Any:
-        """Fit a head; if the task's step is traced, first add it to the method's floats, times factors."""
+        """Fit a head; for derivatives, first add ``task.step``, times 1 to 0.5, to the method's floats."""
         leaves, structure = jax.tree.flatten(method.params)
         speeds = np.linspace(1, 0.5, max(len(leaves), 1))
         moved = [
@@ -106,7 +106,7 @@ def pytree(case: Case) -> None:
 
 
 def vmap(case: Case) -> None:
-    """`vmap` over features and the method's numbers can be traced, and gives scores for each."""
+    """`vmap` over features and the method's numbers can be traced, and gives scores for each input."""
     task = single(case.plain)
 
     def scores(features: Any, step: Any) -> Any:

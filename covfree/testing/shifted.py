@@ -24,7 +24,7 @@ class ShiftedClients(NamedTuple):
     counts: np.ndarray
 
     def draw(self, seed: int | np.random.Generator) -> Federation:
-        """Draw normal examples: ``features``, ``labels`` and ``clients``, one row each."""
+        """Draw normally distributed examples, as a `Federation` without padding."""
         rng = np.random.default_rng(seed)
         who, what = np.indices(self.counts.shape).reshape(2, -1).repeat(self.counts.ravel(), axis=1)
         noise = rng.standard_normal((len(who), self.means.shape[-1]))

@@ -24,7 +24,7 @@ _DRAWS, _ERRORS = 4096, 6
 
 
 class Given(NamedTuple):
-    """Rows, the seed of a key, and a step of the transform's numbers."""
+    """Rows, the seed of a key, and ``step``, which is added to the transform's floats."""
 
     rows: Rows
     seed: Any = np.int32(0)
@@ -104,7 +104,7 @@ def independent(case: Case) -> None:
 
 
 def order(case: Case) -> None:
-    """Means or counts that do not depend on the key do not depend on a row's position."""
+    """Means, or counts, that are drawn without the key are the same in any order of the rows."""
     before = select_rows(case.example.rows, used(case.example.rows))
     back = np.arange(len(before.label))[::-1]
     one, other = (case.direct(Given(before, np.int32(seed))) for seed in (1, 2))
@@ -116,7 +116,7 @@ def order(case: Case) -> None:
 
 
 def unbiased(case: Case) -> None:
-    """On average over keys, the rows that are sent are those of ``unbiased_for``, if given."""
+    """On average over keys, the means and counts sent are those of ``unbiased_for``, if given."""
     if case.about.unbiased_for is None:
         return
     before = select_rows(case.example.rows, used(case.example.rows))

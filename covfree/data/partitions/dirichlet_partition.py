@@ -124,10 +124,10 @@ def _random_turns(room: list[int], rng: np.random.Generator) -> np.ndarray:
 def _urn_draws(
     turns: list[int], num_clients: int, counts: list[int], alpha: float, rng: np.random.Generator
 ) -> np.ndarray:
-    """Draw a class for each turn of a client; there are `counts` examples of each class.
+    """Draw a class for the client of each entry of `turns`; there are `counts` examples of each class.
 
-    Call a class open if it has examples left. Let `fresh` classes be open, and let the client have made m
-    draws of open classes. The urn's probabilities (α + n_c) / (α·fresh + m) are a mixture: with probability
+    Call a class open if it has examples left. Let `fresh` classes be open, and let the client have drawn open
+    class c n_c times, m = Σ n_c. The probabilities (α + n_c) / (α·fresh + m) are a mixture: with probability
     α·fresh / (α·fresh + m) any open class uniformly, otherwise the class of a uniformly chosen earlier draw.
     If that class has run out, the earlier draw is removed from the urn and the choice is repeated: this
     rejection sampling gives the same distribution.

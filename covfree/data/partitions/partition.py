@@ -42,8 +42,8 @@ def lognormal_sizes(
 ) -> Clients:
     """Partition uniformly at random into clients of lognormal sizes: quantity skew.
 
-    w_k = exp(σ·z_k) with z_k standard normal. Each client has one example, and the other n - K are divided
-    in proportion to w, rounded by largest remainders. Lognormal client sizes are those of the unbalanced
+    w_k = exp(σ·z_k) with z_k standard normal. Each client gets one example, and the other n - K are divided
+    in proportion to w_k, rounded by largest remainders. Lognormal client sizes are those of the unbalanced
     federations of Acar et al. (ICLR 2021, arXiv:2111.04263) and, with σ = 2, of the synthetic data of Li et
     al., "Federated Optimization in Heterogeneous Networks" (MLSys 2020, arXiv:1812.06127).
 

@@ -147,7 +147,7 @@ def behind(scored: Sequence[Scored]) -> list[Cell]:
 
 
 def over_places(places: Sequence[Sequence[Scored]]) -> list[str]:
-    """Say on how many federations each method is best, and on how many of those it shares first place."""
+    """Say on how many federations each method is best, and how often another method may be as good."""
     tops = [_at_the_top(order) for each in places if (order := ranked(each))]
     if not tops:
         return ["No method has a test accuracy with all seeds."]
@@ -163,7 +163,7 @@ def over_places(places: Sequence[Sequence[Scored]]) -> list[str]:
 
 
 def _at_the_top(order: Sequence[Scored]) -> list[str]:
-    """Return the titles of the best method and those equal in print, or else of a second not told apart."""
+    """Return the best method's title and equal ones; if none is, also the second's if it may be as good."""
     best = percent(order[0].mean, None)
     level = [one.title for one in order if percent(one.mean, None) == best]
     if len(order) > len(level) == 1 and (found := interval(order[1].over(order[0]))) and found[1] >= 0:

@@ -151,7 +151,7 @@ def _set_limits(axes: Axes, ends: np.ndarray) -> None:
 
 
 def _lines(curve: Result) -> tuple[np.ndarray, list[np.ndarray], np.ndarray]:
-    """Return the rounds [r] that all runs measured, their places on each axis, and accuracies [seeds, r]."""
+    """Return the rounds [r] that all runs measured, their x values [r] by plot, accuracies [seeds, r]."""
     measured = [{record["round"] for record in run.evaluated} for run in curve.runs]
     rounds = np.array(sorted(set.intersection(*measured)))
     places, accuracy = [], []

@@ -46,8 +46,7 @@ def place_labels(
 
     Each label in turn takes the best of many places around its point, given the places of the others, in
     several sweeps. The result depends on the order of labels, so this is repeated in several orders, and the
-    best result is taken: each order starts with the labels that had the worst places before, or, every other
-    time, is drawn at random.
+    best result is taken. Every other order is random; the rest put labels that were placed worst first.
 
     Args:
         points: [n, 2] the points to label.
@@ -80,7 +79,7 @@ def place_labels(
 def _settle(
     points: np.ndarray, tried: list[tuple[np.ndarray, np.ndarray]], costs: list[np.ndarray], order: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Choose the labels' boxes in a given order; return the boxes, the ends of lines, and the costs."""
+    """Choose each label's box among those ``tried``, in this order; return boxes, ends of lines, costs."""
     # NaN stands for labels not placed yet: it overlaps nothing.
     boxes, ends, paid = (
         np.full((len(points), 4), np.nan),
@@ -105,7 +104,7 @@ def _settle(
 def _candidates(
     point: np.ndarray, size: np.ndarray, marks: np.ndarray, bounds: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return free boxes [m, 4] for a label, in rings around its point, and their nearest places to it."""
+    """Return free boxes [m, 4] for a label around its point, and where they are nearest to it, [m, 2]."""
     reach = np.hypot(*(bounds[2:] - bounds[:2]))
     radii = np.concatenate([np.arange(5, 40, 3), np.arange(40, reach, 8)])
     direction = np.stack([np.cos(_ANGLES), np.sin(_ANGLES)], 1)

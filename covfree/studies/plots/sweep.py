@@ -37,7 +37,7 @@ class _Point(NamedTuple):
 
 
 def swept(results: Sequence[Result]) -> str | None:
-    """Return which number has most values: ``"alpha"``, ``"clients"`` or a method's; None if none varies."""
+    """Return the number with most values: ``"alpha"``, ``"clients"`` or a method's; None if none varies."""
     values: dict[str, set[float]] = {"alpha": set(), "clients": set()}
     for result in results:
         federation, own = result.place[1], _numbers(result)
@@ -151,7 +151,7 @@ def _set_scale(axes: Axes, places: Sequence[float]) -> None:
 
 
 def _draw_curve(axes: Axes, points: Sequence[_Point], style: dict[str, Any]) -> np.ndarray:
-    """Draw a curve through points, and its band; return the band's ends, or [0] numbers without points."""
+    """Draw a curve through points, and its band; return the band's ends, an empty array without points."""
     if not points:
         return np.zeros(0)
     accuracy = np.array([point.result.accuracy[0] for point in points], float)
