@@ -92,7 +92,7 @@ def _error(message: str, code: int) -> int:
 
 
 def _parser_message(error: Exception) -> str:
-    """Return the message of a parser's error; reword it in covfree's style if a value is not a choice."""
+    """Return the message of a parser's error; reword it if a value is none of an option's choices."""
     message = error.format_message()  # pyright: ignore[reportAttributeAccessIssue]
     choice = re.fullmatch(
         r"Invalid value for '(--[\w-]+)': (?:Value error, )?('.*') is not one of (.*?)\.?", message

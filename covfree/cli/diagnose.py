@@ -74,7 +74,7 @@ def diagnose_command(
 
 
 def _diagnose_messages(folder: Path, picture: Path | None) -> None:
-    """Read the messages in a folder, print a table that judges each site, and write it as a picture."""
+    """Read the messages in a folder, print a table that judges each site, and write a picture if asked."""
     if not folder.is_dir():
         raise ValueError(f"--messages: expected a folder, got {str(folder)!r}")
     inbox = covfree.Inbox(folder)

@@ -75,7 +75,7 @@ def load(
         dataset: ``"digits"``; or the path of a file: ``.npz`` as `load_npz` reads it, ``.npy``, ``.pt``,
             ``.safetensors``, ``.parquet``, ``.arrow``, ``.csv``, ``.tsv``; or of a folder that
             ``save_to_disk`` of Hugging Face's ``datasets`` wrote. Labels may be texts (spaces around them are
-            dropped): the order of ``class_names`` numbers them if the file has it, else that of sorted texts.
+            dropped), numbered in the order of the file's ``class_names``, or else in sorted order.
             If a table has no column of lists ``features``, each column of numbers or booleans is one feature,
             except the index of a pandas data frame; a column of another type, or of rising ids such as
             ``id``, is then an error. The path may be followed by names of columns, as in

@@ -93,8 +93,8 @@ def extract_features(
         network: the backbone, whose classifier is not used; or an `Extractor`, which has its own weights and
             preprocessing, so that none may be given.
         params: the backbone's parameters; or a function that returns them, called only if they are needed; or
-            their file; or ``owner/name@commit``, as in ``covfree extract --weights``. A file or an address
-            also gives the default of ``weights``; an address also that of ``preprocessing``.
+            their file; or ``owner/name@commit``, as in ``covfree extract --weights``. The latter two also
+            give the default of ``weights``, and ``owner/name@commit`` that of ``preprocessing``.
         out: the file, ``.npz``.
         weights: a string that identifies the parameters, such as their file's SHA-256; None for the SHA-256
             of the parameters themselves.
@@ -285,7 +285,7 @@ def _compute(
     on_damaged: str,
     tell: Callable[[], None],
 ) -> None:
-    """Compute features from the image on at which the writer stands, and append them to it."""
+    """Compute features of the images that the writer has not finished, and append them to it."""
     devices = len(jax.local_devices())
     batches = decoded_batches(
         images,

@@ -64,8 +64,8 @@ def rewrite(path: StrPath, arrays: Mapping[str, np.ndarray]) -> None:
     """Replace all arrays of a finished file except the features and their key, atomically.
 
     Raises:
-        ValueError: if `read_feature_file` raises, or if an array holds objects or is called ``features`` or
-            ``key``.
+        ValueError: if `read_feature_file` refuses the file, or an array holds objects or is called
+            ``features`` or ``key``.
         FileNotFoundError: if there is no such file.
         BlockingIOError: if another process is writing the file.
     """

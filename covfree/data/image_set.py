@@ -71,7 +71,7 @@ class ImageSet(LabelledSet):
         labels: [n] int32, in [0, C).
         class_names: [C].
         read: function from i to image i, in a form that `covfree.backbones.preprocess` takes: a Pillow image
-            or uint8 grey levels. Threads call it at once. It raises OSError or ValueError at a damaged image.
+            or a uint8 array. Threads call it in parallel; it raises OSError or ValueError at damaged images.
         fingerprint: a hash of the images and their order, in hexadecimal.
         clients: [n], the name or number of each image's client, if the data says so; ``""`` or below 0 for no
             client.

@@ -48,7 +48,7 @@ def arrivals(
             ones arrive; such bytes and operations are not counted.
         data: training and test examples.
         clients: the client of each training example.
-        schedule: [rounds, drawn], the clients of each round, −1 for nobody.
+        schedule: [rounds, clients drawn] the clients of each round; −1 for none.
         seed: the seed of the method's draws.
         extractor: operations of the feature extractor on one example, added to the clients' operations.
         measured: tells by a round's number (from 1) whether its head is made and tested; that of the last

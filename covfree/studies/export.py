@@ -138,7 +138,7 @@ def _traced(network: Backbone, params: Any) -> Any:
 
 
 def _loaded(onnx: Any, path: Path, output: str | None) -> Any:
-    """Read an ONNX model, and make the tensor ``output``, if it is an inner one, an output of the model."""
+    """Read an ONNX model; if ``output`` names an inner tensor, add it to the model's outputs."""
     model = onnx.load(str(path))
     if _opset(model) < _OLDEST:
         model = onnx.version_converter.convert_version(model, _OLDEST)
@@ -172,7 +172,7 @@ def _shape(session: Any, path: Path) -> tuple[int, ...]:
 
 
 def _joined(onnx: Any, before: Any, saved: SavedHead, output: str | None) -> Any:
-    """Return one ONNX model of a network ``before`` and the head after it."""
+    """Return one ONNX model that applies the network ``before``, then the head."""
     settings: dict[str, Any] = {"opset": _opset(before), "ir_version": before.ir_version}
     after = head_to_onnx(saved.head, class_names=saved.class_names, **settings)
     del after.opset_import[:]
@@ -202,7 +202,7 @@ def _session(model: Any) -> Any:
 
 
 def _run(session: Any, output: str | None, given: np.ndarray) -> np.ndarray:
-    """Compute a named tensor of a model with one input, or its only output if no name is given."""
+    """Run a model on its only input; return the named output, or the only one if ``output`` is None."""
     output = output or session.get_outputs()[0].name
     try:
         return session.run([output], {session.get_inputs()[0].name: given})[0]

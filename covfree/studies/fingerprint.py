@@ -1,4 +1,4 @@
-"""A fingerprint that distinguishes methods of the same name: functions, numbers, and a user's own code."""
+"""A fingerprint that distinguishes methods of one name by their functions, numbers and the user's code."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def fingerprint(method: Method) -> str:
 
 
 def _own_code(part: Any, seen: set[int]) -> Iterator[bytes]:
-    """Yield the code of the user's functions and classes in a part of a method, and in what it contains."""
+    """Yield the user's code in ``part``, any object in a method, and in the objects that it contains."""
     yield from _files(sys.modules.get(type(part).__module__), seen)
     if isinstance(part, FunctionType):
         if id(part) in seen:

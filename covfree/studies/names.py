@@ -1,4 +1,4 @@
-"""Parser of names with arguments, such as ``fedcof:shrinkage=0.1:head=ridge``; options as texts."""
+"""Parse names with arguments, such as ``fedcof:shrinkage=0.1:head=ridge``; format options as texts."""
 
 from __future__ import annotations
 

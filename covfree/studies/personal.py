@@ -74,8 +74,8 @@ class Personalised(NamedTuple):
     Attributes:
         accuracy: [clients] the share of correct predictions on a client's own test examples; NaN if it has
             none.
-        diverged: the first round whose model was not finite, or None. Such a round is undone and the last, so
-            accuracies are those after the round before.
+        diverged: the first round after which the model was not finite, or None. This round is undone and
+            ends the training, so the accuracies are those before it.
         bytes_up: bytes that all clients sent.
         bytes_down: bytes that all clients received.
         seconds: the time of training, and for AFL of testing.
@@ -268,8 +268,8 @@ def dealt(
 ) -> Task:
     """Assign examples to clients, each of which sets a share of its examples aside for tests.
 
-    Without clients of its own, all the data is partitioned, its test part too. With clients, the training
-    part is split; but if its test examples name clients as well, both parts stay as they are.
+    Data without clients is partitioned as a whole, test part included. If only the training examples have
+    clients, the test part is left out. If all examples have clients, both parts stay as they are.
     """
     features = data.train_features, data.test_features
     inputs = features if pixels is None else pixels

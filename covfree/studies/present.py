@@ -29,7 +29,7 @@ def present(
 ) -> None:
     """Print the results as ``form``, and write them if the study has a folder.
 
-    ``config`` is stored with the results; ``given``, the options as given, is shown on the ``page``, if any.
+    ``config`` is stored with the results. ``given`` are the options of the command that the page shows.
     """
     results = summarise(runs, study.titles)
     content = report.as_json(config, report.environment(), results)

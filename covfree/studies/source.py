@@ -63,7 +63,7 @@ class Source(NamedTuple):
 
     Attributes:
         config: the settings that describe the source, stored with results.
-        outline: the data of seed 0; if it is images, without features, which are not computed yet.
+        outline: the data of seed 0. For images it has no features, as these are computed later.
         load: returns the data for a seed.
         images: the images that features are computed from, if any.
     """
@@ -132,7 +132,7 @@ def _of_extractor(source: str, backbone: str) -> Source:
 
 
 def _cached(name: str, features: Callable[[], Path]) -> Callable[[int], FeatureSet]:
-    """Return a function from a seed to the data; it first calls ``features`` to compute their file."""
+    """Return a function from a seed to the data; it first calls ``features``, which gives their file."""
     features = cache(features)
     return _once(lambda *, seed: load_npz(features(), seed=seed)._replace(name=name))
 
@@ -186,7 +186,7 @@ def sources_of(
 
 
 def _checked(source: Source) -> Source:
-    """Return the source; raise ValueError unless it has two training classes.
+    """Return the source; raise ValueError unless its training examples have at least two classes.
 
     Warn of test classes without training examples, and of features far from zero.
     """

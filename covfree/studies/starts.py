@@ -49,7 +49,7 @@ class Start(NamedTuple):
     Attributes:
         head: a linear head, perhaps on mapped features. A fitted temperature has already divided the scores
             of a closed-form head.
-        records: the history's lines of the closed-form stage; the last of them is round 0.
+        records: the closed-form stage's records in the history; the last one is round 0.
         temperature: a number by which a closed-form head's scores are still to be divided, or None.
     """
 

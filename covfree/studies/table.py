@@ -266,5 +266,5 @@ def _with_unit(number: int | float, units: tuple[str, ...]) -> str:
 
 
 def _short(number: int | float) -> str:
-    """Format about three digits, so that a table fits a terminal of 80 columns."""
+    """Format a number with about three digits, so that a table fits a terminal of 80 columns."""
     return f"{number:.1f}" if number < 99.95 else f"{number:.0f}"

@@ -134,7 +134,7 @@ def _algorithm(training: Training, model: Model) -> covfree.rounds.Algorithm:
 
 
 def _first(training: Training, task: Task) -> _Stretch:
-    """Return the stretch of rounds after the first closed-form stage."""
+    """Return the first stretch: rounds of training after the first closed-form stage."""
     start = start_of(training.start, task)
     model = _model(training, task, start, 0)
     head = start.head if task.network is None else model.result(model.trained, model.statistics)

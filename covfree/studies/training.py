@@ -71,8 +71,8 @@ class Training:
         extractor_flops: operations of the feature extractor on an example; clients' costs include them where
             clients compute features.
         rank: the rank of `covfree.finetune.lora` on a network's layers; 0 to train the layers themselves.
-        restart: every so many rounds, a round is a closed-form stage of all clients on the present features,
-            and training continues from its head; 0 for none.
+        restart: every so many rounds, all clients take part in a closed-form stage on the trained network's
+            features, and training continues from its head; 0 for never.
         prompts: number of prompts, if ``train`` is ``"prompts"``.
         top: prompts that an image reads; None for all of them.
     """

@@ -199,7 +199,7 @@ def relation(
 
 
 def pure(case: Case) -> None:
-    """Equal arguments give an equal result, to the bit, and are not changed."""
+    """Equal arguments give equal results, to the bit, and the call does not change its arguments."""
     given = single(case.plain)
     before = copy.deepcopy((case.shared, given))
     assert_same(case.make(case.shared, given), case.made, "the second call, and the first")

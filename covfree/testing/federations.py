@@ -114,7 +114,7 @@ def used(rows: Rows) -> np.ndarray:
 
 
 def paired(dim: int, seed: int = 0) -> Rows:
-    """Draw five rows a class, with the same counts in each class; the first two share mean and client."""
+    """Draw five rows a class, with the same counts in each class; its first two share mean and client."""
     rng = np.random.default_rng(seed)
     label = np.repeat(np.arange(CLASSES), len(_COUNTS)).astype(np.int32)
     place = np.tile(np.arange(len(_COUNTS)), CLASSES)

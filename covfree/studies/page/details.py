@@ -91,7 +91,7 @@ def class_by_class(
 
 
 def histogram(shares: Float[np.ndarray, " values"], what: str) -> dict[str, Any] | None:
-    """Count finite shares in bins of 1, 2, 5 or 10 percent; None if there are none.
+    """Count finite shares (``what`` names their owners) in bins of 1, 2, 5 or 10 percent; None without any.
 
     >>> found = histogram(np.array([0.905, 0.925, 0.93, 1.0, np.nan]), "clients")
     >>> [(bar['name'], bar['text']) for bar in found['bars'] if bar['text']]

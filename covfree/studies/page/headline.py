@@ -47,7 +47,7 @@ class Scored(NamedTuple):
 
 
 def interval(differences: Sequence[float]) -> tuple[float, float] | None:
-    """Return the 95 % confidence interval of the mean by Student's t; None for one difference or equal ones.
+    """Return the mean difference's 95 % interval by Student's t; None for one difference or equal ones.
 
     Equal differences, as with a fixed split and the data's own clients, say nothing about chance.
 
@@ -103,7 +103,7 @@ def gains(scored: Sequence[Scored], said: Sequence[str]) -> list[str]:
 
 
 def _left_out(scored: Sequence[Scored]) -> list[str]:
-    """Name the methods left out because they have no mean accuracy; empty if no method has one."""
+    """Name the methods left out, as they have no mean accuracy; an empty list if no method has one."""
     lost = [one for one in scored if not isfinite(one.mean)]
     if len(lost) == len(scored):
         return []
@@ -163,7 +163,7 @@ def over_places(places: Sequence[Sequence[Scored]]) -> list[str]:
 
 
 def _at_the_top(order: Sequence[Scored]) -> list[str]:
-    """Return the best method's title and equal ones; if none is, also the second's if it may be as good."""
+    """Return titles: the best method's, and those of equal ones or else of a second that may be as good."""
     best = percent(order[0].mean, None)
     level = [one.title for one in order if percent(one.mean, None) == best]
     if len(order) > len(level) == 1 and (found := interval(order[1].over(order[0]))) and found[1] >= 0:
@@ -197,7 +197,7 @@ def _ahead(best: Scored, second: Scored, share: str, over: str) -> list[str]:
 
 
 def _sureness(best: Scored, num_tests: int) -> list[str]:
-    """If all seeds give the same accuracy, return a sentence on the standard error by the test examples."""
+    """If all seeds give one accuracy, return a sentence on its standard error over the test examples."""
     values = best.accuracy.values()
     if max(values) - min(values) >= 1e-7 or not num_tests:
         return []

@@ -21,7 +21,7 @@ _COLOURS = {
 
 
 def as_svg(figure: Figure, prefix: str) -> str:
-    """Draw a figure as an ``<svg>`` element that has the page's width and colours."""
+    """Draw a figure as an ``<svg>`` element in the page's width and colours; ids begin with ``prefix``."""
     file = io.BytesIO()
     with figures.style():
         figure.savefig(file, format="svg", metadata={"Date": None}, transparent=True)

@@ -31,7 +31,7 @@ def plot(path: Path, title: str, findings: Sequence[Finding]) -> list[Path]:
 
 
 def _curve(finding: Finding) -> tuple[np.ndarray, np.ndarray]:
-    """Return the shares of others, and of members, with a score of each threshold or above."""
+    """Return, for each threshold, the shares of non-members and of members that score at least as much."""
     thresholds = np.unique(np.r_[finding.members, finding.others])[::-1]
     shares = [
         1 - np.searchsorted(np.sort(each), thresholds, side="left") / len(each)

@@ -1,4 +1,4 @@
-"""A picture of sites: how far each site's class means are from the others', and how its classes agree."""
+"""A picture of sites: the distance of their class means from other sites', and whether classes agree."""
 
 from __future__ import annotations
 
