@@ -26,8 +26,7 @@ from covfree.methods import Method
 from covfree.methods.method import check_method
 from covfree.methods.rounds import option
 
-# Merge only if more rows than this are unmerged: each merge reads and writes d² numbers, however few the
-# rows.
+# Merge only if more rows than this are waiting: each merge reads and writes d² numbers, even for one row.
 _WAITING = 2048
 
 
@@ -63,8 +62,8 @@ class Aggregate(Generic[H]):
         method: the method.
         num_classes: C.
         layout: which sums are kept.
-        dtype: data type of the features, in which products are computed; None without examples.
-        rows: merged rows, one for each client and class, in that order; None if there are none.
+        dtype: data type of the features, in which products are computed; None if no examples were added.
+        rows: merged rows, one for each client and class, sorted by both; None if there are none.
         waiting: rows that are not merged yet.
         pooled: [dim, dim] float64, the scatter of examples about the means in ``rows``; None if it is 0 or
             not kept.
@@ -116,7 +115,7 @@ def zero(method: Method[H], *, num_classes: int) -> Aggregate[H]:
 
     Raises:
         TypeError: if ``method`` is no method.
-        ValueError: if the method's uploads are something else, ``num_classes`` is below 1, or the method has
+        ValueError: if the method's clients send something else, ``num_classes`` is below 1, or the method has
             transforms.
 
     >>> import covfree, numpy as np
@@ -139,20 +138,21 @@ def add(
 ) -> Aggregate[H]:
     """Return the total with more examples; the given total does not change.
 
-    The cost is that of a Gram matrix if the method needs one, or else of a sum by client and class. The extra
-    memory is that of some thousand rows, not of all features.
+    The cost is that of a Gram matrix if the method needs one, or else of a sum by client and class. Extra
+    memory holds a few thousand rows, not all features.
 
     Args:
         total: from `zero`, `add` or `merge`.
         features: features of some examples. They may belong to several clients, and need not be all examples
             of a client.
         labels: their classes; below 0 is padding.
-        clients: their clients: numbers, below 0 for padding, or names, as texts. A client has the same number
-            or name in all shards. A name is hashed to 63 bits; that any two of a million names share a hash
-            has probability 5e-8. None if the method does not tell clients apart, as with Gram matrices.
+        clients: each example's client: an integer (below 0 is padding) or a name (a string). A client has the
+            same number or name in all shards. A name is hashed to 63 bits; that any two of a million names
+            share a hash has probability 5e-8. None if the method does not tell clients apart, as with Gram
+            matrices.
 
     Returns:
-        The larger total.
+        The new total.
 
     Raises:
         TypeError: if a data type is wrong, ``clients`` are missing, or an array is traced.
@@ -231,7 +231,7 @@ def finish(total: Aggregate[H]) -> H:
         total: the total of all examples.
 
     Returns:
-        The head, of the method's kind. It equals that of `fit` on the same examples within rounding. With
+        The method's head. It equals that of `fit` on the same examples within rounding. With
         more than 256 clients, automatic shrinkage uses a sample of them; if clients have equal counts, `fit`
         may sample other clients.
 

@@ -53,7 +53,7 @@ def solve_totals(method: Method[H], *totals: Any) -> H:
         totals: the server's state after the last round, from `accumulate` or another function that sums.
 
     Returns:
-        The head, of the method's kind.
+        The method's head.
 
     Raises:
         ValueError: if the head is not finite, or if it needs sums of squares and these underflow (not checked
@@ -100,9 +100,9 @@ def accumulate(
         source: all rows: in memory (`Rows`), made part by part (`Generated`), or in files (`Stream`). Under
             ``shard_map``, the device's own rows.
         num_classes: C, static.
-        mesh: the mesh over which `shard_rows` spread the rows; it must be called with the method's
+        mesh: the mesh over which `shard_rows` spread the rows; call `shard_rows` with the method's
             ``whole_clients``.
-        axis_name: under a ``shard_map`` of the caller's, the mesh axes over which the rows are sharded. The
+        axis_name: if you call this under ``shard_map``, the mesh axes over which rows are sharded. The
             totals are then those of all devices. If the method has ``whole_clients``, all rows of a client
             must lie on one device, as `shard_rows` places them.
 
@@ -111,7 +111,7 @@ def accumulate(
         `Factor` is a `covfree.linalg.Scatter`, and that of a `Table` its items.
 
     Raises:
-        TypeError: if ``method`` is no `Method`, or ``source`` is none of the three kinds.
+        TypeError: if ``method`` is no `Method`, or ``source`` is is no `Rows`, `Generated` or `Stream`.
         ValueError: if the method also needs sums over clients' examples; if its state contains rows and
             ``source`` is not `Rows`; if the method needs whole clients and a client's rows are on several
             devices (not checked under the caller's ``jit``); if reading the source fails.
@@ -136,12 +136,12 @@ def solve_rows(method: Method[H], rows: Source, *, num_classes: int) -> H:
     """Solve for the head from the rows of all clients.
 
     Args:
-        method: the method; its numbers may be traced, so that ``vmap`` sweeps them.
+        method: the method; its numbers, such as γ, may be traced, so that ``vmap`` sweeps them.
         rows: all rows, from any source of `accumulate`; padding changes nothing.
         num_classes: C, static.
 
     Returns:
-        The head, of the method's kind.
+        The method's head.
 
     Raises:
         ValueError: as `accumulate` and `solve_totals`.
@@ -168,14 +168,14 @@ def solve_message(method: Method[H], message: Message, *, num_classes: int, judg
         message: all clients' messages in one, ``collect(...).message``.
         num_classes: C, static.
         judge_sites: whether to leave out the rows of clients that fail `diagnose_sites`; a warning gives each
-            client's number in the message, and the reason. Prefer `judge_sites` of `collect`, which knows the
-            names.
+            client's number in the message, and the reason. Prefer `judge_sites` of `collect`, which gives
+            their names.
 
     Returns:
-        The head, of the method's kind; equal, within rounding, to that of `fit` on the clients' examples.
+        The method's head; equal, within rounding, to that of `fit` on the clients' examples.
 
     Raises:
-        ValueError: if the message lacks a part that the method needs, was made for another kind of method,
+        ValueError: if the message lacks an array that the method needs, was made for another kind of method,
             does not come from `collect`, or has no rows; if the head is not finite (unless it is traced).
 
     >>> import covfree, jax.numpy as jnp
@@ -207,7 +207,7 @@ def solve_message(method: Method[H], message: Message, *, num_classes: int, judg
         message = leave_out(message, num_classes=num_classes)
         count = message.rows.count
     if isinstance(count, np.ndarray):
-        # Convert the counts, which jax would silently truncate to 32 bits.
+        # Convert the counts to a type that holds their sum: jax would silently truncate them to 32 bits.
         message = replace(message, rows=replace(message.rows, count=summable(count, count_sum(count))))
     return solve_totals(method, *state_of_message(method, message, num_classes))
 
@@ -238,7 +238,7 @@ def fit(
     """Simulate a federation: summarise each client's examples, and solve for the server's head.
 
     Args:
-        method: e.g. ``covfree.fedcof()``, `covfree.refined` of it, or ``covfree.deepafl()``.
+        method: e.g. ``covfree.fedcof()``, ``covfree.refined(covfree.fedcof())`` or ``covfree.deepafl()``.
         features: [examples, dim], floating point; half precisions are summed in float32.
             Features on the host of 1 GiB or more (e.g. memory-mapped) are read part by part in each round.
         labels: [examples], integers; below 0 is padding.
@@ -247,7 +247,7 @@ def fit(
         key: PRNG key for methods that draw at random.
 
     Returns:
-        The head, of the method's kind.
+        The method's head.
 
     Raises:
         TypeError: if a data type is wrong.

@@ -70,7 +70,7 @@ def sent_bytes(
     This is the sum of `message_bytes` over the clients' messages in float32. It is larger if a transform
     drops rows, or if `covfree.select` holds out all examples of a row. A client without examples sends
     nothing. Sums that clients upload in later rounds, or instead of a message, are counted too: in each round
-    of `covfree.refined` a client sends d·q + 2 numbers.
+    of `covfree.refined` with q directions a client sends d·q + 2 numbers.
 
     Args:
         method: the method.
@@ -106,7 +106,7 @@ def received_bytes(
 ) -> int:
     """Compute the bytes that clients receive before the head is made: 0 for methods of one round.
 
-    In each round after the first, a client with examples receives d·q numbers (the directions) in a refined
+    In each round after the first, a client with examples receives d·q numbers (q directions) in a refined
     method, and the server's state in a method such as `covfree.deepafl`. The final head is never counted.
 
     Args:

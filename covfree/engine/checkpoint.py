@@ -27,7 +27,7 @@ class State(NamedTuple):
         round: the number of rounds that are done.
         server: the server's state after these rounds.
         running: the sums of the current round so far (`Compensated`); None if all rounds are done.
-        part: the next part of the current round.
+        part: the index of the part that the current round adds next.
     """
 
     round: int
@@ -77,7 +77,7 @@ def save_state(path: Path, state: State, rejected: Mapping[str, str], identity: 
 def load_state(
     path: Path, identity: Mapping[str, str], forms: Sequence[Passed]
 ) -> tuple[State, dict[str, str]] | None:
-    """Read a checkpoint: the progress, and why files were rejected. Return None if there is none."""
+    """Read a checkpoint: the progress, and why files were rejected. Return None without a checkpoint."""
     if not path.exists():
         return None
     try:

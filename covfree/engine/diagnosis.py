@@ -30,7 +30,7 @@ from covfree.methods.method import check_method
 _LEVEL = 0.01
 # A standard normal variable exceeds this with probability `_LEVEL`.
 _SEEN = 2.33
-# Warn if the rounding of features exceeds this share of their spread within classes.
+# Warn if the rounding of features exceeds this share of their standard deviation within classes.
 _ROUNDING = 0.01
 # Above this relative error of Σ̂ the verdict recommends methods that estimate no covariance.
 _UNRELIABLE = 0.5
@@ -52,7 +52,7 @@ class Diagnosis:
         class_error: expected relative error of each Σ̂_c, √((1 + r)/(K_c − 1)); infinite if K_c < 2.
         error: expected relative error of Σ̂ in the Frobenius norm, √((1 + r)/ν), for Gaussian features.
         condition_before: condition number of Σ̂ before shrinkage; infinite if Σ̂ is singular.
-        system: how the regularised system is solved, and its condition number; None if the method has none.
+        system: how the regularised system is solved, and its condition number; None without a system.
         shift: whether clients' features differ.
         offset: ‖μ_g‖/√tr Σ̂, the distance of the grand mean μ_g from zero in units of the spread within
             classes; infinite if no covariance could be estimated. Above 1/√(100 eps), 290 in float32,
@@ -77,7 +77,7 @@ class Diagnosis:
     def __str__(self) -> str:
         """Return the verdict in plain words."""
         parts = [_of_classes, _of_covariance, _of_system]
-        # If all means are equal, there is no spread by which to measure a distance or a shift.
+        # If all means are equal, there is no variance with which to compare the offset or the shift.
         if not _means_are_equal(self):
             parts += [_of_offset, _of_shift]
         return "\n".join(text for text in (part(self) for part in parts) if text)

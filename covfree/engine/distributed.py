@@ -29,7 +29,7 @@ StrPath: TypeAlias = str | os.PathLike[str]
 _COLUMNS: Columns = ("features", "labels", "clients")
 # Tasks for each thread of the cluster. More tasks balance the load better, but leave more totals to merge.
 _TASKS = 4
-# How many totals a task of the tree merges.
+# One task merges this many totals.
 _MERGED = 4
 
 
@@ -64,7 +64,7 @@ def fit(
             of lost workers run again as Dask's ``distributed.scheduler.allowed-failures`` says.
 
     Returns:
-        The head, of the method's kind.
+        The method's head.
 
     Raises:
         ImportError: if Dask is not installed (extra ``dask``).
@@ -85,7 +85,7 @@ def total(
     client: Any = None,
     retries: int = 3,
 ) -> Aggregate[H]:
-    """Compute the total of shards, which can be saved, or merged with the total of later shards.
+    """Sum the examples of all shards. The total can be saved, or merged with the total of later shards.
 
     The arguments and errors are those of `fit`. `covfree.aggregate.finish` solves for the head.
     """
@@ -129,7 +129,7 @@ def extract(
             to the files.
         shards: see `fit`.
         folder: the folder for the files; all workers must reach it.
-        batch_size: inputs of a batch; the last batch is padded, so that one shape is compiled.
+        batch_size: inputs in a batch; the last batch is padded, so that one shape is compiled.
         columns: names of the inputs, labels and clients in the shards; None for missing columns. A
             column ``"clients"`` may be missing.
         read: see `fit`.

@@ -32,7 +32,7 @@ def _check_structure(head: Any, features: Any, labels: Any) -> None:
 
 
 def _check_values(head: Any, features: Any, labels: Any, numbers: Any) -> None:
-    """Raise if a label is not below the head's number of classes, or a number in ``numbers`` not finite."""
+    """Raise if a label is not below the head's number of classes, or one of ``numbers`` is not finite."""
     # Under ``jit`` every new array is traced, even one made from concrete values: then checks are impossible.
     if is_traced(jax.device_put(np.float32(0))):
         return
@@ -71,7 +71,7 @@ def _in_parts(whole: Callable[..., Array]) -> Callable[..., Array]:
     @wraps(whole)
     def accuracy(head: Any, features: Any, labels: Any) -> Array:
         several = isinstance(features, Mapping)
-        if several and callable(head):  # several arrays, as a model of texts takes them
+        if several and callable(head):  # a dict of arrays, such as a text model's input
             head, features = jax.tree_util.Partial(_same), head(features)
         given = {"features": features, "labels": labels}
         features, labels = as_arrays(given, given).values()

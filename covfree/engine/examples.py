@@ -54,9 +54,9 @@ def summarise(
     A method that assigns examples to random subsets then draws other subsets.
 
     Returns:
-        The rows that clients send, padded to a size that federations of similar size share; if labels or
-        clients are traced, padded to the number of examples. If clients' numbers exceed int32, clients are
-        numbered from 0 in their order.
+        The rows that clients send, padded so that federations of similar size get equal shapes; if
+        labels or clients are traced, padded to the number of examples. If clients' numbers exceed int32, they
+        are replaced by 0, 1, … in ascending order.
 
     Raises:
         TypeError: if ``method`` is no method, or a data type is wrong.
@@ -146,7 +146,7 @@ def _numbers(
 def over_examples(
     method: Method[Any], features: Any, labels: Any, clients: Any, how: How
 ) -> InMemory | InParts:
-    """Return a callable that computes a round's total over examples; a client below 0 is padding."""
+    """Make a callable that computes a total over examples; examples of clients below 0 are padding."""
     if is_large(features):
         labels = np.where(np.asarray(clients) >= 0, np.asarray(labels), -1)
         return InParts(method, features, labels, None, how)
@@ -161,8 +161,8 @@ class InParts:
         method: the method; its feature map is applied to each part.
         features: [examples, dim], large.
         labels: [examples]; below 0 is padding.
-        clients: [examples], already numbered; None if the rounds do not tell clients apart.
-        how: how rows are added up.
+        clients: [examples], as numbered by `_numbers`; None if the rounds do not tell clients apart.
+        how: options of the sum over rows.
     """
 
     method: Method[Any]

@@ -28,12 +28,12 @@ def client_flops(
 ) -> int:
     """Count the floating-point operations of all clients together, from features to messages.
 
-    Only leading terms count; a multiplication and an addition are two operations. Class means cost n·d. Gram
-    matrices and covariances add 2·n·d², AFL's local solutions d³/3 + 2·d²·C_k for each client (with C_k
-    classes), and a map to D features 2·n·d·D. In a round over examples, each example costs 2 operations for
-    each number in the matrices that clients receive (directions, or a head); triangular matrices count as
-    full. A refined method's products add 2·n·d·q, a corrected method's gradients 2·n·d·C. The backbone's
-    forward pass is left out, though it usually costs far more.
+    Only leading terms count; a multiplication and an addition are two operations. Class means of n examples
+    cost n·d. Gram matrices and covariances add 2·n·d², AFL's local solutions d³/3 + 2·d²·C_k for each client
+    (with C_k classes), and a map to D features 2·n·d·D. In a round over examples, each example costs 2
+    operations for each number in the matrices that clients receive (directions, or a head); triangular
+    matrices count as full. The products of a method refined with q directions add 2·n·d·q, a corrected
+    method's gradients 2·n·d·C. The backbone's forward pass is left out, though it usually costs far more.
 
     Args:
         method: the method.
@@ -92,7 +92,7 @@ def training_flops(
 
     Args:
         examples: n.
-        extractor: F_φ, e.g. of `call_flops`; 0 for features that are computed once and kept.
+        extractor: F_φ, e.g. from `call_flops`; 0 for features that are computed once and kept.
         head: F_ϕ, 2·d·C for a linear head.
         epochs: E.
         train: what is trained. ``"backbone"`` (a fixed head) costs the same as ``"all"``, as in the paper.
@@ -118,8 +118,9 @@ def call_flops(function: Callable[..., Any], *arguments: Any) -> int:
     """Count the operations of convolutions and matrix products in a call. The call is only traced.
 
     The forward pass of a network takes ``call_flops(network.apply, params, image)``, its gradient
-    ``call_flops(jax.grad(loss), params, image)``. Norms and activations are not counted. Padding of a
-    convolution counts as image; of a condition, only the most expensive branch; a loop's body once.
+    ``call_flops(jax.grad(loss), params, image)``. Norms and activations are not counted. A
+    convolution's padding counts as part of the image. Only a condition's most expensive branch counts, and a
+    loop's body counts once.
 
     Args:
         function: a function that JAX can trace.

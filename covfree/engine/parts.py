@@ -46,7 +46,7 @@ def cuts(clients: np.ndarray | None, num_rows: int, size: int) -> np.ndarray:
         clients: the client of each row if a client's rows must stay together; the rows of a client must then
             be adjacent. None if rows can be cut anywhere.
         num_rows: rows of the table.
-        size: rows of a part, at most.
+        size: the largest number of rows in a part.
     """
     if clients is None:
         return np.append(np.arange(0, num_rows, size), num_rows)
@@ -128,7 +128,7 @@ class TableParts:
         return padded_rows(self._as_received(part), self._size)
 
     def identity(self) -> Mapping[str, str]:
-        """Describe the table, to tell it from others: shapes, all columns, some rows of the means."""
+        """Describe the table by its shapes, all columns and some means, to tell it from other tables."""
         length = len(self._rows.label)
         sample = np.unique(np.linspace(0, max(length - 1, 0), _SAMPLE).astype(int))[:length]
 
@@ -251,7 +251,7 @@ class FolderParts:
         return self._last[1]
 
     def identity(self) -> Mapping[str, str]:
-        """Describe the folder, to tell it from others: names and digests of the files."""
+        """Describe the folder by names and digests of its files, to tell it from other folders."""
         files = (f"{name}\0{each.receipt}" for name, each in self._found.items())
         return {
             "number of files": str(len(self._found)),
@@ -272,7 +272,7 @@ def bad_value(rows: Rows, start: int, types: RowTypes, *, num_classes: int) -> s
 
 
 def digest(arrays: Iterable[np.ndarray]) -> str:
-    """Compute a checksum of values, data types and shapes."""
+    """Compute a checksum of the arrays' values, data types and shapes."""
     state = hashlib.blake2b(digest_size=16)
     for array in arrays:
         state.update(f"{array.dtype}{array.shape}".encode())

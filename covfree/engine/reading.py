@@ -1,4 +1,4 @@
-"""Read the parts of a table ahead of time, and add their terms one by one."""
+"""Read the parts of a table ahead of time, and add each part's terms to a total."""
 
 from __future__ import annotations
 

@@ -29,7 +29,10 @@ class Passed(NamedTuple):
 def passed(
     method: Method, make_rows: Callable[[], Rows], num_classes: int, *, start: int = 0
 ) -> list[Passed]:
-    """List the shapes of what passes in each round from ``start`` on; clients upload sums in these rounds."""
+    """List the shapes of what clients with ``make_rows()`` and server exchange in rounds ``start``, ….
+
+    In these rounds clients upload sums.
+    """
 
     def look() -> list[Any]:
         rows, found = make_rows(), []

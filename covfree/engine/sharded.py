@@ -40,7 +40,7 @@ def shard_rows(rows: Rows, mesh: Mesh, *, whole_clients: bool = False) -> Rows:
 
     Raises:
         ValueError: if clients must stay whole and ``rows.client`` is None; if the mesh has no device of this
-            process; if int32 cannot hold a number.
+            process; if a label, client or count is beyond int32.
     """
     check_row_structure(rows)
     for name in ("label", "client", "count"):

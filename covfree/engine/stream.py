@@ -100,8 +100,8 @@ class _Reading:
 
     Attributes:
         parts: the parts of the rows.
-        how: how rows are summed.
-        show: called with the round and the part, for the progress bar.
+        how: options of the sum over rows.
+        show: called with the indices of round and part, for the progress bar.
         save: called with the state after each part.
         state: the run's state, which includes every part that was added.
     """

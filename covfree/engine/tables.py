@@ -55,7 +55,7 @@ class Table(NamedTuple):
 
 
 def one_table(tables: tuple[Table, ...], layout: Layout, dtype: Any) -> tuple[Table, np.ndarray | None]:
-    """Merge tables into one sorted row for each client and class; also return the pooled scatter, if kept."""
+    """Merge tables: one row for each client and class, sorted. Also return the pooled scatter, if kept."""
     client, label, count = (np.concatenate(columns) for columns in zip(*(t[:3] for t in tables), strict=True))
     means = np.concatenate([table.mean for table in tables])
     order = np.lexsort((label, client))
@@ -99,7 +99,7 @@ def _sums(values: np.ndarray, start: np.ndarray) -> np.ndarray:
     """Sum rows by group; group g starts at row ``start[g]``."""
     if len(values) < 4 * len(start):
         return np.add.reduceat(values, start)
-    # Five times faster than `reduceat` if groups have many rows.
+    # If groups have many rows, this is five times faster than `reduceat`.
     return np.stack([part.sum(0) for part in np.split(values, start[1:])])
 
 
@@ -139,7 +139,7 @@ def _squares_of(
 
 
 def _add_squares(squares: np.ndarray, group: np.ndarray, values: np.ndarray, kind: str, dtype: Any) -> None:
-    """Add products of the deviations to the squares of their groups; deviations are sorted by group."""
+    """Add products of the deviations ``values``, sorted by group, to the ``squares`` of their groups."""
     start = np.flatnonzero(np.append(True, group[1:] != group[:-1]))
     if kind == "full":
         values = values.astype(dtype)

@@ -74,7 +74,7 @@ def _call(function: Callable[..., Any], *arguments: Any) -> Any:
 
 
 def _in_parts(terms: Callable[[Rows], Any], rows: Rows) -> bool:
-    """Return whether to sum the terms part by part: for products over many rows, without tables."""
+    """Return whether to sum part by part: if terms are products over many rows, and none is a table."""
     length, kept, widest = rows.label.shape[0], False, 0
 
     def look(rows: Rows) -> None:

@@ -1,4 +1,4 @@
-"""Map features to one-hot tables of their buckets (SAFLe), and compute the buckets' thresholds."""
+"""Map features to one-hot vectors of threshold bits (SAFLe), and compute the thresholds."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ MOST_BITS = 20
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class BucketFeatures:
-    """Bucketed features in one-hot tables; see `bucket_features`.
+    """SAFLe's map of features to one-hot vectors; see `bucket_features`.
 
     Attributes:
         thresholds: [dim, L], the thresholds of each feature.
         seed: the seed of the permutation.
-        group_size: G.
+        group_size: G, the bits of a group.
     """
 
     thresholds: Float[AnyArray, "dim buckets"]
@@ -123,11 +123,11 @@ def gaussian_thresholds(
         count: n.
         total: Σ(x − c).
         square: Σ(x − c)².
-        num_buckets: L.
+        num_buckets: L, thresholds of each feature.
         centre: c, the same for all clients; by default 0.
 
     >>> import jax.numpy as jnp
-    >>> gaussian_thresholds(2, jnp.array([4.0]), jnp.array([10.0]), 1)  # of 1 and 3
+    >>> gaussian_thresholds(2, jnp.array([4.0]), jnp.array([10.0]), 1)  # examples 1 and 3
     Array([[2.]], dtype=float32)
     """
     check_positive("num_buckets", num_buckets)

@@ -34,17 +34,19 @@ def directed_rows(
 
     Let the rows of R be a client's residuals f_i − μ_{y_i}, with singular values s_1 ≥ s_2 ≥ … and right
     vectors v_j. Direction j is s_j v_j, with the sign that makes its largest entry positive. Of all matrices
-    of rank q, Σ_{j ≤ q} s_j² v_j v_jᵀ is nearest to the scatter RᵀR, and never exceeds it. With all a_k = Σ_c
-    (n_c − 1) directions it equals RᵀR. Directions reveal more about examples than their number suggests: if a
-    client has two examples of a class, their mean and a direction determine both, up to their order.
+    of rank q, Σ_{j ≤ q} s_j² v_j v_jᵀ is nearest to the scatter RᵀR, and never exceeds it. It equals RᵀR with
+    all a_k = Σ_c (n_c − 1) directions, where the client has n_c examples of class c. Directions reveal more
+    about examples than their number suggests: if a client has two examples of a class, their mean and a
+    direction determine both, up to their order.
 
     A direction is a row with ``sketch`` set, label −2 and the mean s_j v_j. A client sends min(q, a_k, d)
     directions; the other rows are padding. The count of a direction is its degrees of freedom: 1, or an equal
     share of a_k if q ≥ d, as the directions are then the whole scatter.
 
-    If not centred, the directions are those of the examples F themselves, with n_k instead of a_k. Then Σ_{j
-    ≤ q} s_j² v_j v_jᵀ is the matrix of rank q that is nearest to F Fᵀ. The ``covariance`` of the client's
-    first direction is Σ_{j > q} s_j⁴ / Σ_{j > q} s_j², the size of the part left out; other rows have 0.
+    If not centred, the directions are those of the client's n_k examples themselves, with n_k in place of
+    a_k. Then Σ_{j ≤ q} s_j² v_j v_jᵀ is the matrix of rank q that is nearest to their Gram matrix. The
+    ``covariance`` of the client's first direction is Σ_{j > q} s_j⁴ / Σ_{j > q} s_j², the size of the
+    eigenvalues left out; other rows have 0.
 
     Clients are computed one after another. Each costs a product of size n·d·s and an ``eigh`` of size s, with
     n = ``client_size`` and s = min(n, d), however few examples it has.
@@ -138,7 +140,7 @@ def _leading(
     values, vectors = (x[..., ::-1] for x in eigh(smaller))
     leading = vectors[:, :number].T
     if examples <= dim:
-        # Project R on the vectors: lengths √λ would carry the rounding of R Rᵀ.
+        # Project R on the vectors: √λ v would contain the rounding of R Rᵀ.
         rows = product(leading, scaled)
     else:
         shown = values[:number]

@@ -138,7 +138,7 @@ def fourier_features(
             fits features of any scale.
 
     Returns:
-        The map. It returns at least float32, float64 for float64 features.
+        The map. It returns float64 for float64 features, or else float32.
 
     Raises:
         ValueError: if the size is below 1, or σ is not finite and above 0.
@@ -169,7 +169,7 @@ def relu_features(num_features: int, *, seed: int = 0) -> ReluFeatures:
         seed: the seed of the random directions; the same for all parties.
 
     Returns:
-        The map. It returns at least float32, float64 for float64 features.
+        The map. It returns float64 for float64 features, or else float32.
 
     Raises:
         ValueError: if the size is below 1.

@@ -21,7 +21,7 @@ class GramStatistics:
     """Fed3R's statistics of a client. Summed over clients, they are those of the pooled examples.
 
     Attributes:
-        gram: A = F Fᵀ = Σ_i f_i f_iᵀ.
+        gram: A = F Fᵀ = Σ_i f_i f_iᵀ; the columns of F are the examples' features f_i.
         class_sum: sum of the features of each class; the rows are the columns of Fed3R's b.
         count: examples of each class.
     """

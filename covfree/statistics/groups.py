@@ -37,8 +37,8 @@ def subset_groups(
         subset_size: the smallest number of examples in a subset.
 
     Returns:
-        For each example the number of its subset among all subsets, from 0 in the order of the groups, and
-        within its group; −1 in both for padding.
+        Two numbers of each example's subset, from 0: among all subsets, in the order of the groups, and among
+        the subsets of its group. Both are −1 for padding.
     """
     if kept.shape[0] == 0:
         return jnp.zeros(0, jnp.int32), jnp.zeros(0, jnp.int32)

@@ -14,15 +14,15 @@ from covfree.core.types import AnyArray
 
 # The hash's leading bits that are compared with the share.
 _BITS = 24
-# Makes a second multiplier from each column's, by xor. Even, so that the result with an odd one is never 0.
+# Xor with this changes a column's multiplier. The multipliers are odd and this is even, so no result is 0.
 _LOWER = 0x5BD1E994
 
 
 def kept_aside(features: Float[AnyArray, "examples dim"], share: float) -> Bool[Array, " examples"]:
-    """Choose which examples are kept aside: those whose hash is in the lowest ``share`` of all hashes.
+    """Choose which examples are kept aside: those whose hash is in the lowest ``share`` of its range.
 
-    The hash is computed from the features' bits. So an example and its copies are on the same side at every
-    client, in every round and every order; no key or memory is needed. Features that are extracted again may
+    The hash is computed from the features' bits. So an example and its copies are treated alike at every
+    client, in every round and in any order, without a key or memory. Features that are extracted again may
     differ in their last bits, and then have another hash. Columns of zeros at the end change nothing. A
     vector of zeros is never kept aside.
 

@@ -86,7 +86,7 @@ def maximise(
     count: Float[Array, ""],
     covariance: Structure,
 ) -> Mixture:
-    """Compute the mixture from each example's shares in the components: the M step of EM."""
+    """Compute the mixture from the ``share`` of each example in each component: the M step of EM."""
     size = share.sum(0)
     used = size > 0
     divisor = jnp.where(used, size, 1)
@@ -115,7 +115,7 @@ def maximise(
 def log_densities(
     values: Float[Array, "examples dim"], mixture: Mixture, covariance: Structure
 ) -> Float[Array, "examples components"]:
-    """Compute log (weight · density) of each example and component, up to a constant; −∞ if unused."""
+    """Compute log (weight · density) of each example and component, up to a constant; −∞ if weight is 0."""
     used = mixture.weight > 0
     dim = values.shape[1]
     if covariance == "full":

@@ -138,7 +138,7 @@ def client_mixtures(
 
     A group is a client's class. Its mixture is that of `gaussian_mixture` with the key
     ``fold_in(fold_in(derive(key, "mixtures"), label), client)`` (`covfree.core.keys.derive`). It depends
-    neither on other groups nor on where its examples are, so a client alone computes the same with the same
+    neither on other groups nor on the examples' order, so a client alone computes the same with the same
     key, up to rounding. Costs a sort of n small keys and work for num_groups·group_size examples, whatever
     the groups' own sizes. Groups are computed in batches, so that extra memory is bounded.
 
@@ -239,7 +239,7 @@ def _fit_groups(
     num_components: int,
     covariance: Structure,
 ) -> Mixture:
-    """Fit a mixture to each group, and stack them. Groups are mapped over in batches, to bound memory."""
+    """Fit a mixture to each group, in batches that bound memory; ``owners`` are its label and client."""
     order = jnp.argsort(group)
     within = jnp.arange(group_size, dtype=jnp.int32)
     key = derive(key, "mixtures")

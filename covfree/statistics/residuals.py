@@ -25,10 +25,10 @@ class Senders(NamedTuple):
     """The clients that have an example, numbered from 0 in the order of ``client``.
 
     Attributes:
-        slot: the number of each example's client; ``len(client)`` for padding.
+        slot: the number of each example's client; ``len(client)`` for padding examples.
         size: the number of examples of each client.
-        client: each client's original number; −1 past the last.
-        hidden: a_k = n_k − (rows of the client), the degrees of freedom of the scatter inside its rows.
+        client: each client's original number; −1 in unused entries.
+        hidden: a_k = n_k − (rows of client k), the degrees of freedom of examples about their rows' means.
     """
 
     slot: Integer[Array, " examples"]
@@ -76,7 +76,7 @@ def with_vectors(
     count: Integer[Array, "clients vectors"],
     label: int,
 ) -> Rows:
-    """Append clients' vectors to the class means as rows with ``sketch`` set; padding if the count is 0."""
+    """Append ``vectors`` to the means, as rows with ``sketch`` and ``label`` set; padding if count is 0."""
     count = count.reshape(-1)
     labels = jnp.where(count > 0, label, -1).astype(jnp.int32)
     return Rows(

@@ -19,9 +19,9 @@ class SoftmaxSums(NamedTuple):
     """The loss and its gradient, summed over examples; the sums of clients add up.
 
     Attributes:
-        loss: Σ_i n_i (log Σ_c exp s_ic − s_iy).
+        loss: Σ_i n_i (log Σ_c exp s_ic − s_iy), with s_ic the score of class c and y the example's class.
         slope: the derivative by W and, in the last row, a, if Wᵀ(x_i − m) + a is added to the scores.
-        number: Σ_i n_i, the examples behind the sums.
+        number: Σ_i n_i, the number of examples.
     """
 
     loss: Float[Array, ""]
@@ -30,11 +30,11 @@ class SoftmaxSums(NamedTuple):
 
 
 class ScaledLosses(NamedTuple):
-    """The loss of scores multiplied by several β, summed over examples; the sums of clients add up.
+    """The loss of scores multiplied by each of several β, summed over examples; clients' sums add up.
 
     Attributes:
-        loss: Σ_i n_i (log Σ_c exp βs_ic − βs_iy), for each β.
-        number: Σ_i n_i, the examples behind the sums.
+        loss: Σ_i n_i (log Σ_c exp βs_ic − βs_iy) for each β, as in `SoftmaxSums`.
+        number: Σ_i n_i, the number of examples.
     """
 
     loss: Float[Array, " scales"]

@@ -25,7 +25,7 @@ class TargetSums:
         cross: B = Σ w f yᵀ.
         feature_sum: Σ w f.
         target_sum: Σ w y.
-        weight: Σ w, the number of examples.
+        weight: Σ w, the number of examples if all weights are 1.
     """
 
     gram: Float[Array, "dim dim"]

@@ -98,7 +98,7 @@ def count_noise(kind: CountNoise, epsilon: Scalar) -> Transform:
     without noise. For noise with a privacy guarantee see `covfree.privacy`.
 
     Args:
-        kind: one of the three.
+        kind: the distribution, one of these three.
         epsilon: ε; above 0, and at most 1 if uniform. It may be swept.
 
     Raises:
