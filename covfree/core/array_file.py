@@ -69,7 +69,7 @@ def read_npy(path: Path) -> np.ndarray:
 
 
 def _check_start(path: Path, magic: bytes, expected: str) -> None:
-    """Raise a ValueError if a file does not begin with ``magic``; NumPy's error would mention pickles."""
+    """Raise a ValueError, which says what is ``expected``, if a file does not begin with ``magic``."""
     if not path.is_file():
         raise FileNotFoundError(f"{path}: no such file")
     with path.open("rb") as stream:
@@ -95,7 +95,7 @@ def read_npz(path: Path) -> dict[str, np.ndarray]:
 
 
 def _map(stream: BinaryIO, archive: ZipFile, name: str) -> dict[str, np.ndarray]:
-    """Memory-map the array ``name`` of an ``.npz`` file; return ``{name: array}``, or ``{}`` on failure."""
+    """Return ``{name: array}``, the array mapped from the ``.npz`` file; ``{}`` if it cannot be mapped."""
     info = archive.NameToInfo.get(f"{name}.npy")
     if info is None or info.compress_type != ZIP_STORED:
         return {}

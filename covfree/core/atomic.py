@@ -52,10 +52,10 @@ def is_temporary(name: str) -> bool:
 def remove_abandoned(folder: Path) -> None:
     """Remove the temporary files of `replacing` from a folder if the processes that wrote them were killed.
 
-    A file counts as abandoned if it has not changed for an hour and no process has locked it. A running
-    writer on this machine has locked its file. The lock of a writer on another machine may be invisible in a
-    shared folder; the hour protects its file. (A check of process ids would protect neither such writers nor
-    those in containers.) Files that this process has no permission to remove are skipped.
+    A file counts as abandoned if it has not changed for an hour and no process has locked it. `replacing`
+    locks the file that it writes. In a shared folder, the lock of another machine may be invisible: there,
+    only the hour protects the file. (A check of process ids would not protect files that are written on other
+    machines or in containers.) Files that this process has no permission to remove are skipped.
     """
     with suppress(OSError), os.scandir(folder) as entries:
         for path in [Path(entry.path) for entry in entries if is_temporary(entry.name)]:
@@ -75,8 +75,8 @@ def _is_abandoned(path: Path) -> bool:
 def lock(file: BinaryIO, *, wait: bool = False) -> bool:
     """Lock an open file until it is closed, and return True; if another process has locked it, return False.
 
-    With ``wait``, wait for the other process instead. Windows and some file systems have no such locks: there
-    the file is not locked, and the result is True.
+    With ``wait``, wait until the other process unlocks it. Windows and some file systems have no such locks:
+    there the file is not locked, and the result is True.
     """
     if fcntl is None:
         return True

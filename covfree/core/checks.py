@@ -24,7 +24,7 @@ _KINDS = {
 # Labels are taken for identifiers if the largest label plus 1 exceeds _MANY_CLASSES, and also _GAPS times the
 # number of distinct labels.
 _MANY_CLASSES, _GAPS = 2**15, 16
-# Look for underflow in this many rows first: a single number in them that is large enough settles it.
+# Look at this many rows first: one number in them that is not too small shows that not all underflow.
 _FEW = 64
 
 
@@ -132,7 +132,7 @@ def check_example_structure(features: Any, labels: Any = None, clients: Any = No
 
 
 def _on_host(features: Any, labels: Any, clients: Any, most: int) -> bool:
-    """Return True if labels are ≤ ``most`` and features valid; False if `check` must read all. Uses NumPy."""
+    """Return whether NumPy finds labels ≤ ``most`` and features valid; if not, `check` reads all features."""
     labels = np.asarray(labels)
     used = labels >= 0 if clients is None else (labels >= 0) & (np.asarray(clients) >= 0)
     if (labels > most).any() or first_non_finite(features, used) is not None:
@@ -154,7 +154,7 @@ def _on_device(features: jax.Array, labels: Any, clients: Any, most: int) -> boo
 
 @jax.jit
 def _sound(features: jax.Array, kept: list[jax.Array]) -> jax.Array:
-    """Return whether features are finite in rows that all masks in ``kept`` mark, and not all subnormal."""
+    """Return whether features are finite in rows where all masks are True, and not all too small to sum."""
     largest = jnp.abs(features).max(1)
     wrong = ~jnp.isfinite(largest)
     for own in kept:
@@ -184,7 +184,7 @@ def check_row_structure(rows: Rows, *, dim: int | None = None) -> None:
     ):
         if array is None and name in ("client", "covariance", "sketch"):
             continue
-        if not hasattr(array, "dtype"):  # jax would make a leaf of each number of a list
+        if not hasattr(array, "dtype"):  # in a list, jax would take each number for a leaf
             kind = None if array is None else type(array).__name__
             raise TypeError(f"{name}: expected an array of {expected}, got {kind}")
         if not _holds(_dtype(array), expected):
@@ -218,7 +218,7 @@ def check_integer(name: str, value: Any, minimum: int) -> int:
 def check_means(means: Any, counts: Any, *_: Any, **__: Any) -> None:
     """Check the means [rows, dim] and counts [rows] of one class; raise an error if they are invalid.
 
-    Traced counts have no values to check: a count below 0 or NaN is then padding, an infinite one gives NaN.
+    Values of traced counts are not checked: rows of count below 0 or NaN are padding; ∞ makes results NaN.
     """
     if not _holds(_dtype(means), "floats"):
         raise TypeError(f"means: expected floats, got {_dtype(means)}")
@@ -244,7 +244,7 @@ def check_positive(name: str, value: Any) -> int:
 
 
 def check_integers(name: str, values: Any, minimum: int) -> np.ndarray:
-    """Convert integers to a 1-D NumPy array; raise an error if one is below ``minimum``, or there is none."""
+    """Convert integers to a 1-D NumPy array; raise an error if one is too small, or none is given."""
     array = np.asarray(values)
     if array.ndim != 1 or array.size == 0:
         raise ValueError(f"{name}: expected shape [examples], not empty, got {list(array.shape)}")
@@ -335,7 +335,7 @@ def _place(row: int, clients: np.ndarray | None) -> str:
 
 
 def finite_numbers(value: Any, dtype: np.dtype) -> str:
-    """Return what an error expects in place of ``value``: finite numbers, or numbers finite in jax's type."""
+    """Return what an error message expects instead of ``value``, which is not finite in jax's data type."""
     return (
         f"numbers that are finite in {jax.dtypes.canonicalize_dtype(dtype)}"
         if np.isfinite(value)
@@ -344,7 +344,7 @@ def finite_numbers(value: Any, dtype: np.dtype) -> str:
 
 
 def first_non_finite(values: Any, used: np.ndarray) -> tuple[int, int] | None:
-    """Return (row, column) of the first number in ``used`` rows that is not finite in jax's type, or None."""
+    """Return (row, column) of the first number not finite in jax's type, in rows where ``used``; or None."""
     values = values if isinstance(values, Gathered) else np.asarray(values)
     if values.shape[1] == 0:
         return None

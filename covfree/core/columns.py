@@ -19,7 +19,7 @@ from covfree.core.torch_file import read_torch
 # The arrays to read from a file, each with a second name under which it may be stored.
 COLUMNS: dict[str, str | None] = {"features": None, "labels": "label", "clients": "client", "is_test": None}
 _ARROW = "tables"
-# Names that pandas gives its index in Parquet; names of columns that are features only if the caller says so.
+# Names of pandas' index columns in Parquet; names of columns that are features only if a caller names them.
 _INDEX, _DOUBTFUL = re.compile(r"__index_level_\d+__"), re.compile(r"|Unnamed: \d+|labels?|clients?|is_test")
 # Names of columns that may hold ids of the examples.
 _ID = re.compile(r"(?i).*(id|ids|idx|index|row|nr|no|number)")
@@ -32,7 +32,7 @@ class Table(Mapping[str, np.ndarray]):
         self, path: Path, names: Sequence[str], read: Callable[[str], np.ndarray], schema: Any = None
     ) -> None:
         self.path, self._names, self._read = path, list(names), read
-        # The schema of an Arrow table, whose columns may be single features; None for other files.
+        # The schema of an Arrow table; None for other files.
         self.schema = schema
 
     def __getitem__(self, name: str) -> np.ndarray:
@@ -42,7 +42,7 @@ class Table(Mapping[str, np.ndarray]):
         return self._read(name)
 
     def __iter__(self) -> Iterator[str]:
-        """Iterate over the names."""
+        """Iterate over the columns' names."""
         return iter(self._names)
 
     def __len__(self) -> int:
@@ -51,7 +51,7 @@ class Table(Mapping[str, np.ndarray]):
 
     @property
     def wide(self) -> bool:
-        """Whether this is an Arrow table, whose columns may be single features."""
+        """Whether this is an Arrow table, in which each feature may have a column of its own."""
         return self.schema is not None
 
     def is_number(self, name: str) -> bool:
@@ -117,12 +117,12 @@ def read_columns(path: Path, columns: Mapping[str, str]) -> dict[str, np.ndarray
             features, the paths of ``.npy`` files with the other arrays.
 
     Returns:
-        The arrays by the keys of `COLUMNS`; also ``key``, if `covfree extract` recorded the extractor there.
+        The arrays by the keys of `COLUMNS`; also ``key`` (`Extractor.key`) if `covfree extract` wrote it.
 
     Raises:
         ValueError: if `open_table` raises one, or if there is no such column (the message lists those that
-            exist). Also, if features are not named, for another column that is not numeric, or that looks
-            like labels, clients, an index or ids of the examples.
+            exist). Also, if neither ``columns`` nor the table names ``features``, if another column is not
+            numeric, or looks like labels, clients, an index or ids of the examples.
         FileNotFoundError: if there is no such file.
         ImportError: if `open_table` raises one.
     """

@@ -47,7 +47,7 @@ def _options(plain: bool) -> dict[str, bool | int]:
 
 
 def jit(function: Callable[..., _R], *, plain: bool = False, **how: Any) -> Callable[..., _R]:
-    """Compile a function like ``jax.jit``, on CPUs with `quick_options`; the outermost call's options apply.
+    """Compile like ``jax.jit``, on CPUs with `quick_options`; inside another ``jit``, its options hold.
 
     Args:
         function: the function to be compiled.
@@ -63,7 +63,7 @@ def jit(function: Callable[..., _R], *, plain: bool = False, **how: Any) -> Call
 
     @wraps(function)
     def call(*args: Any, **kwargs: Any) -> _R:
-        # Inside a caller's ``jit`` even a new array is traced: it reveals calls without traced arguments.
+        # Inside a caller's ``jit`` a new array is traced even if no argument is, so test one too.
         leaves = jax.tree.leaves((args, kwargs))
         if not _options(plain) or is_traced(*leaves, jax.device_put(np.float32(0))):
             return inside(*args, **kwargs)

@@ -1,4 +1,4 @@
-"""Check arrays before they enter jax, which silently truncates large integers, and heads that it returns.
+"""Check arrays before they enter jax, which silently truncates large integers; check heads for NaN and ∞.
 
 Labels and clients are int32 inside the library. Inputs may have any integer type: a narrow type might
 overflow in comparisons, and a wide one may hold numbers beyond int32.
@@ -97,7 +97,7 @@ def _uncut(path: tuple[Any, ...], leaf: Any) -> Any:
 
 
 def as_int32(name: str, integers: Any) -> Integer[Array, "..."]:
-    """Convert labels or clients, an array or list of any integer type, to int32; a ValueError if above int32.
+    """Convert labels or clients (array or list, any integer type) to int32; a ValueError if one is too large.
 
     Traced integers beyond int32 become the nearest int32 instead: a label that is too large stays too large,
     and padding stays below 0.
@@ -142,7 +142,7 @@ def fits_int32(clients: np.ndarray) -> bool:
 
 
 def consecutive(clients: np.ndarray, first: int = 0) -> np.ndarray:
-    """Renumber clients from ``first`` on, in order and without gaps; padding becomes −1."""
+    """Renumber clients ``first``, ``first`` + 1, … in the order of their numbers; padding becomes −1."""
     known = np.unique(clients[clients >= 0])
     return np.where(clients >= 0, first + np.searchsorted(known, clients), -1).astype(np.int32)
 

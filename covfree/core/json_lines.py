@@ -17,7 +17,7 @@ _BLOCK = 1 << 16
 class JsonLines(Generic[Record]):
     """Records in a file, each a line of JSON.
 
-    A line is written at once and flushed to disk, so earlier records survive if the process is killed. If the
+    Each record is flushed to disk when it is added, so it survives if the process is killed later. If the
     last line was cut short, it is ignored, and removed when a record is added. Several processes may add to
     one file: each locks it while it writes. A process sees another's records only if they were in the file
     when it opened the file.

@@ -3,9 +3,9 @@
 All other modules call LAPACK through this one, to avoid a deadlock. On CPUs jaxlib distributes the matrices
 of a *batched* call over XLA's threads, and waits for them on one of these threads (``ParallelBatchMap`` in
 its ``lapack_kernels.cc``). If as many batched calls run at once as there are threads, no thread is left to do
-the work, and all wait forever. ``vmap`` of ``lax.cond`` is enough, as it runs both branches: with Cholesky in
-one branch and ``eigh`` in the other, a program on two cores hung. (On many cores, batched calls also let
-OpenBLAS start more threads than it has room for, which corrupts memory: see
+the work, and all wait forever. One ``vmap`` of ``lax.cond`` can cause this, as it runs both branches: with
+Cholesky in one branch and ``eigh`` in the other, a program on two cores hung. (On many cores, batched calls
+also let OpenBLAS start more threads than it has room for, which corrupts memory: see
 https://github.com/jax-ml/jax/issues/39292.) A call on one matrix runs on the calling thread, without waiting.
 
 Derivatives are computed from the results by formulas that use the same routines.
@@ -24,7 +24,7 @@ from jaxtyping import Array, Bool, Float
 
 from covfree.core.products import divide_or_zero, product
 
-# The oldest supported jax releases compile the branches for all platforms; with them, loop on every platform.
+# jax before 0.6.1 compiles all branches of `platform_dependent` for each platform; with it, always loop.
 _EVERY_BRANCH = jax.__version_info__ < (0, 6, 1)
 
 
@@ -48,7 +48,7 @@ def lanes(one: Callable[..., Any], many: Callable[..., Any] | None = None) -> Ca
 
 
 def _many_lanes(one: Callable[..., Any], many: Any, axes: tuple[int | None, ...]) -> Callable[..., Any]:
-    """Make the function of all lanes; ``axes`` has 0 for an array with lanes as its first axis, else None."""
+    """Make the function for all lanes; ``axes`` has 0 for an array whose first axis is lanes, else None."""
 
     def loop(*arrays: Any) -> Any:
         def lane(own: list[Any]) -> Any:
@@ -94,9 +94,10 @@ def _many_lanes(one: Callable[..., Any], many: Any, axes: tuple[int | None, ...]
 def cond_of_lanes(
     rare: Bool[Array, ""], unusual: Callable[..., Any], usual: Callable[..., Any], *arrays: Any
 ) -> Any:
-    """Compute ``lax.cond(rare, unusual, usual, *arrays)``; under ``vmap``, run ``unusual`` only if needed.
+    """Compute ``lax.cond(rare, unusual, usual, *arrays)``; with ``vmap``, run ``unusual`` only if needed.
 
-    ``vmap`` of ``lax.cond`` itself runs both branches for each lane (batch element), whatever ``rare`` is.
+    ``vmap`` of ``lax.cond`` itself runs both branches for each lane (batch element). Here ``unusual`` runs
+    only if ``rare`` is True in some lane.
 
     Args:
         rare: whether to take the unusual branch.
@@ -181,7 +182,7 @@ def _cholesky_jvp(primals: tuple[jax.Array], tangents: tuple[jax.Array]) -> tupl
 
 
 def _root_change(root: jax.Array, change: jax.Array) -> jax.Array:
-    """Return L̇ = L Φ(L⁻¹ Ȧ L⁻ᵀ), L = ``root``, Ȧ = ``change``; Φ: lower triangle with half the diagonal."""
+    """Return L̇ = L Φ(L⁻¹ Ȧ L⁻ᵀ), L = ``root``, Ȧ = ``change``; Φ(X): X's lower triangle, diagonal halved."""
     change = (change + change.T) / 2
     inner = triangular_solve(root, triangular_solve(root, change).T)
     return product(root, jnp.tril(inner) - jnp.diag(jnp.diagonal(inner)) / 2)

@@ -15,7 +15,7 @@ def shortened(tree: Any, clip: Scalar) -> Any:
 
     If a number is not finite, or all are subnormal, the result is 0. Numbers are divided by the largest
     before they are squared, so that squares neither overflow nor vanish. The result is float32, or float64 if
-    a leaf is; `toward_zero` rounds it to another data type.
+    a leaf is; to convert it without increasing the norm, use `toward_zero`.
     """
     leaves, structure = jax.tree.flatten(tree)
     wide = any(leaf.dtype == jnp.float64 for leaf in leaves)
@@ -28,7 +28,7 @@ def shortened(tree: Any, clip: Scalar) -> Any:
     scale = jnp.where(sound, jnp.minimum(size, 1 / tiny), 1)
     parts = [jnp.where(sound, leaf, 0) / scale for leaf in leaves]
     norm = jnp.maximum(jnp.sqrt(sum(jnp.square(part).sum() for part in parts)), 1)
-    # Leave room for the rounding of the sum of squares.
+    # Aim slightly below ``clip``: the sum of squares has a rounding error.
     most = jnp.asarray(clip, dtype) * (1 - 1e-6) / norm
     made = [
         jnp.where(sound & (scale <= most), leaf, part * most)

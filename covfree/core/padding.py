@@ -18,7 +18,7 @@ _FEWEST, _LONG, _MOST = 32, 4096, 2**16
 
 
 def few_sizes(rows: int) -> int:
-    """Round a number of rows up to the next of few sizes; above 65,536, return it unchanged.
+    """Round a number of rows up to one of few sizes (32 to 65,536); return larger numbers unchanged.
 
     >>> [few_sizes(rows) for rows in (0, 5, 33, 100, 4097, 70_001)]
     [32, 32, 64, 128, 4608, 70001]
@@ -31,7 +31,7 @@ def few_sizes(rows: int) -> int:
 
 
 def blocks_of_groups(group: np.ndarray, most: int) -> tuple[np.ndarray, np.ndarray]:
-    """Cut items into blocks of at most ``most`` items, all of one group; item i is in ``group[i]``.
+    """Cut items into blocks of ≤ ``most`` items of one group; item i is in ``group[i]``; below 0 is padding.
 
     Returns:
         Indices [blocks, size] of items, −1 for padding; and the group of each block.
@@ -62,9 +62,9 @@ def padded_size(rows: int) -> int:
     This is for tables of a whole federation, whose padding costs work. `few_sizes`, for the examples of one
     client, has half as many sizes and pads more.
 
-    There are two sizes per octave (224, 320, 448, …) up to 3584, and eight above: another seed changes the
-    number of client-class pairs by up to a tenth. No size is a multiple of 25, so that counts just below and
-    just above a round number share a size.
+    There are two sizes per octave (224, 320, 448, …) up to 3584, and eight above. The gaps are wide because
+    another seed changes the number of client-class pairs by up to a tenth. No size is a multiple of 25, so
+    counts just below and just above a round number share a size.
     """
     if rows > _LONG_TABLE:
         step = 1 << (rows - 1).bit_length() >> 4

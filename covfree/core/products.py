@@ -32,7 +32,7 @@ def divide_or_zero(
     denominator: Num[Array, "..."],
     known: Bool[Array, "..."] | None = None,
 ) -> Float[Array, "..."]:
-    """Divide; 0 where ``known`` is False, by default unless the denominator is above 0.
+    """Divide where ``known``, by default where the denominator is above 0; return 0 elsewhere.
 
     The derivatives are 0 there too: the inner `where` keeps them from being NaN.
     """
@@ -43,7 +43,7 @@ def divide_or_zero(
 def symmetric_product(factor: Float[Array, "rows dim"], halvings: int = _HALVINGS) -> Float[Array, "dim dim"]:
     """Compute ``factorᵀ factor``; blocks below the diagonal are copies of those above it.
 
-    If A and B are the halves of the columns, AᵀB is computed once, and AᵀA and BᵀB recursively.
+    With A and B the halves of the columns, AᵀB is computed once, AᵀA and BᵀB recursively, ``halvings`` deep.
 
     >>> import jax.numpy as jnp
     >>> symmetric_product(jnp.array([[1.0, 2.0]]))

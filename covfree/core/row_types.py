@@ -23,7 +23,7 @@ class RowTypes:
 
     Attributes:
         mean: float32 at least; float64 only where x64 is enabled.
-        count: int32 if the sum of all counts fits, or a float if not.
+        count: int32 for integers whose sum fits, else a float type.
         covariance: chosen as for ``mean``; None without covariances.
     """
 
@@ -39,7 +39,7 @@ class RowTypes:
 
     @classmethod
     def common(cls, types: Sequence[RowTypes]) -> RowTypes:
-        """Choose types to which the rows of several tables can be converted; all or none have covariances."""
+        """Choose the types for a table made of several; all or none of the tables have covariances."""
         covariances = [own.covariance for own in types if own.covariance is not None]
         return cls(
             np.result_type(*(own.mean for own in types)),
@@ -49,7 +49,7 @@ class RowTypes:
         )
 
     def cast(self, rows: Rows) -> Rows:
-        """Convert rows to NumPy arrays of these types; int32 labels: −1 for padding, −2 for directions."""
+        """Convert rows to NumPy arrays of these types, labels to int32: −1 for padding, or `DIRECTION`."""
         label = np.asarray(rows.label)
         # Values that overflow a narrower type become infinite.
         with np.errstate(over="ignore"):

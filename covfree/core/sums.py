@@ -14,8 +14,8 @@ from jaxtyping import Array, Bool, Float, Integer, Num
 
 from covfree.core.types import AnyArray, accumulation_dtype
 
-# A running sum of m equal numbers has a relative error of up to m/10 eps. So means of groups longer than the
-# first number take a second pass, and those of groups longer than the second a third.
+# A running sum of m equal numbers has a relative error of up to m/10 eps. So means of groups of over
+# 256 items take a second pass over the items, and those of groups of over 65,536 a third.
 _LONG = (256, 2**16)
 # Items in a part: results for a part stay in the processor's cache, and products of this many rows run at
 # full speed. Results for a whole table would be written to memory and read again.
@@ -34,8 +34,8 @@ def deviations(
 ) -> Float[Array, "*items dim"]:
     """Compute ``values − mean``; a difference that may be rounding error of the mean becomes exactly 0.
 
-    The mean is one of `weighted_means` or `Moments`. So the deviations of equal values are 0; otherwise a
-    rule that is invariant to scale would take their rounding errors for a real spread.
+    The mean must come from `weighted_means` or `Moments`. Deviations of equal values are then exactly 0;
+    rounding errors in their place would look like a spread to rules that are invariant to scale.
     """
     centred = values - mean
     noise = _ROUNDING * jnp.finfo(centred.dtype).eps * jnp.abs(mean)
@@ -65,7 +65,7 @@ def settled(
     limit = _CANCELLED + _GROWTH * jnp.sqrt(terms.astype(values.dtype))
     noise = limit * jnp.finfo(values.dtype).eps * size
     still = jax.lax.stop_gradient(values)
-    # NaN compares False, so it is kept. A sum whose size overflows is kept too. The derivative is the sum's.
+    # NaN compares False, so it is kept, as is a sum whose size overflows. The derivative does not change.
     within = ((jnp.abs(still).max(1, initial=0) <= noise) & jnp.isfinite(noise))[:, None]
     return values - jnp.where(within, still, 0)
 
@@ -87,7 +87,7 @@ def fold_parts(step: Callable[[Carry, Any], Carry], carry: Carry, items: Any) ->
         # With a symbolic length from `jax.export`, the number of parts is unknown.
         return step(carry, items)
     size = max(1, -(-length // max(1, length // PART)))
-    # Process the remainder first: under shard_map, the type of the loop's carry must depend on the items.
+    # Begin with the remainder: under shard_map, the loop needs a carry that already varies by device.
     more = max(0, length - 1) // size
     first = length - more * size
     carry = step(carry, jax.tree.map(lambda x: x[:first], items))

@@ -38,7 +38,7 @@ class _WrongFile(ValueError):
 
 
 class _Storage(NamedTuple):
-    """A reference to numbers that are stored elsewhere in the file."""
+    """A reference to ``length`` numbers that are stored in the file under ``key``."""
 
     key: str
     dtype: np.dtype

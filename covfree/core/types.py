@@ -18,7 +18,7 @@ from jaxtyping import Array, Bool, Float, Integer, Key, Num, Real, UInt32
 
 # The types of arrays that a caller may pass; results are always jax.Array.
 AnyArray: TypeAlias = jax.Array | np.ndarray
-# A PRNG key of either kind.
+# A PRNG key, typed or raw.
 PRNGKey: TypeAlias = Key[Array, ""] | UInt32[Array, "2"]
 # A Python float or a traced scalar: a number that a user may sweep with vmap or differentiate.
 Scalar: TypeAlias = float | int | Real[Array, ""]
@@ -69,13 +69,13 @@ class Rows:
         mean: mean feature of each row.
         count: number of examples behind each row, integer or float, at least 0.
         label: class of each row, in [0, num_classes), or below 0 for padding.
-        client: number of the client that sent each row, from 0; −1 if it is unknown. A client has the same
-            number in every part of a table. Most estimators do not need it.
+        client: number of the client that sent each row, from 0; −1 if it is unknown. If a table is processed
+            in parts, a client has the same number in all. Most estimators do not need it.
         covariance: covariance of the examples behind each row, if clients send it: a full matrix, its
-            diagonal, or one variance for all directions. 0 if the count is below 2. For residual directions,
-            see `directed_rows`.
-        sketch: True for rows that are residual directions (`directed_rows`) instead of means. Their label,
-            −2 (`DIRECTION`), makes them padding for functions that do not know them.
+            diagonal, or one variance for all directions. 0 if the count is below 2. For rows with
+            ``sketch``, see `directed_rows`.
+        sketch: True for rows that are scaled singular vectors (`directed_rows`) instead of means. Their
+            label, −2 (`DIRECTION`), makes them padding for functions that do not know them.
 
     >>> import dataclasses, jax.numpy as jnp
     >>> rows = Rows(jnp.eye(2), jnp.array([3, 1]), jnp.array([0, 1]))
@@ -102,10 +102,10 @@ class Rows:
             counts: their counts; 0 if a client lacks the class (such a row is padding).
 
         Returns:
-            Rows, one for each entry of ``counts``.
+            Rows, one for each entry of ``counts``; with the client's index if there is an axis of clients.
 
         Raises:
-            ValueError: if the shapes are others.
+            ValueError: if shapes are not as described.
 
         >>> import jax.numpy as jnp
         >>> Rows.from_means(jnp.ones((5, 3, 2)), jnp.ones((5, 3))).mean.shape
@@ -130,7 +130,7 @@ class Rows:
             Rows, one for each entry of ``counts``; with the client's index if there is an axis of clients.
 
         Raises:
-            ValueError: if the shapes are others.
+            ValueError: if shapes are not as described.
         """
         shape = jnp.shape(counts)
         if len(shape) not in (2, 3) or jnp.shape(means)[:-1] != shape:
@@ -265,7 +265,7 @@ def at_once(call: Call) -> Call:
     def door(self: Any, features: Any) -> jax.Array:
         if not isinstance(features, jax.Array | np.ndarray):
             features = jnp.asarray(features)
-        # An object that is no pytree (of a subclass, say) cannot enter ``jit``, so it is called uncompiled.
+        # A head that is no pytree (an unregistered subclass, say) cannot enter ``jit``: call it uncompiled.
         return (call if jax.tree_util.all_leaves([self]) else run)(self, features)
 
     return cast(Call, door)
@@ -283,8 +283,8 @@ class LinearHead:
     In the mean of several heads, a class is present if it is present in any.
 
     ``present`` holds floats, as `jax.grad` refuses boolean leaves. (A bias of −∞ in its place would become
-    NaN under weight decay.) In training its gradient is 0, so only weight decay changes it: in the same
-    proportion where it is above 0, and not where it is 0. If decay brings all of it to 0 or below, absent
+    NaN under weight decay.) In training its gradient is 0, so only weight decay changes it: it
+    multiplies all entries by one number, so 0 stays 0. If decay brings all entries to 0 or below, absent
     classes are still recognised by their zero column and bias, which training does not change (see `marks`).
     If noise is added to all leaves, or code refuses scores of −∞, use `with_finite_scores`.
 
