@@ -32,7 +32,7 @@ DATASET = typer.Option(
 Dataset = Annotated[str, DATASET]
 DataFile = Annotated[str | None, DATASET]
 TestFile = Annotated[Path | None, typer.Option(help="A file of test features and labels, as --dataset.")]
-# These options default to None, so that they can be refused if they would change nothing.
+# These options default to None, so that given ones can be refused if the data has its own clients.
 CLIENTS = typer.Option(help="Clients (100), where the data names none.", show_default=False)
 ALPHA = typer.Option(
     help="The partition's number (0.1): concentration, sigma, share, or classes or shards a client.",

@@ -10,7 +10,7 @@ import numpy as np
 from covfree.core.gathered import blocks
 from covfree.data import FeatureSet
 
-# How many hashes a file stores: the smallest ones of the training examples, which are a fair sample.
+# How many hashes of training examples a file stores: the smallest ones, which are a fair sample.
 _KEPT = 1024
 # Data sets repeat a few examples. Above this share, the test part counts as seen in training.
 _REPEATED = 0.1

@@ -283,7 +283,7 @@ def dealt(
         owners = federation.assign(data._replace(train_labels=labels), seed)
     every, own = (np.concatenate(pair[:number]) for pair in (features, inputs))
     kept = np.flatnonzero(owners >= 0)
-    # Use another generator than the partition: with the same one, its uniform part would equal the test part.
+    # With the partition's own seed, the test part could be the uniform part of `dominant_classes`.
     places = Part(kept, labels[kept], owners[kept])
     train, test = places.split(test_share, np.random.default_rng([1, seed]))
     owners = train.clients.astype(np.int32)

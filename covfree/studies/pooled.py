@@ -16,7 +16,7 @@ from covfree.heads.columns import head_for_present
 from covfree.methods import Method, keep_examples
 
 TITLE = "All data in one place (logistic regression)"
-# λ in: mean loss + λ/2 times the squared weights. Features are scaled to a mean variance of 1.
+# Values of λ in the objective: mean loss + λ/2 · ‖weights‖², for features with a mean variance of 1.
 PENALTIES = (0.1, 0.01, 0.001, 0.0001, 0.00001)
 _FOLDS, _STEPS = 3, 500
 # Training ends when a step lowers the objective by less than this many nats; accuracies no longer change

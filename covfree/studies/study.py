@@ -57,7 +57,7 @@ class Study:
     Attributes:
         datasets: by name, a function that returns the data for a seed (the split may depend on the seed).
         federations: how examples are spread over clients; unused if the data has its own clients.
-        methods: by name: methods in closed form, made by `variants`, or trainings.
+        methods: by name, each a `Method`, a `Variant` made by `variants`, or a `Training`.
         seeds: seeds of splits, partitions and methods.
         figures: names in `covfree.metrics.NAMES`, measured in addition to the accuracy, in `Run.figures`.
             Figures by client need data that gives the client of each test example.

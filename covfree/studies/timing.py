@@ -10,7 +10,7 @@ import jax
 
 T = TypeVar("T")
 
-# A first call of at least this many seconds is not repeated: its overhead other than compilation is only
+# A first call of at least this many seconds, without compilation, is not repeated: other overhead is only
 # milliseconds.
 _LONG = 0.5
 _compiled: list[tuple[float, float]] = []

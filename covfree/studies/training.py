@@ -53,7 +53,7 @@ class Training:
         train: the part that is trained; see `covfree.finetune.network_model`. ``"prompts"`` for
             `covfree.finetune.prompt_model`.
         norms: how batch norms train; see `covfree.finetune.network_model`.
-        options: options of the algorithm, other than its rates.
+        options: options of the algorithm other than its rates, such as ``epochs``.
         every: rounds between evaluations.
         save_every: rounds between checkpoints.
         width: number of clients that are simulated at once.

@@ -140,7 +140,7 @@ def unbiased(case: Case) -> None:
 
         run = jax.jit(average)
         together = np.asarray(run(0 * centres[rows.label], rows.label))
-        # An estimator that ignores labels treats all rows as one class, so then they get one centre.
+        # An estimator that ignores labels treats all rows as one class; for it, all rows get one centre.
         labels_count = not np.allclose(run(0 * centres[rows.label], 0 * rows.label), together)
         found = np.asarray(run(centres[rows.label], rows.label)) if labels_count else together
     if expected == "covariance":

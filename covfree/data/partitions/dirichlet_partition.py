@@ -99,7 +99,7 @@ def inner_dirichlet(
         slot_client = _random_turns(sizes.tolist(), rng)
     slot_class = _urn_draws(slot_client.tolist(), num_partitions, counts.tolist(), alpha, rng)
 
-    # The j-th slot that drew class c gets the j-th example of c.
+    # The j-th draw of class c gets the j-th example of c.
     order = np.argsort(slot_class, kind="stable")
     drawn = np.bincount(slot_class, minlength=counts.size)
     rank = np.arange(order.size) - np.repeat(np.cumsum(drawn) - drawn, drawn)
@@ -266,7 +266,7 @@ def _concentration(alpha: object, num_partitions: int) -> np.ndarray:
             )
         for value in given.tolist():
             check_above_zero("alpha", value)
-    # Reduce larger numbers: above this bound proportions are equal to the last bit, but NumPy overflows.
+    # Scale α to at most 1e100, where proportions are already α_k/Σα to the last bit: beyond, NumPy overflows.
     return given / max(1, given.max() / 1e100)
 
 

@@ -38,7 +38,7 @@ def draw(title: str, every: Sequence[Result], num_classes: int, *, narrow: bool 
     from matplotlib.ticker import MaxNLocator
 
     handles, several = _handles(every), len(_NAMES)
-    # The legend's lines add to the height of the axes.
+    # The figure's height grows with the number of the legend's lines.
     width, height, lines = (figures.PHONE, 8.0, several) if narrow else (figures.PAGE, 3.0, 1)
     figure = figures.new_figure(width, height + 0.05 * len(handles))
     figures.set_title(figure, title)

@@ -23,7 +23,7 @@ _PANELS = 3  # beside each other on a page
 _TICKS = 7  # the largest number of tick labels that fit below a panel
 _DASHES = ("-", "--", "-.", (0, (6, 1, 1, 1, 1, 1)), (0, (3, 1)), (0, (9, 1, 3, 1)))
 _WORDS = {"alpha": "alpha of the partition", "clients": "number of clients"}
-# A curve is left out of the axes if it lies below all others by more than this many times their spread.
+# A curve is left out of the axes if it lies below all others by more than this many times their range.
 _FAR = 3.0
 
 
@@ -179,7 +179,7 @@ def _set_limits(axes: Axes, ends: dict[str, np.ndarray]) -> set[str]:
     shown = order[:1]
     for curve in order[1:]:
         seen = np.concatenate([known[each] for each in shown])
-        # A single curve's own spread may be small, so one more is always shown.
+        # A single curve's own range may be small, so one more is always shown.
         if len(shown) > 1 and seen.min() - known[curve].max() > _FAR * max(np.ptp(seen), 1.0):
             break
         shown.append(curve)
