@@ -69,7 +69,7 @@ def _examples(data: FeatureSet) -> int:
 
 
 def _hashes(features: Any) -> Iterator[np.ndarray]:
-    """Yield arrays of examples' hashes; copies in other precisions hash alike, as rounded to float16."""
+    """Yield examples' hashes in arrays; rounding to float16 makes copies in other precisions hash alike."""
     for part in blocks(features):
         block = np.asarray(features[part])
         largest = abs(block).max(1, initial=0, keepdims=True).astype(np.float64)

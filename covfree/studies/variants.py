@@ -37,7 +37,7 @@ def variants(names: Iterable[str], numbers: Mapping[str, Sequence[Any]] | None =
         numbers: values by argument; a method takes the arguments that it accepts and its name does not set.
 
     Returns:
-        The methods by name. The name contains an argument with more than one value, or set in ``names``.
+        The methods by name. A name contains arguments that have more than one value, or that ``names`` set.
 
     Raises:
         TypeError: if ``names`` is one text.
@@ -73,7 +73,7 @@ def chosen_of(variants: Mapping[str, Variant]) -> dict[str, Variant]:
 def _single(
     names: Sequence[str], numbers: Mapping[str, Sequence[Any]], *, all_taken: bool = True
 ) -> dict[str, Variant]:
-    """Make the methods of names without ``-or-``; ``all_taken``: raise if no method takes a number."""
+    """Make the methods of names without ``-or-``; ``all_taken``: raise for a number that no method takes."""
     found = dict[str, Variant]()
     made: dict[str, tuple[str, dict[str, Any]]] = {}
     asked = [

@@ -104,7 +104,7 @@ def independent(case: Case) -> None:
 
 
 def order(case: Case) -> None:
-    """Means, or counts, that are drawn without the key are the same in any order of the rows."""
+    """Means, or counts, that do not change with the key do not change with the order of the rows either."""
     before = select_rows(case.example.rows, used(case.example.rows))
     back = np.arange(len(before.label))[::-1]
     one, other = (case.direct(Given(before, np.int32(seed))) for seed in (1, 2))

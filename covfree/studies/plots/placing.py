@@ -46,7 +46,7 @@ def place_labels(
 
     Each label in turn takes the best of many places around its point, given the places of the others, in
     several sweeps. The result depends on the order of labels, so this is repeated in several orders, and the
-    best result is taken. Every other order is random; the rest put labels that were placed worst first.
+    best result is taken. Every other order is random; the rest begin with the labels that were placed worst.
 
     Args:
         points: [n, 2] the points to label.
