@@ -19,14 +19,14 @@ _SMALLEST = 3
 def class_parts(
     table: Float[Array, "rows dim"], counts: Integer[Array, " classes"], kappa: Float[Array, ""]
 ) -> tuple[Float[Array, "rows dim"], Float[Array, " classes"]]:
-    """Return rows t_r with (κI + S_c)⁻¹ = (I − Σ_r t_r t_rᵀ)/κ, given a class's rows y_r; S_c = Σ_r y_r y_rᵀ.
+    """Return rows t_r so that (κI + S_c)⁻¹ = (I − Σ_r t_r t_rᵀ)/κ for each class c; S_c = Σ_r y_r y_rᵀ.
 
-    By Woodbury's identity, the t_r are the rows of R⁻¹ Y_c/√κ, where Y_c holds the class's rows and
-    R Rᵀ = I + Y_c Y_cᵀ/κ. If a class has more than d rows, its first d rows t_r are scaled eigenvectors of
-    S_c, and the others are 0.
+    Both sums are over the rows y_r of class c. By Woodbury's identity, the t_r are the rows of R⁻¹ Y_c/√κ,
+    where Y_c holds these y_r and R Rᵀ = I + Y_c Y_cᵀ/κ. If a class has more than d rows, its first d rows t_r
+    are scaled eigenvectors of S_c, and its other rows are 0.
 
-    Each class is padded to one of few sizes; one function is compiled for each size. The table is overwritten
-    class by class, which saves a second copy. Derivatives exist in reverse mode only.
+    Each class is padded to one of few sizes; one function is compiled for each size. A loop over
+    classes overwrites y_r by t_r, which saves a second table. Derivatives exist in reverse mode only.
 
     Args:
         table: y_r ordered by class, followed by rows of 0 as padding.
@@ -75,7 +75,7 @@ def _one_class(block: jax.Array, kappa: jax.Array) -> tuple[jax.Array, jax.Array
     if size <= dim:
         identity = jnp.eye(size, dtype=block.dtype)
         root = cholesky(identity + product(block, block.T))
-        # Invert the small root: solving for the whole block would copy it into LAPACK's layout.
+        # Invert the root, which is small: solving for the whole block would copy it into LAPACK's layout.
         return product(triangular_solve(root, identity), block), 2 * jnp.log(jnp.diagonal(root)).sum()
     values, vectors = eigh(product(block.T, block))
     share = jnp.where(values > 0, values, 0) / (1 + jnp.maximum(values, 0))
@@ -91,7 +91,11 @@ def _over_classes(
     carry: Any,
     *beside: jax.Array,
 ) -> tuple[jax.Array, Any]:
-    """Replace each class's rows of ``table`` by those that ``one`` returns; also return the last carry."""
+    """Replace each class's rows of ``table`` by those that ``one`` returns; also return the last carry.
+
+    ``one(carry, c, rows, …)`` gets the rows of class c in ``table`` and in each array of ``beside``, and
+    returns new rows and the new carry.
+    """
     length, _ = table.shape
     start = jnp.cumsum(counts, dtype=jnp.int32) - counts
     smaller = 0
@@ -119,7 +123,7 @@ def _over_classes(
 
 
 def _sizes(length: int, dim: int) -> list[int]:
-    """Return the sizes to which classes are padded: 2ⁿ up to d, d·4ⁿ, and ``length``; none above it."""
+    """Return the sizes to which classes are padded: 8, 16, … up to d, d·4ⁿ, and ``length``, the largest."""
     small = {2**power for power in range(_SMALLEST, dim.bit_length())}
     large = {dim * 4**power for power in range(length.bit_length())}
     return sorted(size for size in {*small, *large, length} if size <= length)

@@ -17,8 +17,8 @@ from covfree.core.types import AnyArray, as_features, at_once, masked
 class EnsembleHead:
     """An average of the probabilities of clients' linear heads; scores are log Σ_k π_k softmax_k(x)_c.
 
-    The softmax of client k is over the classes of its examples; all others have probability 0. A call takes
-    memory for M scores per example.
+    The softmax of client k is over the classes of its examples; all other classes have probability 0. A call
+    computes the scores of all M columns, which takes memory for M numbers per example.
 
     Attributes:
         weight: the M columns of all clients' heads, one per row.
@@ -56,7 +56,7 @@ class EnsembleHead:
 def _log_sum_exp(
     values: Float[Array, "columns examples"], group: Integer[Array, " columns"], num_groups: int
 ) -> Float[Array, "groups examples"]:
-    """Return log Σ exp over each group's columns, 0 for an empty group; ignore groups ≥ ``num_groups``."""
+    """Return log Σ exp over each group's columns, 0 without columns; leave out groups ≥ ``num_groups``."""
     kept = (group < num_groups)[:, None]
     slot = jnp.where(kept[:, 0], group, 0)
     held = jax.ops.segment_sum(jnp.ones_like(group), group, num_groups)[:, None] > 0

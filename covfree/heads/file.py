@@ -46,7 +46,7 @@ _FORMS: dict[str, dict[str, tuple[str, ...]]] = {
         **dict.fromkeys(("scale", "degrees", "log_prior", "bias"), ("classes",)),
     },
 }
-# The arrays of a `CorrectedHead`'s linear term; its other part is stored as a head of its own kind.
+# The arrays of a `CorrectedHead`'s linear term; its classifier is stored as a head of its own kind.
 _TERM = {"linear_weight": ("dim classes",), "linear_bias": ("classes",), "linear_scale": ("",)}
 
 
@@ -100,9 +100,9 @@ def save_head(
 
     Raises:
         TypeError: if the head is no pytree of arrays or cannot be called, or ``dim`` is no integer.
-        ValueError: if the head or its map is not finite (without x64: in float32); if the map has a swept
-            parameter or does not fit the head; if ``class_names`` has not C names; if ``dim`` is missing or
-            does not fit; or if ``path`` has another ending.
+        ValueError: if the head or its map is not finite (without x64: in float32); if the map does not
+            fit the head, or has an array in place of a number; if ``class_names`` has not C names; if ``dim``
+            is missing or does not fit; or if ``path`` has another ending.
 
     >>> import tempfile, jax.numpy as jnp
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -129,7 +129,7 @@ def save_head(
 
 
 def _arrays(head: Head, kind: str, inner: Any, term: dict[str, Any], dim: int | None) -> dict[str, Any]:
-    """Return the arrays, by name, of one of covfree's heads and of the feature map before it; check them."""
+    """Return the arrays, by name, of ``inner``, ``term`` and the head's feature map; check that they fit."""
     feature_map: Any = head.feature_map if isinstance(head, MappedHead) else None
     own = {} if feature_map is None else map_arrays(feature_map)
     leaves = {each.name: getattr(inner, each.name) for each in fields(inner)}
@@ -186,8 +186,8 @@ def load_head(path: str | PathLike[str], *, network: Any = None) -> SavedHead:
     Args:
         path: the file.
         network: needed if the file holds a trained network: ``finetune.NetworkMap(params, backbone,
-            preprocessing)`` with parameters of the same names and shapes, which the file's replace. For a
-            user's own model: that model, with any parameters. The file contains no code.
+            preprocessing)`` with parameters of the same names and shapes; values come from the file. For
+            a user's own model: that model, with any parameters. The file contains no code.
 
     Returns:
         The head, its classes' names and its sizes.
@@ -254,7 +254,7 @@ def _read_own(arrays: dict[str, np.ndarray], network: Any) -> SavedHead:
 
 
 def _without_term(head: Any) -> tuple[Any, dict[str, Any]]:
-    """Split a `CorrectedHead` into its other part and its linear term's arrays; any other head has none."""
+    """Return a `CorrectedHead`'s classifier and the arrays of its linear term; any other head and ``{}``."""
     if not isinstance(head, CorrectedHead):
         return head, {}
     weight, bias, present = head.linear.weight, head.linear.bias, head.linear.present

@@ -19,7 +19,7 @@ from covfree.heads.columns import head_for_present, log_priors
 from covfree.heads.lbfgs import minimise
 
 # Eigenvalues below _ROUNDINGS·eps times the largest count as 0, as the class means span C − 1 dimensions. The
-# bound C·eps would drop directions in which 1,000 classes differ 20 times less than in the strongest.
+# bound C·eps would drop directions in which 1,000 classes differ over 90 times less than in the strongest.
 _ROUNDINGS = 16
 
 
@@ -34,15 +34,14 @@ def fisher_directions(
     dimensions. This basis takes a solve and the root of a C × C matrix, but no root of a d × d matrix. Unlike
     eigenvectors it is unique, so that samples drawn in it do not depend on arbitrary signs.
 
-    MᵀS_W⁻¹M squares the strengths of directions, so float32 resolves only directions up to 700 times weaker
-    than the strongest. So the strong directions are removed from M, and what is left is decomposed again.
-    Directions in which classes differ 500,000/√C times less than in the strongest are lost in float32.
+    The strength of a direction is the standard deviation between classes over that within classes. MᵀS_W⁻¹M
+    squares it, so in float32 a direction 700 times weaker than the strongest is lost. So the strong ones are
+    removed from M, and the rest of M is decomposed again; then the limit is 500,000/√C times.
 
     Args:
         covariance: S_W, usually shrunk.
         moments: `first_moments` of all rows.
-        apart: a number a. A direction in which the standard deviation between classes exceeds a times that
-            within classes is scaled down to the ratio a.
+        apart: a number a. Directions of V with a strength s above a are scaled by a/s.
     """
     count = moments.count.astype(moments.total.dtype)
     share = count / jnp.maximum(count.sum(), 1)
@@ -68,7 +67,7 @@ def fisher_directions(
 
 
 class Residual(NamedTuple):
-    """The residual added to the scores of LDA: z ↦ z U R + b.
+    """The residual z U R + b, which is added to the scores of LDA at projected features z.
 
     Attributes:
         down: U.

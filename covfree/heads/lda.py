@@ -41,7 +41,7 @@ def lda_head(
             or a prior is negative or not finite, or all are 0 (unless traced).
 
     Source: Fisher (1936); Hastie, Tibshirani and Friedman, The Elements of Statistical Learning, eq. 4.10.
-    Equivalent to ``sklearn.discriminant_analysis.LinearDiscriminantAnalysis(solver="lsqr")``, up to the term.
+    Equivalent to ``sklearn.discriminant_analysis.LinearDiscriminantAnalysis(solver="lsqr")`` up to that term.
 
     >>> import jax.numpy as jnp
     >>> moments = Moments(jnp.array([1, 1]), jnp.array([1, 1]), jnp.array([[2.0], [0.0]]))

@@ -40,7 +40,7 @@ def ridge_head(
             of I in G (`Scatter.shift`) plus ``ridge``.
 
     Returns:
-        The head; its bias is 0 unless asked for. Absent classes are marked.
+        The head; its bias is 0 if ``bias`` is False. Absent classes are marked.
 
     Raises:
         ValueError: if G and the moments differ in size.
@@ -70,9 +70,10 @@ def ridge_head(
 def regression_head(sums: TargetSums, *, ridge: Scalar = 0.0, bias: bool = True) -> LinearHead:
     """Make a head by ridge regression; its scores Wᵀx + b are predictions of the targets.
 
-    (W, b) minimises Σ w ‖y − Wᵀf − b‖² + λ (‖W‖² + ‖b‖²) over examples of weight w, as `ridge_head` with
-    ``bias=True`` does for one-hot targets. The predictions estimate the mean of the targets given the
-    features. For soft labels predict the largest; for several labels per example, those above 1/2.
+    (W, b) minimises Σ w ‖y − Wᵀx − b‖² + λ (‖W‖² + ‖b‖²) over examples of weight w with features
+    x and targets y; so does `ridge_head` with ``bias=True`` for one-hot targets. The predictions estimate the
+    mean of the targets given the features. For soft labels predict the largest; for several labels per
+    example, those above 1/2.
 
     Args:
         sums: `target_sums`, added up over all clients. As features are not centred, rounding errors grow by a
@@ -103,7 +104,10 @@ def regression_head(sums: TargetSums, *, ridge: Scalar = 0.0, bias: bool = True)
 def _with_offset(
     factors: Any, cross: Array, feature_sum: Array, target_sum: Array, corner: Array
 ) -> tuple[Array, Array]:
-    """Solve (G + λI) W + s b = B and sᵀ W + (N + λ) b = t for W and b."""
+    """Solve (G + λI) W + s b = B and sᵀ W + (N + λ) b = t for W and b.
+
+    ``factors`` is the `factorise` of G + λI; the other arguments are B, s, t and N + λ, in this order.
+    """
     total = feature_sum[:, None]
     solved = solve(factors, jnp.concatenate([cross, total], axis=1))
     weight, direction = solved[:, :-1], solved[:, -1:]

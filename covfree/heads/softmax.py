@@ -85,7 +85,7 @@ def _fit(
     num_classes: int,
     num_steps: int,
 ) -> LinearHead:
-    """Train the head of `softmax_head`; arguments are checked, padding has label −1 and share 0."""
+    """Train the head of `softmax_head`; arguments are checked; ``share`` is w_i/Σw, 0 for padding."""
     dtype = share.dtype
     kept = labels >= 0
     share = share / jnp.where(share.sum() > 0, share.sum(), 1)

@@ -42,7 +42,7 @@ def calibrate_temperature(
     """Find the T > 0 that minimises the mean cross-entropy of softmax(head(x)/T), e.g. before fine-tuning.
 
     The loss is convex in β = 1/T. Newton's method finds the zero of its derivative within a bracket. If a
-    step would leave the bracket, or is more than half as long as the last, the bracket is halved in log β.
+    step would leave the bracket, or exceeds half the step before, the bracket is halved in log β.
 
     The minimum may lie at an end: at β = ∞ if the scores put every example's class first, at β = 0 if they
     are no better than chance. T is therefore kept within a factor of 1,000 of the spread of the scores
@@ -56,7 +56,7 @@ def calibrate_temperature(
             is −∞, as its loss is infinite at every temperature.
 
     Returns:
-        T. Differentiable in the numbers behind head and features, by the implicit function theorem.
+        T. Differentiable in the leaves of the head and in the features, by the implicit function theorem.
         Apply it with `with_temperature`.
 
     Raises:
@@ -182,5 +182,5 @@ def _search(
     ends = [_terms(gap, kept, end).slope for end in (low, high)]
     state = (0, low, high, jnp.sqrt(low * high), high)
     beta = jax.lax.while_loop(unfinished, improve, state)[3]
-    # A minimum inside needs slopes of both signs at the ends; a slope that underflows to 0 counts as none.
+    # A minimum inside needs a slope below 0 at ``low`` and one above 0 at ``high``; 0 may be an underflow.
     return jnp.where(ends[0] >= 0, low, jnp.where(ends[1] <= 0, high, beta))

@@ -31,7 +31,7 @@ def descended_head(
 ) -> LinearHead:
     """Train softmax regression by gradient descent on ⌊Σ n_r⌉ virtual features, one for each example.
 
-    Virtual feature i is μ_r + S_r^½ z_i with z_i standard normal; rows get their shares as in `sample_rows`.
+    Virtual feature i is μ_r + S_r^½ z_i with z_i standard normal; `sample_rows` says how often row r occurs.
     Each epoch uses all features in a random order, in batches; the last batch may be smaller. A step, as in
     PyTorch's SGD, is v ← ρ v + ∇, V ← V − η v, with V the parameters, v the velocity and ∇ the gradient of
     the batch's mean cross-entropy. V and v start at 0. Call this function under ``jit``.
@@ -88,7 +88,7 @@ def descended_head(
 
 
 def _roots(rows: Rows, dtype: Any) -> tuple[Float[Array, "rows ..."], Any]:
-    """Return rows' standard deviations, or roots of full covariances, and the type of virtual features."""
+    """Return rows' standard deviations, or roots of full covariances, and the virtual features' data type."""
     if rows.covariance is None:
         return jnp.zeros_like(jnp.asarray(rows.count), dtype), dtype
     covariance = jnp.asarray(rows.covariance)

@@ -131,7 +131,7 @@ def calibration_error(
         labels: see `accuracy`.
         bins: M, static.
 
-    Source: Guo et al. (2017), On Calibration of Modern Neural Networks, eq. 3, also with 15 bins.
+    Source: Guo et al. (2017), On Calibration of Modern Neural Networks, eq. 3; they use 15 bins too.
 
     >>> import jax.numpy as jnp
     >>> scores = jnp.log(jnp.array([[0.9, 0.1], [0.9, 0.1]]))  # sure of 0.9, right in one of two

@@ -16,7 +16,7 @@ from covfree.core.types import accumulation_dtype, is_traced
 
 
 def check_scores(scores: Any, labels: Any, clients: Any = None, **sizes: Any) -> None:
-    """Raise an error if scores, labels or clients are invalid; values of traced arrays are not checked."""
+    """Raise an error if an argument is invalid; values of traced arrays are not checked."""
     for name, array in (("scores", scores), ("labels", labels), ("clients", clients)):
         if array is not None and not hasattr(array, "dtype"):
             raise TypeError(f"{name}: expected an array, got {type(array).__name__}")
@@ -97,7 +97,7 @@ def outcome_of(scores: Any, labels: Any) -> Outcome:
 
 
 def shares(outcome: Outcome, group: Any, among: Any, size: int) -> Float[Array, " groups"]:
-    """Return, for each group, its correct predictions divided by its examples in ``among``; NaN if none."""
+    """Return each group's correct predictions over its examples where ``among`` is True; NaN if none."""
     right, every = (
         jnp.zeros(size, jnp.int32).at[group].add(part.astype(jnp.int32), mode="drop")
         for part in (outcome.right, among)
@@ -108,8 +108,8 @@ def shares(outcome: Outcome, group: Any, among: Any, size: int) -> Float[Array, 
 
 def mean_over(values: Any, kept: Any) -> Float[Array, ""]:
     """Return the mean of ``values`` over the kept examples; +∞ if a value is +∞, NaN without examples."""
-    # Use `mean_groups`, as a plain sum of a million float32 loses digits. Infinite values would make its
-    # result NaN, so they are added afterwards.
+    # Use `mean_groups`: a plain sum of a million float32 loses digits. Infinite values would make its result
+    # NaN, so they are added afterwards.
     infinite = kept & (values == jnp.inf)
     used = kept & ~infinite
     mean, _ = mean_groups(values[:, None], jnp.where(used, 0, -1), 1)
@@ -138,7 +138,7 @@ def ece_of(outcome: Outcome, bins: int) -> Float[Array, ""]:
 
 
 def by_client(outcome: Outcome, clients: Any, num_clients: int) -> Float[Array, " clients"]:
-    """Return the accuracy of each client, NaN without examples; a client below 0 is none."""
+    """Return the accuracy of each client, NaN without examples; those with a client below 0 are left out."""
     clients = as_int32("clients", clients)
     owned = outcome.kept & (clients >= 0)
     # Replace negative clients by an index past the end, which is dropped; −1 would be the last client.
