@@ -20,12 +20,12 @@ from covfree.statistics.groups import subset_groups
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class ComponentMoments:
-    """Sums over rows, from a method's first round. Sums of parts add up if no client's rows are split.
+    """Sums over rows, from a method's first round. Sums over parts add up if each client is in one part.
 
     Attributes:
         moments: counts, rows and sums of each class.
-        degrees: for each class c, Σ_k (J_kc − 1) over the clients with rows of class c, where client k has
-            J_kc. These are the degrees of freedom of the scatter between rows of the same client.
+        degrees: Σ_k (J_kc − 1) for each class c, over the clients k that have J_kc ≥ 1 rows of it. These are
+            the degrees of freedom of the scatter between rows of the same client.
     """
 
     moments: Moments
@@ -98,7 +98,7 @@ def component_moments(rows: Rows, num_classes: int) -> ComponentMoments:
 
 
 def hidden_weights(totals: ComponentMoments, weighting: Weighting) -> Float[Array, " classes"]:
-    """Return weights w_c such that Σ_c w_c B_c estimates the scatter inside rows, Σ_c (N_c − K_c) Σ_c.
+    """Return weights w_c with which Σ_c w_c B_c estimates the examples' scatter about their rows' means.
 
     See `component_factor` for B_c and the two weightings.
     """
@@ -118,9 +118,9 @@ def component_factor(
     """Make rows Y with YᵀY = Ŵ, an estimate of the within-class scatter that client shift does not bias.
 
     Let x̄_kc be the mean of client k's J_kc rows of class c, and B_c = Σ_k Σ_r n_r (x_r − x̄_kc)(x_r −
-    x̄_kc)ᵀ. B_c is free of client shift, and E[B_c] = Σ_k (J_kc − 1) Σ_c. The scatter of the examples is the
-    sum of the scatter between the rows, S_c, and that of examples about their rows' means, with expectation
-    (N_c − K_c) Σ_c:
+    x̄_kc)ᵀ. B_c is free of client shift, and E[B_c] = Σ_k (J_kc − 1) V_c, with V_c the covariance of class c.
+    The scatter of the N_c examples is that of the K_c rows about the class mean, S_c, plus that of examples
+    about their rows' means, with expectation (N_c − K_c) V_c:
 
         Ŵ = Σ_c (S_c + w_c B_c)    per_class  w_c = (N_c − K_c) / Σ_k (J_kc − 1)
                                    pooled     w = Σ_c (N_c − K_c) / Σ_c Σ_k (J_kc − 1)
@@ -156,7 +156,7 @@ def component_freedom(totals: ComponentMoments, weighting: Weighting = "per_clas
 
     Ŵ is that of `component_factor`. Each class has Σ_k (J_kc − 1) degrees within clients, with weight (1 +
     w_c)/(N − C), and one less than its number of clients between them, with weight 1/(N − C). Under client
-    shift the scatter between clients exceeds Σ.
+    shift the scatter between clients overestimates Σ.
     """
     moments = totals.moments
     scale = 1 / jnp.maximum(moments.within_degrees, 1)

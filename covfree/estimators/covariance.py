@@ -36,13 +36,13 @@ def estimate_covariance(
     Args:
         means: the class's mean at each client.
         counts: examples behind each mean; rows with count 0 are ignored, whatever they hold.
-        shrinkage: a number γ adds γI (FedCOF eq. 6); ``"auto"`` chooses; or a rule such as ``relative(0.1)``.
-        axis_name: a mapped axis of ``vmap`` or ``shard_map``, or several, over which the rows are spread. Σ̂
+        shrinkage: a number γ adds γI (FedCOF eq. 6); ``"auto"`` is `automatic`; or another rule.
+        axis_name: one or more mapped axes of ``vmap`` or ``shard_map``, over which the rows are spread. Σ̂
             is then computed from all rows, and is the same along the axis. If rows arrive in parts, see
             `covfree.streaming`.
 
     Returns:
-        Σ̂, unbiased for γ = 0. With fewer than two rows there is no spread, and Σ̂ is the shrinkage alone.
+        Σ̂, unbiased for γ = 0. With fewer than two rows Σ̂ is only what the shrinkage adds.
 
     Raises:
         TypeError: if means are no floats, counts no numbers, or ``shrinkage`` is of another type.
@@ -99,7 +99,7 @@ def estimate_covariances(
     """Estimate the covariance of every class, as `estimate_covariance` does.
 
     Args:
-        rows: class rows of all classes.
+        rows: rows of all classes.
         num_classes: C, static. The result has C·d² numbers. Linear heads do not need it: they use
             `within_scatter`.
         shrinkage: see `estimate_covariance`; a data-driven rule is applied to each class separately.

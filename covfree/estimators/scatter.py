@@ -17,14 +17,14 @@ from covfree.core.types import AnyArray, Moments, Rows, Scalar
 from covfree.estimators.moments import centred_means, row_counts, row_labels, row_means, valid_rows
 
 Weighting: TypeAlias = Literal["per_class", "pooled"]
-# Which parts of the Gram matrix a ridge head uses.
+# Which scatter matrices a ridge head adds up: within classes, between classes, or both.
 ScatterChoice: TypeAlias = Literal["both", "within", "between"]
 
 
 def class_weights(moments: Moments, weighting: Weighting) -> Float[Array, " classes"]:
-    """Compute weights w_c of the classes' row scatters S_c; Σ_c w_c S_c estimates the within-class scatter.
+    """Compute weights w_c for which Σ_c w_c S_c estimates the within-class scatter.
 
-    See `within_scatter` for the two weightings and their derivation.
+    See `within_scatter` for S_c, the two weightings and their derivation.
     """
     check_choice("weighting", weighting, get_args(Weighting))
     if weighting == "per_class":
@@ -60,7 +60,7 @@ class Freedom:
 
     @property
     def expected(self) -> Float[Array, ""]:
-        """Σ_j w_j ν_j = E[Σ̂]/Σ; 1 if no scatter has a degree of freedom."""
+        """Σ_j w_j ν_j, the factor of Σ in E[Σ̂]; 1 if no scatter has a degree of freedom."""
         expected = (self.weight * self.degrees).sum()
         return jnp.where(expected > 0, expected, 1)
 
@@ -107,7 +107,7 @@ def centred_rows(
 
 
 def gram_factor(rows: Rows, num_classes: int) -> Float[Array, "rows dim"]:
-    """Return rows Y of √n_r x_r, 0 in padding rows. On examples YᵀY is Fed3R's Gram matrix F Fᵀ."""
+    """Return Y with rows √n_r x_r, 0 in padding rows. On examples YᵀY is Fed3R's Gram matrix F Fᵀ."""
     valid = valid_rows(rows, num_classes)
     mean = row_means(rows, valid)
     return mean * jnp.sqrt(row_counts(rows, valid).astype(mean.dtype))[:, None]
@@ -132,13 +132,13 @@ def within_factor(
 def within_scatter(
     rows: Rows, moments: Moments, *, weighting: Weighting = "per_class"
 ) -> Float[Array, "dim dim"]:
-    r"""Estimate the within-class scatter Σ_c (N_c − 1) Σ_c from class rows, as one product YᵀY.
+    r"""Estimate the within-class scatter from class rows, as one product YᵀY.
 
-    With S_c = Σ_r n_r (x_r − μ_c)(x_r − μ_c)ᵀ over the K_c rows of class c and E[S_c] = (K_c − 1) Σ_c:
+    The estimated matrix is Σ_c (N_c − 1) V_c, with V_c the covariance of class c. The K_c rows of class c
+    have the scatter S_c = Σ_r n_r (x_r − μ_c)(x_r − μ_c)ᵀ, and E[S_c] = (K_c − 1) V_c:
 
-    - ``"per_class"``: Σ_c (N_c − 1)/(K_c − 1) · S_c = Σ_c (N_c − 1) Σ̂_c, the paper's. Unbiased for any
-      covariances Σ_c, but a class of few rows and many examples weighs its noise heavily. A class with
-      K_c = 1 shows no spread and adds 0.
+    - ``"per_class"``: Σ_c (N_c − 1)/(K_c − 1) · S_c, the paper's. Unbiased for any covariances V_c, but
+      a class of few rows and many examples weighs its noise heavily. A class with K_c = 1 adds 0.
     - ``"pooled"``: (N − C)/Σ_c (K_c − 1) · Σ_c S_c. Each degree of freedom has the same weight. If classes
       share one covariance, as linear heads assume, this has the least variance. If they do not, it
       estimates another mixture of their covariances.
@@ -158,7 +158,7 @@ def within_scatter(
         ValueError: if ``weighting`` is unknown.
 
     Source: FedCOF (Goswami et al. 2024), eq. 5 and Prop. 2. The divisor is K_c − 1, with the K_c rows that
-    hold class c: with the number of clients K, as eq. 5 prints it, E[Σ̂_c] = (K_c − 1)/(K − 1) Σ_c.
+    hold class c. Eq. 5 prints K − 1, with the number of clients K, so its mean is (K_c − 1)/(K − 1) V_c.
 
     >>> import jax.numpy as jnp
     >>> from covfree.estimators.moments import first_moments
@@ -190,10 +190,10 @@ def between_scatter(moments: Moments) -> Float[Array, "dim dim"]:
 def total_gram(
     within: Float[AnyArray, "dim dim"] | Scatter, moments: Moments, *, scatter: ScatterChoice = "both"
 ) -> Scatter:
-    """Add up the parts of the examples' Gram matrix F Fᵀ that ``scatter`` selects.
+    """Add up the terms of the examples' Gram matrix F Fᵀ that ``scatter`` selects.
 
-    F Fᵀ = Σ_c (N_c − 1) Σ_c + Σ_c N_c (μ_c − μ_g)(μ_c − μ_g)ᵀ + N μ_g μ_gᵀ: the scatter within classes, the
-    scatter between them, and the grand mean. The grand mean is always kept, as a ridge head has no intercept.
+    F Fᵀ = W + Σ_c N_c (μ_c − μ_g)(μ_c − μ_g)ᵀ + N μ_g μ_gᵀ: the scatter W within classes, the scatter between
+    them, and the term of the grand mean μ_g. The last term is always kept, as a ridge head has no intercept.
 
     Args:
         within: the within-class scatter, exact or estimated. Its multiple of I (`Scatter.shift`) is

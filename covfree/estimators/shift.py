@@ -22,7 +22,7 @@ from covfree.statistics.rows import check_subsets
 
 
 class ShiftTest(NamedTuple):
-    """The result of `shift_test`, which tests whether a class has other true means at other clients.
+    """The result of `shift_test`, which tests whether a class's true mean differs between clients.
 
     Attributes:
         statistic: z, about standard normal without client shift and large with it; NaN if not informative.
@@ -64,23 +64,23 @@ def shift_bias(
 ) -> Float[Array, "dim dim"]:
     """Compute the bias of FedCOF's covariance of a class under client shift, from clients' true moments.
 
-    E[Σ̂_c] − Σ_c = [Σ_k J_k (Σ_k − Σ_c) + Σ_k n_k (m_k − m)(m_k − m)ᵀ] / (K_c − 1) with m = Σ_k n_k m_k / N_c
-    and Σ_c = Σ_k n_k Σ_k / N_c, the covariance about the clients' own means. Client k sends J_k rows; K_c =
-    Σ_k J_k. The first term is 0 if clients share a covariance, or send rows in proportion to their examples.
-    The second is positive semi-definite and grows with the number of examples behind a row. If clients send
-    means of random subsets, the sum in the second term stays the same but K_c grows, so the term falls.
+    The bias is [Σ_k J_k (V_k − V) + Σ_k n_k (m_k − m)(m_k − m)ᵀ] / (K_c − 1), with m = Σ_k n_k m_k / N_c and
+    V = Σ_k n_k V_k / N_c, the covariance about the clients' own means. Client k sends J_k rows; K_c = Σ_k
+    J_k. The first term is 0 if clients share a covariance, or send rows in proportion to their examples. The
+    second term is positive semi-definite and grows with the number of examples behind a row. If clients send
+    means of random subsets, the second sum stays the same but K_c grows, so the bias falls.
 
     Args:
         means: true mean m_k of the class at each client.
         counts: n_k, examples of the class at each client; clients with count 0 are ignored.
-        covariances: true covariance Σ_k of the class at each client; None if all clients share it.
+        covariances: true covariance V_k of the class at each client; None if all clients share it.
         num_subsets: largest number of subsets of a client's class, or None, as in `client_rows`.
         subset_size: smallest number of examples in a subset, as in `client_rows`.
 
     Returns:
         The bias; 0 with fewer than two rows, as then no covariance is estimated.
 
-    Source: FedCOF (Goswami et al. 2024), eq. 22, which is exact for this definition of Σ_c.
+    Source: FedCOF (Goswami et al. 2024), eq. 22, which is exact for this definition of V.
 
     >>> import jax.numpy as jnp
     >>> means, counts = jnp.array([[0.1], [0.0], [-0.1]]), jnp.array([100, 100, 100])
@@ -111,9 +111,9 @@ def shift_bias(
 def shift_test(rows: Rows, num_classes: int) -> ShiftTest:
     """Test whether clients' class means differ by more than the covariance within clients explains.
 
-    With several rows for each client and class, the test is a ratio of variances: how much the clients' means
-    vary, over what the scatter within clients predicts. A class for which no client sent several rows is left
-    out.
+    With several rows for each client and class, the test is a ratio of variances: that of the clients' means,
+    over the one that the scatter within clients predicts. A class for which no client sent several rows is
+    left out.
 
     With one row for each client and class, the test is a regression slope: if clients differ, the squared
     deviations of means, times the number of examples, grow with that number. Classes with fewer than three

@@ -117,7 +117,8 @@ def empirical_bayes() -> Shrinkage:
     """Shrink to (ν Σ̂ + tr(Σ̂) I)/d, the inverse of the empirical Bayes estimate of the precision.
 
     Scores that are linear in the precision are then d/ν times those with Σ̂ + (tr(Σ̂)/ν) I. If scores must be
-    log-probabilities, use a rule such as `pseudo_observations`; `with_prior_means` has its own weight.
+    log-probabilities, use a rule such as `pseudo_observations`; in `with_prior_means`, ``strength`` can undo
+    the factor.
 
     Source: Kubokawa and Srivastava (2008), as used by GDA-CLIP (Wang et al. 2024). There ν = n − 1 for n
     examples. Here ν is the degrees of freedom of Σ̂: N − C if the scatter is exact, fewer if it is estimated

@@ -33,7 +33,7 @@ class Spectra(NamedTuple):
     """The spectra of the within-class scatter, of the between-class scatter, and of their sum.
 
     Attributes:
-        within: spectrum of Σ_c (N_c − 1) Σ̂_c.
+        within: spectrum of the within-class scatter, see `within_scatter`.
         between: spectrum of Σ_c N_c (μ_c − μ_g)(μ_c − μ_g)ᵀ; its rank is at most C − 1.
         both: spectrum of their sum.
     """

@@ -53,7 +53,7 @@ def init(dim: int, dtype: Any = float) -> CovarianceState:
         dtype: data type of the floats: float32, or float64 where x64 is enabled.
 
     Raises:
-        TypeError: if ``dtype`` is another type.
+        TypeError: if ``dtype`` is another data type.
         ValueError: if ``dim`` is below 1.
     """
     check_positive("dim", dim)
@@ -102,7 +102,7 @@ def update(
         counts: examples behind each mean; rows with count 0 are ignored, whatever they hold.
 
     Returns:
-        The state of all rows. The scatter is taken about their mean, so nothing cancels far from zero.
+        The state of all rows. The scatter is taken about their mean, so means far from 0 lose no digits.
 
     Raises:
         TypeError: if ``state`` is no state, means are no floats, or counts are no numbers.

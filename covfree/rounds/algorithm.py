@@ -58,7 +58,7 @@ class ClientData:
         """Return a batch of the client's examples.
 
         Args:
-            places: [batch] places among the client's examples; a place beyond them gives padding.
+            places: [batch] positions among the client's examples; positions past the end give padding.
 
         Returns:
             Features [batch, …] and labels [batch]. Padding has the features of some example and the label −1,

@@ -61,7 +61,7 @@ class Book:
         records: one for each finished round.
         items: the lengths of the tables in each finished round's total, if the algorithm's number of rounds
             is fixed.
-        stopped: why the run stopped; None while it runs.
+        stopped: why the run stopped early; None if it did not.
         best_round: the round with the best evaluation so far.
         folder: the folder in which the run is saved every ``save_every`` rounds; None to save nothing.
         saved: the number of finished rounds at the last saving.
@@ -144,7 +144,7 @@ class Book:
             )
 
     def load(self, first: Held, bank: Bank) -> Held:
-        """Return the saved state, or ``first`` if none is saved; evaluate the last round if it was not."""
+        """Return the saved state, or ``first`` if none is saved; evaluate its last round if need be."""
 
         def structure(saved: Saved) -> Any:
             here = self.simulation._replace(delays=saved.delays)

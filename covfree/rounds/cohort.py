@@ -41,7 +41,7 @@ class Members(NamedTuple):
         client: each client's number; −1 for padding, which comes last.
         start: where in `Examples.order` the client's examples start.
         size: the number of the client's examples; 0 for padding.
-        arrives: [delays], whether the upload arrives after this many rounds.
+        arrives: [members, delays] whether a member's upload arrives 0, 1, … rounds later.
     """
 
     client: Int32[Array, " members"]
@@ -93,7 +93,7 @@ def answers(
         members: the clients that take part, a multiple of ``width`` times the mesh's devices.
         memory: each member's memory, with a leading axis of members.
         key: the round's key.
-        before: sums over earlier members of the round, to which these are added.
+        before: sums over earlier members of the round, to which these members' uploads are added.
         longest: an upper bound on a member's examples.
         width: the number of members that run at once.
         mesh: devices over which members are spread; None for one device.

@@ -17,8 +17,8 @@ from covfree.rounds.algorithm import is_classes
 from covfree.rounds.checkpoint import Mark
 from covfree.rounds.cohort import Examples, Members
 
-# Two sizes are merged if that adds fewer padded examples than this. Sorting so many in each round of a
-# typical run takes about as long as one compilation.
+# Two padded sizes are merged if that adds less padding than this. Sorting that many examples in each round of
+# a typical run takes about as long as one compilation.
 _SORTED = 2**16
 
 

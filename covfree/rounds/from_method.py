@@ -45,7 +45,7 @@ class _Known:
     Attributes:
         state: the method's state.
         num_clients: K.
-        done: the number of the method's rounds that are done; a round of messages counts as several.
+        done: the number of the method's rounds that are done; one upload of messages can complete several.
     """
 
     state: Any
@@ -72,7 +72,7 @@ class _Asked:
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class _Run:
-    """The algorithm's ``params``: the method, C and the kind of uploads.
+    """The algorithm's ``params``: the method, C and whether clients upload messages.
 
     Attributes:
         method: the method.
@@ -202,7 +202,7 @@ def as_algorithm(
     not see their rows.) Random methods draw with each client's own key, as in a real federation.
 
     Args:
-        method: e.g. ``covfree.fedcof()``, `covfree.refined` of it, or ``covfree.deepafl()``.
+        method: e.g. ``covfree.fedcof()``, ``covfree.refined(covfree.fedcof())`` or ``covfree.deepafl()``.
         num_classes: C.
         uploads: whether clients send messages or only sums.
 
@@ -235,7 +235,7 @@ def as_algorithm(
         rounds=len(method.rounds) - max(0, run.messages - 1),
         whole=True,
         num_classes=num_classes,
-        # Rounds of sums are steps of one computation; with messages only, there is just one round.
+        # Rounds of sums are steps of one computation over the same clients. Messages alone need one round.
         same_clients=bool(run.evaluated) or run.messages == len(method.rounds),
         report=None if method.report is None else _report,
     )

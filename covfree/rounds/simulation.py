@@ -51,7 +51,7 @@ class Round(NamedTuple):
         memories: for each group, its clients (−1 for padding and lost uploads) and their new memory.
         record: the round's record for the history, without evaluation.
         items: the number of items of each table in the total of the uploads.
-        unsound: the name of a part that is not finite; None if all are finite.
+        unsound: what is not finite, for the warning, such as "the state"; None if all is finite.
     """
 
     state: Any

@@ -34,10 +34,10 @@ class Basis(NamedTuple):
     ``floor``.
 
     Attributes:
-        values: eigenvalues, without the floor.
+        values: eigenvalues of the covariance minus ``floor`` · I.
         floor: the multiple of the identity that the covariance contains.
         means: coordinates of the class means about the grand mean; 0 for an absent class.
-        outside: the part of the means' inner products outside the basis.
+        outside: inner products of the means' components outside the basis' span.
         vectors: coordinates of the offsets' directions z_j (see `Offsets`), which lie in the basis.
         dim: d, the dimension of the features.
     """
@@ -106,7 +106,7 @@ def predicted_margins(
     spectrum = values + floor
 
     def products(rows: jax.Array, weights: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """Return Σ_s w_s a_ls² and Σ_s w_s a_is a_ls for rows a_l, chosen classes i and each weights w."""
+        """Return Σ_s w_s a_ls² and Σ_s w_s a_is a_ls for each w of ``weights``; i is a chosen class's row."""
         left = rows[chosen][None, :, :] * weights[:, None, :]
         size = weights.shape[0] * chosen.shape[0]
         cross = product(left.reshape(size, rows.shape[1]), rows.T)

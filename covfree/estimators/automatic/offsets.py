@@ -21,12 +21,12 @@ from covfree.estimators.scatter import Freedom
 _LEAST_STRENGTH = 1e-3
 # Offsets are separated only if at least this share of the degrees of freedom lies within clients.
 _LEAST_WITHIN = 0.25
-# Candidates of tr Δ/tr Σ (covariance of offsets over that within clients), 15 % apart, from 0 to 10⁴.
+# Candidates of tr Δ/tr Σ, 15 % apart, from 0 to 10⁴. Δ is the covariance of offsets, Σ that within clients.
 _RATIOS = np.concatenate([[0.0], np.logspace(-3, 4, 113)])
 
 # Values of twice the log-likelihood count as equal if they differ by less than this.
 _TOLD = 0.01
-# The sample counts as complete if the clients outside it weigh at most this share.
+# The sample counts as complete if Σ_c w_c N_c of other clients is at most this multiple of the sample's.
 _NEGLIGIBLE = 1e-4
 
 
@@ -35,7 +35,8 @@ class ClientSums(NamedTuple):
 
     Attributes:
         counts: n_ck, the examples of class c at client k.
-        totals: g_k = Σ_r √(w_c n_r) y_r over client k's rows of all classes, y_r = √(w_c n_r) (x_r − μ_c).
+        totals: g_k = Σ_r √(w_c n_r) y_r over client k's rows of all classes, with y_r = √(w_c n_r) (x_r −
+            μ_c) and w_c the weight of class c in Σ̂.
         classes: Σ_r n_r w_c (x_r − μ_c) over the sample's rows of class c; 0 if the sample is all clients.
     """
 
@@ -49,7 +50,8 @@ class Offsets(NamedTuple):
 
     Here z_j = √λ_j δ_j + noise of covariance c Σ. The δ_j are independent, each with the covariance Δ of one
     client's offset. The remainder contains no offsets, except in directions too weak to separate. The noise
-    of the two parts is independent if classes have equal weight, and uncorrelated on average otherwise.
+    of z_j and that of the remainder are independent if classes have equal weight, and uncorrelated on average
+    otherwise.
 
     Attributes:
         strength: λ_j; 0 if Σ̂ does not contain δ_j.
@@ -184,7 +186,7 @@ def _ratio(
     level: Float[Array, ""],
     weight: Float[Array, " classes"],
 ) -> tuple[Float[Array, ""], Float[Array, ""]]:
-    """Estimate ρ = tr Δ/tr Σ and tr(Σ)/d by maximum likelihood, from ‖z_j‖²/d and tr(Σ̂)/d."""
+    """Estimate ρ = tr Δ/tr Σ and tr(Σ)/d by maximum likelihood, from ``square`` = ‖z_j‖²/d and tr(Σ̂)/d."""
     used, holders, tiny = offsets.strength > 0, offsets.unseen > 0, jnp.finfo(level.dtype).tiny
     unseen = offsets.copies * holders.sum(dtype=level.dtype)
     degrees = offsets.degrees.sum() + unseen

@@ -42,7 +42,8 @@ def sampled_classes(
 ) -> tuple[Integer[Array, " chosen"], Float[Array, " chosen"]]:
     """Choose classes; return their numbers, and the share of all examples that each one represents.
 
-    Up to 128 classes are all taken. Of more, 128 are drawn by systematic sampling in proportion to examples.
+    Up to 128 classes are all chosen. Of more, 128 are drawn by systematic sampling, with probability
+    proportional to their examples.
     """
     count = moments.count.astype(moments.total.dtype)
     prior = count / jnp.maximum(count.sum(), 1)
@@ -59,9 +60,9 @@ def misclassification_probability(
     variance: Float[Array, "chosen classes"],
     rival: Bool[Array, "chosen classes"],
 ) -> Float[Array, " chosen"]:
-    """Compute the probability that a rival class is predicted, from the Gaussian margins against each.
+    """Compute the probability that a rival class is predicted, from Gaussian margins over all rivals.
 
-    All margins contain the same example, so they correlate: by ½ if the class means are equally far apart,
+    All margins are of one example, so they correlate: by ½ if the class means are equally far apart,
     which is assumed throughout. Given a shared standard normal g, the probability is 1 − E_g Π_j Φ(√2 m_j/s_j
     + g), computed by Gauss-Hermite quadrature with g = √2 x and Φ(√2 y) = ½ (1 + erf y). For one rival this
     is Φ(−m/s). Independent margins would overestimate the error by far if there are many near rivals.

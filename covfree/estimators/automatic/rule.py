@@ -22,7 +22,7 @@ from covfree.estimators.shrinkage_rule import Shrinkage, mean_variance
 
 # Candidates of γ/t, a quarter of a decade apart: from no shrinkage to the nearest-mean head.
 _CANDIDATES = np.logspace(-4, 2, 25)
-# The prior standard deviations of γ and s, in decades. Candidates of s are as far apart as the second.
+# The prior standard deviations of γ and s, in decades. The latter is also the step between candidates of s.
 _DECADES = 0.4
 _SCALE_DECADES = 0.2
 _SCALES = 10 ** (_SCALE_DECADES * np.arange(-2, 3))
@@ -45,8 +45,8 @@ def automatic() -> Shrinkage:
     and s = 1.
 
     Derivatives treat γ and s as constants. The rule costs one ``eigh`` of the covariance or of its dual, and
-    no further pass over the rows. If no spread was observed (ν = 0 or Σ̂ = 0), a multiple of the identity is
-    added, the mean variance of the class means or 1, so that the head is a nearest-mean classifier.
+    no further pass over the rows. If no spread was observed (ν = 0 or Σ̂ = 0), the rule adds the identity
+    times the mean variance of the class means (or 1), so that the head is a nearest-mean classifier.
 
     Source: the error estimate extends that of Zollanvari and Dougherty (2015) to weighted classes, many
     rivals and clients' offsets. The choice of γ and s from it is covfree's.
@@ -88,8 +88,8 @@ class _Case(NamedTuple):
         expected: the γ on which the prior weights centre.
         degrees: ν, the degrees of freedom of Σ̂.
         unit: the mean variance; 1 if there is none.
-        unseen: the multiple of the identity that is added if no spread was observed.
-        seen: whether a spread was observed.
+        unseen: the factor of the identity that is added if ``seen`` is False.
+        seen: whether ν and tr Σ̂ are above 0.
     """
 
     margins: Margins

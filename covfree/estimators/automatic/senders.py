@@ -19,22 +19,22 @@ from covfree.statistics.kept import mixed
 SAMPLE = 256
 # Bits of the hash that orders clients with equal counts.
 BITS = 16
-# Clients are cut into 256 stretches, and one client is drawn from each. This is its position in the stretch,
-# in 256ths; the positions are evenly spread and scrambled.
+# Sorted clients are cut into 256 intervals, and one client is drawn from each. This is its position in the
+# interval, in 256ths; the positions are evenly spread and scrambled.
 _DRAWN = ((np.arange(SAMPLE) * 157) % SAMPLE).astype(np.int32)
 
 
 def fair_numbers(rank: Any, senders: Any) -> Any:
     """Number the clients of ranks 0 … senders − 1 so that a fair sample has the numbers below 256.
 
-    Up to 256 senders keep their ranks. With more, the ranks are cut into 256 stretches. One client of each
-    stretch gets the stretch's number; the others get 256 and above.
+    Up to 256 senders keep their ranks. With more, the ranks are cut into 256 intervals. One client of each
+    interval gets the interval's number; all other clients get numbers from 256 on.
     """
     return _group_numbers(rank, rank, rank + 1, senders, np if isinstance(rank, np.ndarray) else jnp)
 
 
 def _group_numbers(rank: Any, start: Any, end: Any, senders: Any, xp: Any) -> Any:
-    """Number clients by group: if k drawn ranks lie in start … end − 1, the first k get numbers below 256."""
+    """Number clients by group: its first k enter the sample if k drawn ranks lie in start … end − 1."""
     size = xp.maximum(senders, SAMPLE)
     length, more = size // SAMPLE, size % SAMPLE
     stretch = np.arange(SAMPLE, dtype=np.int32)
@@ -48,7 +48,8 @@ def _group_numbers(rank: Any, start: Any, end: Any, senders: Any, xp: Any) -> An
 def count_keys(count: Any, label: Any, xp: Any) -> Any:
     """Compute each row's term ⌊n⌋·mix(label + 1) mod 2³² of the key by which clients are sorted.
 
-    A client's key is the sum of its rows' terms. It is the same for class means, subset means and examples.
+    A client's key is the sum of its rows' terms. It is the same whether rows are class means, subset means
+    or examples.
     """
     # Round counts to float32, as data types may differ between sources of rows.
     whole = xp.mod(xp.floor(count.astype(np.float32)), np.float32(2.0**32)).astype(np.uint32)
@@ -58,8 +59,8 @@ def count_keys(count: Any, label: Any, xp: Any) -> Any:
 def projections(mean: Any, count: Any, xp: Any) -> Any:
     """Compute each row's term of its client's projections: n·xᵀv for at most 16 directions v.
 
-    Projections tell clients with equal counts apart. They are the same for class means, subset means and
-    examples.
+    Projections tell clients with equal counts apart. They are the same whether rows are class means,
+    subset means or examples.
     """
     dim = mean.shape[1]
     bits = mixed(np.arange(1, dim + 1, dtype=np.uint32))[:, None] >> np.arange(BITS, dtype=np.uint32)
@@ -70,12 +71,12 @@ def projections(mean: Any, count: Any, xp: Any) -> Any:
 
 
 def sample_numbers(keys: Any, projected: Any, senders: Any, xp: Any) -> Any:
-    """Number clients by what they sent, so that clients numbered below 256 are a fair sample.
+    """Number clients by sums over their rows, so that clients numbered below 256 are a fair sample.
 
-    Clients are sorted by key. From a group of equal keys, the sample takes as many clients as `fair_numbers`
-    draws positions in the group. Within the group, clients are ordered by a hash: space is divided into cells
-    about the group's mean, and the cells of a client's projections are hashed. Rounding can move
-    only a client at the edge of a cell, and that changes at most one client of the sample.
+    Clients are sorted by key. `fair_numbers` draws positions in this order. If k of them are in a group of
+    equal keys, the sample takes its first k clients by a hash: space is divided into cells about the mean of
+    the group's projections, and the index of a client's cell is hashed. Rounding can move only a client at
+    the edge of a cell, and that changes at most one client of the sample.
 
     Args:
         keys: [clients] sums of `count_keys`.
@@ -123,7 +124,7 @@ def _sums(values: Any, group: Any, xp: Any) -> Any:
 def numbered(rows: Rows, axis_name: Any = None, *, few: bool = False) -> Rows:
     """Renumber the clients of rows from 0, or if there are more than 256, by `sample_numbers`.
 
-    Up to 256 clients are all kept. With more, the sample depends on what clients sent, not on their numbers
+    Up to 256 clients are all kept. With more, the sample depends on clients' rows, not on their numbers
     or on the order of rows. Only clients with rows count, and their original numbers may be anything, so
     simulation and deployment give the same sample. Unknown clients (below 0) stay unknown.
 
