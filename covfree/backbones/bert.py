@@ -1,4 +1,4 @@
-"""BERT for sentence encoders: it maps the tokens of a text to the mean of the last layer's vectors."""
+"""BERT for sentence encoders, which maps the tokens of a text to the mean of the last layer's vectors."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Bert(nn.Module):
     def __call__(
         self, tokens: Int[Array, "batch length"], counts: Int[Array, " batch"]
     ) -> Float[Array, "batch features"]:
-        """Return each row's mean vector over its first ``counts`` tokens; later tokens are padding."""
+        """Return the mean vector of each row's first ``counts`` tokens; later tokens are padding."""
         sizes, style = self.sizes, Style(jnp.float32, epsilon=self.sizes.layer_norm_eps)
         batch, length = tokens.shape
         held = jnp.arange(length)[None] < counts[:, None]

@@ -2,7 +2,7 @@
 
 On a CPU, XLA's own forms take 3 to 26 times as long with one channel per group, twice as long for 1 × 1
 kernels, and up to 6 times as long for max pooling (``benchmarks/backbones.py``). Inside a loop, as in
-training, gradients of XLA's own dense convolutions take up to 40 times as long.
+training, gradients of XLA's own convolutions of one group take up to 40 times as long.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from jax import lax
 from jaxtyping import Array, Float
 
 _Pads: TypeAlias = tuple[tuple[int, int], ...]
-# "SAME", "VALID", or for each side the number of positions added before and after.
+# "SAME", "VALID", or how many positions are added before and after, along height and width.
 Padding: TypeAlias = str | Sequence[tuple[int, int]]
 
 
@@ -40,17 +40,17 @@ def convolve(
     rounding. On a CPU, this is faster for groups of one channel, and for derivatives inside a loop, as in
     training by rounds: there, derivatives of XLA's convolutions of 64 channels take 40 times as long.
 
-    With one group it may have no forward-mode derivatives (``jvp``, ``hessian``).
+    With one group, forward-mode derivatives (``jvp``, ``hessian``) may be missing.
 
     Args:
         x: [batch, height, width, channels].
         kernel: [height, width, channels in a group, outputs].
         strides: strides along height and width.
-        padding: "SAME", "VALID", or for each side the positions added before and after.
+        padding: "SAME", "VALID", or how many positions are added before and after, along height and width.
         feature_group_count: number of groups of channels.
         precision: precision of the products.
-        settings: other arguments of ``lax.conv_general_dilated``. With most of them, or with images that are
-            not two-dimensional, that function itself is called.
+        settings: other arguments of ``lax.conv_general_dilated``. Most of them, and images that are not
+            two-dimensional, make this call that function.
 
     Returns:
         [batch, height, width, outputs].
@@ -119,8 +119,8 @@ def _dense(
 ) -> jax.Array:
     """Convolve with one group and no dilation.
 
-    On a CPU, XLA has fast code for one form of convolution. It rewrites others, such as JAX's own
-    derivatives, into this form only outside loops; inside a loop they take 40 times as long. So `_backward`
+    On a CPU, XLA has fast code for one form of convolution. It rewrites other forms, such as JAX's own
+    derivatives, into this one only outside loops; inside a loop they take 40 times as long. So `_backward`
     computes derivatives in the fast form (https://github.com/jax-ml/jax/issues/12868).
     """
     return lax.conv_general_dilated(x, kernel, strides, pads, dimension_numbers=_LAYOUT, precision=precision)
@@ -218,7 +218,7 @@ def _maxima_and_slope(
             jnp.where(first == place, image, 0) for place, image in enumerate(_moved(slope, size, strides))
         ]
         return maxima, functools.reduce(jnp.add, chosen)
-    # If windows do not overlap, each number is read once here; the form above would add padded images.
+    # If windows do not overlap, this reads each number once; the sum above would add padded images.
     batch, rows, columns, channels = maxima.shape
     windows = slope[:, : rows * size[0], : columns * size[1]].reshape(
         batch, rows, size[0], columns, size[1], channels

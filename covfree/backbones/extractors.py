@@ -16,7 +16,7 @@ from covfree.backbones.table import Preprocessing
 
 
 class Prepared(NamedTuple):
-    """How an image is converted to an extractor's input; threads that decode in advance call ``prepare``.
+    """How an image is converted to an extractor's input; threads that decode images call ``prepare``.
 
     Attributes:
         prepare: a function from an image (a Pillow image or its grey levels) to an array.
@@ -84,7 +84,7 @@ class Extractor:
 
     @property
     def key(self) -> dict[str, Any]:
-        """Name, data type, weights and preprocessing: equal at all sites, and stored in feature files."""
+        """Name, data type, weights and preprocessing; all sites need the same. Feature files store it."""
         how = self.preprocessing
         return {
             "backbone": self.name,
@@ -113,7 +113,7 @@ def from_function(
     preprocessing: Preprocessing | None = None,
     computed_in: str = "float32",
 ) -> Extractor:
-    """Make an extractor from a function of batches, such as sentence-transformers' ``encode``.
+    """Make an extractor from a function that takes batches, such as sentence-transformers' ``encode``.
 
     The function is called once, with a black image or a short text, to determine d.
 
@@ -170,7 +170,7 @@ def pooled(features: Any) -> np.ndarray:
 
 
 def one_of(name: str | None, names: Sequence[str], argument: str, owner: str) -> str:
-    """Return ``name`` or, if None, the only one of ``names``; else raise a ValueError that lists them."""
+    """Return ``name`` or, if None, the only one of ``names``; else a ValueError lists ``owner``'s names."""
     if name is None and len(names) == 1:
         return names[0]
     if name is None or name not in names:

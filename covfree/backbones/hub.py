@@ -124,7 +124,7 @@ def find_weights(text: str | None, spec: Spec) -> Weights:
 
 
 def _check_fits(weights: Weights, spec: Spec) -> None:
-    """Raise a ValueError if the repository's configuration names another network or image size than spec."""
+    """Raise a ValueError if the network or image size in the repository's configuration is not the spec's."""
     if spec.hub is not None and weights.architecture is not None:
         architecture = spec.hub.partition("/")[2].partition(".")[0]
         if weights.architecture != architecture:
@@ -172,7 +172,7 @@ def _commit_now(hub: Any, repository: str, revision: str | None) -> str:
 
 
 def _verified(path: Path, place: str, expected: str | None) -> str:
-    """Return a file's SHA-256; a ValueError if it is not ``expected`` or not the hash in the file's name."""
+    """Return a file's SHA-256; a ValueError if it differs from ``expected`` or from the hash in its name."""
     found, name = _sha256(path), path.resolve().name
     if _SHA256.fullmatch(name) and name != found:
         raise ValueError(

@@ -12,7 +12,7 @@ from covfree.backbones.layers import Dropout, Renaming, Style, pooled
 
 
 class Stage(NamedTuple):
-    """A stage of ``repeats`` blocks with the same number of channels; only the first has the stride."""
+    """A stage of ``repeats`` blocks of ``channels`` channels; blocks after the first have stride 1."""
 
     expansion: int
     kernel: int
@@ -123,7 +123,7 @@ def _stages(kind: str, width: float, depth: float) -> tuple[Stage, ...]:
 
 
 def _rounded(channels: float) -> int:
-    """Round channels to the nearest multiple of 8, or to the next if that loses more than a tenth."""
+    """Round channels to the nearest multiple of 8, or up if the nearest is more than a tenth smaller."""
     nearest = max(8, int(channels + 4) // 8 * 8)
     return nearest + 8 if nearest < 0.9 * channels else nearest
 
@@ -154,7 +154,7 @@ CLASSIFIER = "classifier"
 
 
 def renamings(*, kind: str, width: float = 1.0, depth: float = 1.0, **_: Any) -> tuple[Renaming, ...]:
-    """Return functions from names in the tree to names in files: timm's; torchvision's or lite-pytorch's."""
+    """Return two functions from names in the tree: to timm's, and to torchvision's or lite-pytorch's."""
     stages = _stages(kind, width, depth)
     layers = {"mobilenet": _mobilenet_layers, "efficientnet": _efficientnet_layers, "lite": _lite_layers}
     table = layers[kind](stages)
@@ -167,7 +167,7 @@ def renamings(*, kind: str, width: float = 1.0, depth: float = 1.0, **_: Any) ->
 
 
 def _blocks(stages: tuple[Stage, ...]) -> list[tuple[str, int, int, int, bool]]:
-    """List for each block its name, stage, index in the stage, index among all, and whether it expands."""
+    """List each block's name, stage, index in the stage, index among all blocks, and whether it expands."""
     places = [(number, index) for number, stage in enumerate(stages) for index in range(stage.repeats)]
     return [
         (f"blocks.{number}.{index}", number, index, flat, stages[number].expansion > 1)

@@ -28,8 +28,8 @@ class Style:
         dtype: the data type in which the network computes; parameters are float32.
         epsilon: added to a norm's variance.
         momentum: m in a batch norm's update: running statistics ← m · running + (1 − m) · the batch's.
-        same: whether convolutions pad as TensorFlow's "SAME", which adds an odd position at the end.
-            Otherwise both ends get the same padding.
+        same: whether convolutions pad as TensorFlow's "SAME": if the number of added positions is odd, one
+            more is at the end. Otherwise both ends get equally many.
     """
 
     dtype: Any
@@ -85,7 +85,7 @@ class Style:
 
 
 class Dropout(nn.Module):
-    """Dropout of single numbers or whole examples; without a PRNG key ``dropout`` it does nothing.
+    """Dropout of single numbers or whole examples; without a PRNG key named ``dropout`` it does nothing.
 
     Attributes:
         rate: the probability of dropping.
@@ -97,7 +97,7 @@ class Dropout(nn.Module):
 
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
-        """Set random values to 0 if there is a key, and scale the others so that the mean is preserved."""
+        """If there is a key, set random values to 0, and scale the other values so that the mean stays."""
         if not (self.rate > 0 and self.has_rng("dropout")):
             return x
         shape = (x.shape[0],) + (1,) * (x.ndim - 1) if self.whole else x.shape

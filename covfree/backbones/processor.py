@@ -25,7 +25,7 @@ _TYPES = {
     "SiglipImageProcessor": True,
     "ViTImageProcessor": True,
 }
-# Further steps that processors may have; they are refused.
+# Steps beyond resizing, cropping and normalising; they are refused.
 _UNKNOWN = (
     "do_flip_channel_order",
     "do_pad",
@@ -54,7 +54,7 @@ def preprocessing_beside(path: Path) -> Preprocessing:
 
 
 def read_processor(path: Path) -> Preprocessing:
-    """Convert a ``preprocessor_config.json`` of Hugging Face; a ValueError if it needs any further step."""
+    """Convert Hugging Face's ``preprocessor_config.json``; a ValueError if `Preprocessing` cannot do it."""
     config: dict[str, Any] = read_json(path)
 
     def wrong(name: str, expected: str) -> ValueError:

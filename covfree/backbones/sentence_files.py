@@ -29,7 +29,7 @@ class BertSizes(NamedTuple):
 
 
 def packaged_encoder() -> Path:
-    """Return the model's folder in the installed package; the package is not imported."""
+    """Return the folder of all-MiniLM-L6-v2 in its installed package, which is not imported."""
     try:
         files = importlib.metadata.files(PACKAGE) or []
     except importlib.metadata.PackageNotFoundError as error:

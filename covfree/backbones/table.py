@@ -107,8 +107,8 @@ def _lite(index: int, size: int, width: float, depth: float, dropout: float, par
     return Spec(
         name,
         1280,
-        # tensorflow/tpu crops the share size/(size + 32) of the shorter side, and resizes the crop to size;
-        # here the shorter side is resized to size + 32, and the image then cropped to size.
+        # tensorflow/tpu cuts a square of size/(size + 32) of the shorter side, and resizes it to size;
+        # here the shorter side is resized to size + 32, and the image is then cropped to size.
         Preprocessing(size + 32, size, "bicubic", (127.0, 127.0, 127.0), (128.0, 128.0, 128.0)),
         parameters,
         ("timm", "efficientnet-lite-pytorch"),

@@ -30,8 +30,8 @@ def from_torch(
             of timm with ``num_classes=0``.
         transform: function from a Pillow image to a tensor [3, height, width] of one size, as torchvision and
             timm make it for evaluation; or a `Preprocessing`.
-        output: if the module returns several parts by name, as Hugging Face's do, the part that holds the
-            features: ``"pooler_output"``.
+        output: if the module returns several tensors by name, as Hugging Face's do, the name of the features,
+            such as ``"pooler_output"``.
         name: the network's name; by default that of the module's class. The extractor's name has ``output``
             appended.
         transform_id: a text that identifies the transform. None takes ``repr(transform)``, which is enough

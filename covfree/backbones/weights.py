@@ -35,8 +35,8 @@ _SHOWN = 8
 def read_weights(path: str | PathLike[str]) -> dict[str, np.ndarray]:
     """Read tensors by their names from a ``.safetensors`` or a ``.pth`` file.
 
-    No code in the file is executed: a ``.pth`` file is a pickle, but the reader knows only tensors and
-    refuses every other name.
+    No code in the file is executed: a ``.pth`` file is a pickle, but the reader makes only tensors, and
+    refuses files that ask for anything else.
 
     Args:
         path: the file; ``.safetensors`` (needs the ``safetensors`` extra), ``.pth`` or ``.pt``.
@@ -69,7 +69,7 @@ def packaged_weights(package: str) -> Path:
 
 
 def tensor_shapes(template: Params) -> dict[str, tuple[int, ...]]:
-    """Return PyTorch's name and shape of the tensor for each leaf of a tree of parameters."""
+    """Return, for each leaf of a tree of parameters, its name and shape as a tensor in PyTorch."""
     leaves = jax.tree_util.tree_leaves_with_path(template)
     return {_name(path): _torch_shape(path, leaf.shape) for path, leaf in leaves}
 
@@ -87,8 +87,8 @@ def to_params(
     Args:
         tensors: from `read_weights`.
         template: a tree of shapes to fill.
-        namings: for each naming scheme that a file may use, a mapping from the tree's names to the file's.
-            The scheme that matches most tensors is used.
+        namings: mappings from the tree's names to a file's, one for each library that may have written it.
+            The one that matches most tensors is used.
         unused: tensors that a file may contain and that are ignored, by their names in the tree.
         source: where the tensors came from, for errors.
 
