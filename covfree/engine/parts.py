@@ -263,7 +263,7 @@ Parts: TypeAlias = TableParts | FolderParts
 
 
 def bad_value(rows: Rows, start: int, types: RowTypes, *, num_classes: int) -> str | None:
-    """Return the error of `sound_rows` for the rows of a table from ``start`` on; None if they are valid."""
+    """Return the error of `sound_rows`, with ``start`` added to its row number; None if rows are valid."""
     try:
         sound_rows(rows, types, num_classes=num_classes)
     except (TypeError, ValueError) as error:

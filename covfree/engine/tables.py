@@ -22,7 +22,7 @@ class Layout(NamedTuple):
 
     Attributes:
         by_client: whether there is a row for each client and class; otherwise there is one for each class.
-        squares: what is kept of the scatter about a row's mean; None if nothing is kept.
+        squares: the scatter about a row's mean in full, its diagonal or its trace ("spherical"); or None.
         pooled: whether one scatter is kept for all rows; otherwise there is one for each row.
     """
 

@@ -220,8 +220,8 @@ def in_memory(
 
     Args:
         rounds: the rounds.
-        params: the method's numbers.
-        rows: the rows. A state that keeps their means holds the same array, not a copy.
+        params: the method's ``params``.
+        rows: the rows. If the resulting state contains their means, it shares the array.
         how: see `How`.
         state: the server's state before these rounds.
         guarded: whether to check for integers that jax would truncate.

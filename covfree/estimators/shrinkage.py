@@ -128,7 +128,7 @@ def empirical_bayes() -> Shrinkage:
 
 
 def _convex(numerator: jax.Array, denominator: jax.Array, covariance: Scatter) -> tuple[jax.Array, jax.Array]:
-    """Return (a, b) of (1 − ρ) Σ̂ + ρ·tr(Σ̂)/d·I. ρ is the ratio clipped to [0, 1], or 1 if undefined."""
+    """Return a = 1 − ρ, b = ρ·tr(Σ̂)/d; ρ is numerator/denominator in [0, 1], or 1 if denominator ≤ 0."""
     known = denominator > 0
     weight = jnp.where(known, jnp.clip(numerator / jnp.where(known, denominator, 1), 0, 1), 1)
     return 1 - weight, weight * mean_variance(covariance)

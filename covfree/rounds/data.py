@@ -194,7 +194,7 @@ def _padded_sizes(size: np.ndarray, whole: bool) -> np.ndarray:
     """Return the size to which each client's examples are padded, at most the largest client's size.
 
     Sizes are 16 times powers of 4, so that few functions are compiled. Unless ``whole``, padding costs only
-    sorting. Neighbouring sizes are then merged if that costs less than compiling another function.
+    sorting: neighbouring sizes are merged if that costs less than compiling another function.
     """
     steps = np.ceil(np.log2(np.maximum(size, 16) / 16) / 2)
     padded = np.minimum(size.max(), (16 * 4**steps).astype(int))

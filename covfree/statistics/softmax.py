@@ -19,8 +19,8 @@ class SoftmaxSums(NamedTuple):
     """The loss and its gradient, summed over examples; the sums of clients add up.
 
     Attributes:
-        loss: Σ_i n_i (log Σ_c exp s_ic − s_iy), with s_ic the score of class c and y the example's class.
-        slope: the derivative by W and, in the last row, a, if Wᵀ(x_i − m) + a is added to the scores.
+        loss: Σ_i n_i (log Σ_c exp s_ic − s_iy) for scores s_ic of example i and class c, and true class y.
+        slope: the loss's derivative at 0 by W and, in the last row, a, in scores plus Wᵀ(x_i − m) + a.
         number: Σ_i n_i, the number of examples.
     """
 

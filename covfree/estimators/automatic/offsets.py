@@ -123,8 +123,9 @@ def offsets_of(sums: ClientSums, moments: Moments, freedom: Freedom, level: Floa
 
     If the sums cover a sample of the clients, the other clients are modelled as m − 1 copies of the sample,
     with m the ratio of Σ_c w_c N_c over all clients to the same sum over the sample. Offsets that all copies
-    share enter the class means, with 1/√m of the shares in a single copy. Differences between copies give
-    m − 1 further directions for each client, of strength Σ_c w_c n_ck, which no class mean contains.
+    share enter the class means, weighted by 1/√m times their weight in a single copy. Differences between
+    copies give m − 1 further directions for each client, of strength Σ_c w_c n_ck, which no class mean
+    contains.
 
     Args:
         sums: `client_sums` of *all* rows.

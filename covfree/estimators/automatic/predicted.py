@@ -20,14 +20,14 @@ _NODES, _WEIGHTS = np.polynomial.hermite.hermgauss(16)
 
 
 class Margins(NamedTuple):
-    """Margins for several γ: the score of a test example's own class minus that of another class.
+    """Margins for each candidate γ: the score of a test example's own class minus that of another class.
 
     Attributes:
         mean: the mean margin, without the term from class frequencies.
         variance: the margin's variance.
         odds: the log-odds of the own class against each other class, from class frequencies.
         rival: whether the other class may be predicted.
-        share: the share of all examples that the class represents.
+        share: the share of all examples that each chosen class represents.
     """
 
     mean: Float[Array, "candidates chosen classes"]
@@ -103,7 +103,7 @@ def predicted_error(
 def deterministic_equivalents(
     trace: Float[Array, ""], freedom: Freedom
 ) -> tuple[Float[Array, ""], Float[Array, ""]]:
-    """Estimate T ≈ tr(HΣ) from tr(HΣ̂), and φ with HΣH ≈ HΣ̂H/φ, for H = (Σ̂ + γI)⁻¹."""
+    """Estimate T ≈ tr(HΣ) from ``trace`` = tr(HΣ̂), and φ with HΣH ≈ HΣ̂H/φ, for H = (Σ̂ + γI)⁻¹."""
     degrees, weight = jnp.where(freedom.weight > 0, freedom.degrees, 0), freedom.weight
     # HΣ̂ has Σ_j ν_j nonzero eigenvalues, each below 1: keep the trace below their number despite rounding.
     root = implied_trace(jnp.maximum(degrees.sum() - trace, 1e-6 * degrees.sum()), degrees, weight)

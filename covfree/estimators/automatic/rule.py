@@ -44,7 +44,7 @@ def automatic() -> Shrinkage:
     of 256 represents all. If rows name no clients, as under secure aggregation, rows are taken as independent
     and s = 1.
 
-    Derivatives treat γ and s as constants. The rule costs one ``eigh`` of the covariance or of its dual, and
+    Derivatives treat γ and s as constants. The rule costs one ``eigh`` of Σ̂ = YᵀY or of a smaller Y Yᵀ, and
     no further pass over the rows. If no spread was observed (ν = 0 or Σ̂ = 0), the rule adds the identity
     times the mean variance of the class means (or 1), so that the head is a nearest-mean classifier.
 
