@@ -1,7 +1,7 @@
 """The rule for random keys: a key is used once, either to draw or to derive other keys, never for both.
 
-A function draws with `derive(key, stream)` from the key that it was given, and each draw has a stream of its
-own. So a client needs one key for all its draws. Without this rule, two draws may use the same bits:
+A function that is given ``key`` draws with ``derive(key, stream)``, where ``stream`` is a name that no other
+draw has. So a client needs one key for all its draws. Without this rule, two draws may use the same bits:
 in JAX ``fold_in(key, i)`` equals ``split(key, n)[i]``, and drawing with ``key`` uses the same numbers too.
 """
 

@@ -81,9 +81,10 @@ def save_head(
 
     The file holds ``format``, ``version`` and ``kind``; the arrays of the head by their names, such as
     ``weight [d, C]``, ``bias [C]`` and ``present [C]``; for a `CorrectedHead` also ``linear_weight``,
-    ``linear_bias`` and ``linear_scale``; ``class_names [C]`` if given; for a feature map ``map``, and its
-    arrays as ``map_…``. docs/how-to.md shows its use. An interrupted call leaves no file, or the earlier one.
-    bfloat16 is saved as float32, without loss. A ``.safetensors`` file stores texts as JSON in its metadata.
+    ``linear_bias`` and ``linear_scale``; ``class_names [C]`` if given; for a feature map its type as
+    ``map``, and its arrays as ``map_…``. docs/how-to.md shows how to use the file. bfloat16 is saved as
+    float32, without loss. A ``.safetensors`` file stores texts as JSON in its metadata. An interrupted call
+    leaves no file, or the earlier one.
 
     Args:
         head: a `LinearHead`, `GaussianHead` or `StudentHead`; one of these with a linear term; or one after a

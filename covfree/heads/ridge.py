@@ -27,8 +27,8 @@ def ridge_head(
     """Make a classifier by ridge regression to one-hot labels: W = (G + λI)⁻¹ B, columns scaled to norm 1.
 
     Args:
-        gram: G: Fed3R's F Fᵀ, or `total_gram` of a within-class scatter, with or without the scatter between
-            classes (FedCOF leaves it out).
+        gram: G, such as Fed3R's F Fᵀ, or `total_gram` of a within-class scatter, with or without the scatter
+            between classes (FedCOF leaves it out).
         moments: `first_moments` of all rows; B = [N_1 μ_1 … N_C μ_C].
         ridge: λ, at least 0. If G + λI is singular, the solution of minimum norm is taken.
         unit: whether to scale columns to norm 1, as Fed3R and FedCOF do; static. Unscaled columns favour
