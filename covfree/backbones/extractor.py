@@ -24,7 +24,7 @@ _DTYPES = ("float32", "bfloat16")
 
 @dataclass(frozen=True)
 class Backbone:
-    """A network that turns images into features; its parameters are an argument of `apply`. See `backbone`.
+    """A network that turns images into features; `backbone` makes one. `apply` takes its parameters.
 
     Parameters are Linen's variables: ``{"params": …}`` and, for a network with batch norms, the running
     statistics ``{"batch_stats": …}``, whose derivatives are 0. Parameters are float32, whatever the data type
@@ -50,7 +50,7 @@ class Backbone:
 
     @property
     def takes_prompts(self) -> bool:
-        """Whether the network is a vision transformer, which takes prompts beside an image."""
+        """Whether `apply` takes prompts: whether the network is a vision transformer."""
         return self.spec.module == "vit"
 
     @property

@@ -22,11 +22,11 @@ class Form(NamedTuple):
     leaves: tuple[jax.ShapeDtypeStruct, ...]
 
     def zeros(self) -> Any:
-        """Return the pytree with new arrays of zeros as leaves, which can be donated."""
+        """Return the pytree with zeros as leaves: new arrays, so that ``jit`` may donate them."""
         return self.filled(jnp.zeros(leaf.shape, leaf.dtype) for leaf in self.leaves)
 
     def filled(self, leaves: Iterable[jax.Array]) -> Any:
-        """Return the pytree with an iterator's next arrays as leaves; take only as many as it has leaves."""
+        """Return the pytree with an iterator's next arrays as leaves; later arrays stay in the iterator."""
         return jax.tree.unflatten(self.structure, list(islice(leaves, len(self.leaves))))
 
 

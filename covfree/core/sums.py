@@ -105,7 +105,7 @@ def fold_parts(step: Callable[[Carry, Any], Carry], carry: Carry, items: Any) ->
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Table:
-    """Items in an upload that the server concatenates over all clients.
+    """Items of a client's upload; the server concatenates the items of all clients.
 
     All other arrays in an upload are added up over clients. An upload without a table can be sent by secure
     aggregation.

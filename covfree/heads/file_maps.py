@@ -99,7 +99,7 @@ def leaves_of(tree: Any, prefix: str) -> dict[str, np.ndarray]:
 
 
 def map_arrays(feature_map: Any) -> dict[str, np.ndarray]:
-    """Return a feature map's numbers and arrays for a file, by name, without those that it draws."""
+    """Return a feature map's parameters for a file, by name, without the arrays that a random map draws."""
     kind = next((name for name, (make, *_) in _MAPS.items() if isinstance(feature_map, make)), None)
     if kind is None:
         params = getattr(feature_map, "params", None)

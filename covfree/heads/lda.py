@@ -22,9 +22,9 @@ def lda_head(
     w_c = Σ⁻¹(μ_c − μ_g) and b_c = −½ (μ_c + μ_g)ᵀ w_c + log π_c, with μ_g the mean of all examples.
 
     The textbook has w_c = Σ⁻¹μ_c and b_c = −½ μ_cᵀΣ⁻¹μ_c + log π_c. The score xᵀw_c + b_c here is the
-    textbook's minus xᵀΣ⁻¹μ_g − ½ μ_gᵀΣ⁻¹μ_g. This term is the same for all classes, so predictions and
-    softmax do not change. If all features lie far from zero, the term is so large that its rounding would
-    hide the differences between classes.
+    textbook's minus the term xᵀΣ⁻¹μ_g − ½ μ_gᵀΣ⁻¹μ_g. The term is the same for all classes, so predictions
+    and softmax do not change. If all features lie far from zero, it is so large that its rounding would hide
+    the differences between classes.
 
     Args:
         covariance: Σ, usually a shrunk within-class covariance. If it is singular, the solution of minimum
