@@ -92,7 +92,7 @@ class Backbone:
             key: the PRNG key of dropout and stochastic depth, for training; None for training without.
             prompts: additional tokens for a vision transformer's first layer, between class token and
                 patches.
-            kept: which prompts are attended to; the others are padding. None attends to all.
+            kept: True for prompts that are attended to; other prompts are padding. None attends to all.
 
         Returns:
             Features in the backbone's dtype.

@@ -36,7 +36,8 @@ def from_onnx(
 
     Returns:
         The extractor. ``weights`` is the SHA-256 of the file and of separate files with weights. ``name`` is
-        ``"onnx"``, followed by the output if there are several; it does not depend on the file's name.
+        ``"onnx"``, or ``"onnx:"`` and ``output`` if that is not the file's only output; the file's name is
+        not in it.
 
     Raises:
         ValueError: if the file is no such network, ``output`` is not in it (the message lists the outputs),

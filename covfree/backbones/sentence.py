@@ -192,7 +192,7 @@ def sentence_encoder(folder: str | Path | None = None) -> SentenceEncoder:
 
     Raises:
         FileNotFoundError: if a file is missing.
-        ValueError: if the encoder is of another kind, or a file is damaged; the message names the file.
+        ValueError: if the encoder is no BERT with mean pooling, or a file is damaged; the message names it.
         ImportError: if no folder is given, and the package is not installed.
 
     Source: Devlin et al. (2019), BERT; Reimers and Gurevych (2019), Sentence-BERT; Wang et al. (2020),

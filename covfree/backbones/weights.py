@@ -45,7 +45,7 @@ def read_weights(path: str | PathLike[str]) -> dict[str, np.ndarray]:
         The tensors with the data types of the file.
 
     Raises:
-        ValueError: if the file's name has another ending, or the file is damaged or of another kind.
+        ValueError: if the file's name has another ending, or the file is damaged or has another format.
         FileNotFoundError: if there is no such file.
     """
     file = Path(path)

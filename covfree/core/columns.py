@@ -93,7 +93,7 @@ def open_table(path: Path) -> Table:
     """Open a file with a suffix in `READABLE`, or a folder that ``save_to_disk`` of ``datasets`` wrote.
 
     Raises:
-        ValueError: if the file is of another kind or damaged.
+        ValueError: if the file has another format or is damaged.
         FileNotFoundError: if there is no such file.
         ImportError: if pyarrow or safetensors is needed and not installed.
     """

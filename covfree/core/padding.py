@@ -112,7 +112,7 @@ def pad_rows(arguments: dict[str, Any], fills: Mapping[str, Any]) -> dict[str, A
         fills: the padding value of each array to be padded, by name; these arrays share a number of rows.
 
     Returns:
-        The arguments; all unchanged if one of these arrays is traced or on several devices.
+        The arguments; all unchanged if an array named in ``fills`` is traced or on several devices.
     """
     # Arguments that are None or missing are skipped.
     arrays = {name: arguments[name] for name in fills if arguments.get(name) is not None}

@@ -280,7 +280,7 @@ class LinearHead:
     A class without rows has a weight column of 0, a bias of 0 and ``present`` 0. Its score is −∞: it is never
     predicted and has probability 0 under a softmax. All leaves are finite floats, so that heads can be
     subtracted, averaged and differentiated leaf by leaf. ``present`` cancels in the difference of two heads.
-    In the mean of several heads, a class is present if it is present in any.
+    In the mean of several heads, a class is present if it is present in any of them.
 
     ``present`` holds floats, as `jax.grad` refuses boolean leaves. (A bias of −∞ in its place would become
     NaN under weight decay.) In training its gradient is 0, so only weight decay changes it: it

@@ -25,11 +25,11 @@ def with_finite_scores(head: AnyHead, absent: float = -1e9) -> AnyHead:
 
     Args:
         head: a linear, Gaussian or Student head, one with a linear term, or one behind a map of features.
-        absent: the bias of an absent class, below all scores of the others; limited to half the most negative
-            number of the head's data type.
+        absent: the bias of an absent class, below all scores of present classes; limited to half the most
+            negative number of the head's data type.
 
     Raises:
-        TypeError: if the head is of another kind.
+        TypeError: if the head has another type.
 
     >>> import jax.numpy as jnp
     >>> head = LinearHead(jnp.eye(2), jnp.zeros(2), present=jnp.array([1.0, 0.0]))

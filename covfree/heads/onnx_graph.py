@@ -33,7 +33,7 @@ def head_to_onnx(
         An ``onnx.ModelProto``.
 
     Raises:
-        TypeError: if the head is of another kind.
+        TypeError: if the head has another type.
         ImportError: if onnx is not installed (extra ``onnx``).
 
     >>> import jax.numpy as jnp

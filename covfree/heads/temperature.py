@@ -98,7 +98,7 @@ def with_temperature(head: Scaled, temperature: Scalar) -> Scaled:
         temperature: T above 0; may be traced.
 
     Raises:
-        TypeError: if the head is of another kind, or the temperature is no number.
+        TypeError: if the head has another type, or the temperature is no number.
         ValueError: if the temperature is not finite and above 0.
 
     >>> import jax.numpy as jnp

@@ -48,7 +48,7 @@ def class_recall(
 ) -> Float[Array, " classes"]:
     """Compute the accuracy of each class: the share of its examples that are predicted correctly.
 
-    Arguments and errors are those of `accuracy`. A class without examples has NaN.
+    Arguments and errors are those of `accuracy`. For a class without examples it is NaN.
     """
     return recall_of(outcome_of(scores, labels), jnp.shape(scores)[1])
 
@@ -59,7 +59,7 @@ def class_precision(
 ) -> Float[Array, " classes"]:
     """Compute the precision of each class: the share of its predictions that are correct.
 
-    Arguments and errors are those of `accuracy`. A class that is never predicted has NaN.
+    Arguments and errors are those of `accuracy`. For a class that is never predicted it is NaN.
     """
     outcome = outcome_of(scores, labels)
     return shares(outcome, outcome.predicted, outcome.kept, jnp.shape(scores)[1])
@@ -124,7 +124,7 @@ def calibration_error(
 
         ECE = Σ_m n_m/n · |share of correct predictions in bin m − mean confidence in bin m|.
 
-    Arguments and errors are those of `accuracy`, and:
+    Errors are those of `accuracy`.
 
     Args:
         scores: see `accuracy`.

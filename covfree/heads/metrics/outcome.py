@@ -138,7 +138,7 @@ def ece_of(outcome: Outcome, bins: int) -> Float[Array, ""]:
 
 
 def by_client(outcome: Outcome, clients: Any, num_clients: int) -> Float[Array, " clients"]:
-    """Return the accuracy of each client, NaN without examples; those with a client below 0 are left out."""
+    """Return each client's accuracy, NaN without examples; examples with a client below 0 are left out."""
     clients = as_int32("clients", clients)
     owned = outcome.kept & (clients >= 0)
     # Replace negative clients by an index past the end, which is dropped; −1 would be the last client.
