@@ -189,8 +189,8 @@ def merge(first: Aggregate[H], second: Aggregate[H]) -> Aggregate[H]:
 
     Args:
         first: a total.
-        second: a total with the same number of classes and dimension. Clients of its method must send the
-            same statistics. `finish` uses the method of ``first``, with its shrinkage.
+        second: a total with the same number of classes and dimension. Clients of both methods must send
+            the same statistics. `finish` uses the method of ``first``, with its shrinkage.
 
     Raises:
         TypeError: if an argument is no total.
@@ -278,7 +278,7 @@ def _numbered(clients: Any) -> Any:
 
 
 def _features_of(method: Method[Any], features: Any) -> np.ndarray:
-    """Apply the method's feature map. Return a copy, as callers may reuse the array, in float32 at least."""
+    """Apply the method's feature map; copy the array, as callers may reuse it; return at least float32."""
     if method.feature_map is not None:
         given = {"features": np.asarray(features)}
         padded = pad_rows(given, {"features": 0})["features"]

@@ -1,4 +1,4 @@
-"""Clients that first take part in different rounds: the rows that the server has after a given round."""
+"""Select the rows that the server has after a round, if clients first take part in different rounds."""
 
 from __future__ import annotations
 

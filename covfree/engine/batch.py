@@ -240,7 +240,7 @@ def fit(
     Args:
         method: e.g. ``covfree.fedcof()``, ``covfree.refined(covfree.fedcof())`` or ``covfree.deepafl()``.
         features: [examples, dim], floating point; half precisions are summed in float32.
-            Features on the host of 1 GiB or more (e.g. memory-mapped) are read part by part in each round.
+            Features of 1 GiB or more on the host (e.g. memory-mapped) are read part by part in each round.
         labels: [examples], integers; below 0 is padding.
         clients: [examples], integers in any order, gaps allowed; below 0 is padding.
         num_classes: C; by default the largest label plus 1. Needed under ``jit``.

@@ -52,14 +52,14 @@ def fit(
     Args:
         method: a method that `covfree.aggregate.zero` accepts.
         shards: paths of files that all workers can read and `covfree.data.load` accepts, or other items that
-            ``read`` accepts. Or a Dask collection with partitions, such as a DataFrame with these columns.
+            ``read`` accepts. Or a Dask collection with partitions, such as a DataFrame with ``columns``.
         num_classes: C.
         columns: names of the features (in Parquet a list of numbers for each example), labels and clients. If
             the method does not tell clients apart, shards need no ``"clients"`` column. With None as the
             name of the clients, that column is not read.
         read: a function from a shard to a mapping of column names to arrays, or to an Arrow table; needed for
             other file formats or an object store. By default, files are read according to their suffix.
-        client: a ``distributed.Client``; by default the current one, or else Dask's own threads.
+        client: a ``distributed.Client``; by default the current one, or else Dask's threaded scheduler.
         retries: how often a task that raised is tried again; used only with a ``distributed.Client``. Tasks
             of lost workers run again as Dask's ``distributed.scheduler.allowed-failures`` says.
 
@@ -124,9 +124,9 @@ def extract(
     Files are written atomically, so repeating a task of a lost worker does no harm.
 
     Args:
-        function: a function from a batch of inputs to features [batch, dim], sent once to each worker. Texts,
-            and images of several shapes, come as a list. If it is an `Extractor`, its fingerprint is written
-            to the files.
+        function: a function from a batch of inputs to features [batch, dim], sent once to each worker. It
+            gets texts, and images of different shapes, as a list. If it is an `Extractor`, its fingerprint is
+            written to the files.
         shards: see `fit`.
         folder: the folder for the files; all workers must reach it.
         batch_size: inputs in a batch; the last batch is padded, so that one shape is compiled.
@@ -178,7 +178,7 @@ def _parts(shards: Any) -> list[Any]:
 def _columns_of(
     shard: Any, columns: Columns, read: Read | None, clients_needed: bool
 ) -> list[np.ndarray | None]:
-    """Return the wanted columns of a shard as arrays; None for clients that are missing and not needed."""
+    """Return a shard's ``columns`` as arrays, with None for clients if they are missing and not needed."""
     found = read(shard) if read else open_table(Path(shard)) if isinstance(shard, str) else shard
     # Tables of Arrow or Hugging Face are not mappings: they list their columns in ``column_names``.
     known = set(getattr(found, "column_names", None) or found.keys())
@@ -244,7 +244,7 @@ def _extracted(
 
 
 def _current(client: Any) -> Any:
-    """Return the given client or else the current one of this process; None if there is none."""
+    """Return ``client`` or else this process's current Dask client; None if it has none."""
     if client is not None:
         return client
     try:

@@ -50,8 +50,8 @@ def summarise(
         clients: their clients; below 0 is padding.
         key: PRNG key for methods that draw at random.
 
-    Features on the host of 1 GiB or more, such as a memory-mapped file, are gathered a few clients at a time.
-    A method that assigns examples to random subsets then draws other subsets.
+    Features of 1 GiB or more on the host, such as a memory-mapped file, are gathered a few clients at a time.
+    A method with random subsets then draws other subsets than from smaller features.
 
     Returns:
         The rows that clients send, padded so that federations of similar size get equal shapes; if

@@ -1,4 +1,4 @@
-"""Clients' computing cost in floating-point operations: of closed-form methods, training and networks."""
+"""Count clients' floating-point operations in closed-form methods, in training and in networks."""
 
 from __future__ import annotations
 

@@ -77,7 +77,7 @@ def cuts(clients: np.ndarray | None, num_rows: int, size: int) -> np.ndarray:
 
 
 class TableParts:
-    """A table in arrays or memory maps, read in parts of one shape. A bad value raises and names the row.
+    """A table in arrays or memory maps, read in parts of one shape. An error for a bad value names its row.
 
     Attributes:
         places: [parts + 1], where the parts start; the last entry is the number of rows.

@@ -13,7 +13,7 @@ from covfree.methods.rounds import Round, as_total, dense
 
 
 class Passed(NamedTuple):
-    """The shapes of what passes between clients and server in one round.
+    """The shapes of what clients and server exchange in one round.
 
     Attributes:
         sent: what each client receives.

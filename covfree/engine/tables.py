@@ -1,4 +1,4 @@
-"""Tables of class means with the scatter of examples about each; tables merge by client and class."""
+"""Tables of class means, each with the scatter of its examples; rows of a client and class merge."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ class Analytic(NamedTuple):
     """The message of one client of AFL.
 
     Attributes:
-        weight: W = C⁻¹ Xᵀ Y, with Y the one-hot labels.
+        weight: W = C⁻¹ Xᵀ Y, with X the features and Y the one-hot labels.
         gram: C = Xᵀ X + γ I.
     """
 
@@ -30,7 +30,7 @@ def local_solution(
     num_classes: int,
     gamma: Scalar,
 ) -> Analytic:
-    """Compute a client's ridge solution W = (Xᵀ X + γI)⁻¹ Xᵀ Y, and C = Xᵀ X + γI.
+    """Compute a client's ridge solution W = (Xᵀ X + γI)⁻¹ Xᵀ Y, and C = Xᵀ X + γI; see `Analytic`.
 
     Returns:
         The message. Batch over clients with ``jax.vmap``.

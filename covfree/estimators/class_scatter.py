@@ -16,7 +16,7 @@ _BLOCK = 64
 
 
 def class_scatters(rows: Rows, moments: Moments) -> Float[Array, "classes dim dim"]:
-    """Compute S_c = Σ_r n_r (x_r − μ_c)(x_r − μ_c)ᵀ + Σ_r (n_r − 1) S_r for every class.
+    """Compute S_c = Σ_r n_r (x_r − μ_c)(x_r − μ_c)ᵀ + Σ_r (n_r − 1) S_r over each class's rows r.
 
     S_r is ``rows.covariance[r]``, or 0 if rows carry no covariance. On examples, or on means with their full
     covariance, S_c/(N_c − 1) is the class's exact sample covariance (CCVR eq. 3, FedCOF eq. 24, without
@@ -44,7 +44,7 @@ def class_products(
     directions: Float[Array, "dim number"] | None,
     num_classes: int,
 ) -> Float[Array, "classes dim number"]:
-    """Return S_c Ω for every class, S_c = Σ_r y_r y_rᵀ over its rows y_r of ``factor``; S_c if Ω is None."""
+    """Return each S_c = Σ_r y_r y_rᵀ over a class's rows y_r of ``factor``, times ``directions`` if given."""
     size, dim = factor.shape
     valid = valid_rows(rows, num_classes)
     # Padding rows form a class C, whose factor is 0.

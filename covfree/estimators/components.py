@@ -115,7 +115,7 @@ def hidden_weights(totals: ComponentMoments, weighting: Weighting) -> Float[Arra
 def component_factor(
     rows: Rows, totals: ComponentMoments, *, weighting: Weighting = "per_class"
 ) -> Float[Array, "rows dim"]:
-    """Make rows Y with YᵀY = Ŵ, an estimate of the within-class scatter that client shift does not bias.
+    """Make Y with YᵀY = Ŵ, an estimate of the within-class scatter that client shift does not bias.
 
     Let x̄_kc be the mean of client k's J_kc rows of class c, and B_c = Σ_k Σ_r n_r (x_r − x̄_kc)(x_r −
     x̄_kc)ᵀ. B_c is free of client shift, and E[B_c] = Σ_k (J_kc − 1) V_c, with V_c the covariance of class c.

@@ -134,9 +134,9 @@ def aggregate_covariances(
     sum as Σ_k n_k μ_k μ_kᵀ − N μμᵀ, which is the same but cancels in float32 where the mean is large.
 
     Args:
-        means: the class's mean at each client.
-        counts: the class's examples at each client; clients with count 0 are ignored.
-        covariances: the class's unbiased covariance at each client (any value if the count is below 2).
+        means: μ_k, the class's mean at each client.
+        counts: n_k, the class's examples at each client; clients with count 0 are ignored.
+        covariances: S_k, the class's unbiased covariance at each client (any value if n_k < 2).
 
     Returns:
         The sample covariance of the pooled examples; 0 with fewer than two examples.

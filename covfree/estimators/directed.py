@@ -44,10 +44,10 @@ def directed_moments(rows: Rows, num_classes: int) -> DirectedMoments:
 
 
 def directed_factor(rows: Rows, moments: Moments) -> Float[Array, "rows dim"]:
-    """Make rows Y with YᵀY = Ŵ: √n_r (x_r − μ_c) for each mean, and the residual directions unchanged.
+    """Make Y with YᵀY = Ŵ from rows: √n_r (x_r − μ_c) for each mean, and the residual directions unchanged.
 
-    The means' part of YᵀY is the scatter between the rows. The directions' part approximates the scatter of
-    examples about their rows' means; it is exact if clients send all directions.
+    In YᵀY the means give the scatter between the rows. The directions approximate the scatter of examples
+    about their rows' means, or equal it if clients send all directions.
 
     Returns:
         The factor; 0 in padding rows.

@@ -18,7 +18,7 @@ from covfree.core.types import Moments, Rows, accumulation_dtype
 
 
 def valid_rows(rows: Rows, num_classes: int) -> Bool[Array, " rows"]:
-    """Return which rows count: those with a count above 0 and a label in [0, num_classes)."""
+    """Return which rows are not padding: those with a count above 0 and a label in [0, num_classes)."""
     check_row_structure(rows)
     counts, labels = as_counts(rows.count), row_labels(rows)
     return (counts > 0) & (labels >= 0) & (labels < num_classes)
@@ -50,15 +50,15 @@ def row_means(rows: Rows, valid: Bool[Array, " rows"]) -> Float[Array, "rows dim
 
 
 def first_moments(rows: Rows, num_classes: int) -> Moments:
-    """Compute each class's numbers of examples and rows, and its feature sum; results for parts add up.
+    """Compute each class's numbers of examples and rows, and its feature sum; sums over parts add up.
 
     Args:
         rows: class rows; padding changes nothing.
         num_classes: C, static.
 
     Returns:
-        N_c, K_c, Σ_r n_r x_r and Σ_r n_r max_j |x_rj|. Sums of counts are floats; sums of integers are
-        rounded only once.
+        N_c, K_c, Σ_r n_r x_r and Σ_r n_r max_j |x_rj|. Sums of counts are floats; integer counts are
+        rounded only after the sum.
 
     Raises:
         ValueError: if shapes do not fit, or ``num_classes`` is below 1.
@@ -108,7 +108,7 @@ def centred_means(moments: Moments) -> Float[Array, "classes dim"]:
     """Compute μ_c − μ_g, the class means about the grand mean; 0 for an absent class.
 
     The mean of one class is subtracted first, and differences within rounding become 0. So equal means have
-    exactly no scatter, and scale-free rules do not mistake rounding for scatter.
+    exactly no scatter, and scale-free shrinkage rules do not mistake rounding for scatter.
     """
     present = moments.present[:, None]
     mean = jnp.where(present, moments.mean, 0)

@@ -53,7 +53,7 @@ def row_law(rows: Rows, moments: Moments, variance: Scalar) -> RowLaw:
     Args:
         rows: class means, all of them or a part.
         moments: moments of *all* rows; ``num_rows`` is not used.
-        variance: an approximate tr Σ/d, the unit of the squares.
+        variance: v in `RowLaw`, an approximate tr Σ/d.
     """
     law = partial(_law_of_part, moments=moments, variance=variance)
 

@@ -152,7 +152,7 @@ def within_scatter(
         weighting: one of the two above.
 
     Returns:
-        The scatter; divide by Σ_c w_c (K_c − 1) for a covariance, N − C if every class has two rows.
+        The scatter. For a covariance divide it by Σ_c w_c (K_c − 1): N − C if every class has two rows.
 
     Raises:
         ValueError: if ``weighting`` is unknown.

@@ -1,4 +1,4 @@
-"""The record of a federated algorithm's pure functions and numbers, and the data that it gives a client."""
+"""The record of a federated algorithm's pure functions, and the data that its client function gets."""
 
 from __future__ import annotations
 

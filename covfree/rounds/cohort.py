@@ -21,7 +21,7 @@ from covfree.rounds.algorithm import Algorithm, ClientData
 
 
 class Examples(NamedTuple):
-    """The examples of all clients; each client's are contiguous in ``order``.
+    """The examples of all clients; each client's examples are contiguous in ``order``.
 
     Attributes:
         features: [examples, …], or a pytree of such arrays.

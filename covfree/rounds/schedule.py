@@ -80,7 +80,7 @@ def as_schedule(
         participation: a `Schedule`; an array of each round's clients, if all uploads arrive; or how many
             clients a round draws, as a number or a share.
         num_clients: K.
-        num_rounds: the number of rounds that the schedule must have at least.
+        num_rounds: the least number of rounds that the schedule must have.
         seed: for the draw, if ``participation`` is a number or a share.
 
     Raises:
@@ -190,7 +190,7 @@ def first_rounds(
         num_clients: K.
 
     Returns:
-        The round of each client, or −1 if it is in none.
+        The first round of each client, from 0; −1 if it takes part in none.
 
     Raises:
         ValueError: if a client is not in [−1, K).

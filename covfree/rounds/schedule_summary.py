@@ -49,9 +49,9 @@ def schedule_statistics(
         num_clients: K, by default one more than the largest client.
 
     Raises:
-        ValueError: `labels` and `clients` differ in length, a value is out of its range, or the schedule has
-            a client that does not exist or is twice in a round.
-        TypeError: `labels` or `clients` are not integers.
+        ValueError: if ``labels`` and ``clients`` differ in length, a value is out of its range, or the
+            schedule has a client that does not exist or is twice in a round.
+        TypeError: if ``labels`` or ``clients`` are not integers.
 
     >>> labels, clients = np.array([0, 1, 1, 2, 2, 2]), np.array([0, 0, 1, 2, 2, 3])
     >>> drawn = np.array([[3], [2], [3], [1], [3]])

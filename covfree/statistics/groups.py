@@ -80,7 +80,7 @@ def _subset_groups(
 
 
 def check_one_client(features: Any, labels: Any, num_classes: int, *_: Any, **__: Any) -> None:
-    """Raise ValueError or TypeError unless features, labels and C are those of one client."""
+    """Raise ValueError or TypeError unless features, labels and C are valid for one client."""
     if np.ndim(features) == 3:
         raise ValueError(
             f"features: expected shape [examples, dim] of one client, got {list(np.shape(features))}; "

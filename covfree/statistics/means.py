@@ -26,7 +26,7 @@ def class_means(
 
     Returns:
         Means (0 for an absent class) and counts n_kc. Batch over clients with ``jax.vmap``. If features
-        cancel, the mean is not exactly 0, but within some eps of the features' size.
+        cancel, the mean is 0 only up to a few eps times the features' size.
 
     Raises:
         ValueError: if shapes do not fit.

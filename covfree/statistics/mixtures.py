@@ -210,7 +210,7 @@ def _mixture_rows(
     num_components: int,
     covariance: Structure,
 ) -> tuple[Rows, Integer[Array, ""], Integer[Array, ""]]:
-    """Compute the rows, the number of client-class pairs, and the size of the largest: one compiled call."""
+    """Compute, in one call, the rows, the number of client-class pairs and the size of the largest pair."""
     kept = (labels >= 0) & (clients >= 0)
     # The pair of each example; −1 for padding.
     pair = subset_groups((clients, labels), kept, 1, None)[0]

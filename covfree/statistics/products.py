@@ -18,7 +18,8 @@ class ScatterProducts(NamedTuple):
     """Products of a scatter with directions; they add up over examples.
 
     Attributes:
-        product: S Q, with S = Σ_i (f_i − μ_{y_i})(f_i − μ_{y_i})ᵀ.
+        product: S Q for directions Q, with S = Σ_i (f_i − μ_{y_i})(f_i − μ_{y_i})ᵀ; μ_{y_i} is the mean of
+            example i's class.
         trace: tr S.
     """
 

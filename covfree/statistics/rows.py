@@ -23,7 +23,7 @@ CovarianceType: TypeAlias = Literal["diagonal", "spherical"]
 
 
 def check_subsets(num_subsets: int | None, subset_size: int) -> None:
-    """Raise ValueError unless both sizes are at least 1; ``num_subsets`` may be None."""
+    """Raise ValueError unless ``num_subsets`` (or None) and ``subset_size`` are at least 1."""
     if num_subsets is not None:
         check_positive("num_subsets", num_subsets)
     check_positive("subset_size", subset_size)

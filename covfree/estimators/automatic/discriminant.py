@@ -30,8 +30,8 @@ _ROUNDING = 4.0
 class Basis(NamedTuple):
     """Class means and clients' offsets in the eigenbasis of a covariance.
 
-    If the covariance is a factor, the basis spans only its rows; every other direction has eigenvalue
-    ``floor``.
+    If the covariance is stored as a factor Y, the basis spans only its rows; every other direction has
+    eigenvalue ``floor``.
 
     Attributes:
         values: eigenvalues of the covariance minus ``floor`` · I.

@@ -1,4 +1,4 @@
-"""Estimate clients' offsets of the features from sums by client: a two-way layout of classes and clients."""
+"""Estimate clients' offsets of the features from sums by client (a two-way layout of classes and clients)."""
 
 from __future__ import annotations
 

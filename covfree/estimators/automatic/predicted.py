@@ -86,7 +86,7 @@ def misclassification_probability(
 def predicted_error(
     margins: Margins, candidates: Float[Array, " candidates"], scales: Float[Array, " scales"]
 ) -> Float[Array, "candidates scales"]:
-    """Predict the test error of the head from (Σ̂ + γI) s/(1 + γ), for each γ and each s in ``scales``."""
+    """Predict the error of the head with covariance (Σ̂ + γI) s/(1 + γ), for each γ and s in ``scales``."""
 
     def one_candidate(case: tuple[jax.Array, ...]) -> jax.Array:
         mean, variance, gamma = case

@@ -1,4 +1,4 @@
-"""Choose the clients whose sums the automatic rule keeps: all clients, or a fair sample of 256."""
+"""Choose the clients whose sums the automatic rule uses: up to 256 all, or else a fair sample of 256."""
 
 from __future__ import annotations
 
