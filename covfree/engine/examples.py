@@ -51,7 +51,7 @@ def summarise(
         key: PRNG key for methods that draw at random.
 
     Features of 1 GiB or more on the host, such as a memory-mapped file, are gathered a few clients at a time.
-    A method with random subsets then draws other subsets than from smaller features.
+    This changes the random subsets that a method draws.
 
     Returns:
         The rows that clients send, padded so that federations of similar size get equal shapes; if

@@ -29,7 +29,7 @@ class Passed(NamedTuple):
 def passed(
     method: Method, make_rows: Callable[[], Rows], num_classes: int, *, start: int = 0
 ) -> list[Passed]:
-    """List the shapes of what the server and clients with rows ``make_rows()`` exchange from round ``start``.
+    """List the shapes of what server and clients with rows ``make_rows()`` exchange from round ``start`` on.
 
     In these rounds clients upload sums.
     """

@@ -20,7 +20,8 @@ class SoftmaxSums(NamedTuple):
 
     Attributes:
         loss: Σ_i n_i (log Σ_c exp s_ic − s_iy) for scores s_ic of example i and class c, and true class y.
-        slope: the loss's derivative at 0 by W and, in the last row, a, in scores plus Wᵀ(x_i − m) + a.
+        slope: the derivative by W and, in the last row, by a, at W = 0 and a = 0, of the loss with
+            Wᵀ(x_i − m) + a added to the scores.
         number: Σ_i n_i, the number of examples.
     """
 
