@@ -20,7 +20,7 @@ from jax import lax
 from jaxtyping import Array, Float
 
 _Pads: TypeAlias = tuple[tuple[int, int], ...]
-# "SAME", "VALID", or how many positions are added before and after, along height and width.
+# "SAME", "VALID", or the numbers of added positions: ((top, bottom), (left, right)).
 Padding: TypeAlias = str | Sequence[tuple[int, int]]
 
 
@@ -46,11 +46,11 @@ def convolve(
         x: [batch, height, width, channels].
         kernel: [height, width, channels in a group, outputs].
         strides: strides along height and width.
-        padding: "SAME", "VALID", or how many positions are added before and after, along height and width.
+        padding: "SAME", "VALID", or the numbers of added positions: ((top, bottom), (left, right)).
         feature_group_count: number of groups of channels.
         precision: precision of the products.
-        settings: other arguments of ``lax.conv_general_dilated``. Most of them, and images that are not
-            two-dimensional, make this call that function.
+        settings: other arguments of ``lax.conv_general_dilated``. With most of them, and for images that
+            are not two-dimensional, this only calls that function.
 
     Returns:
         [batch, height, width, outputs].

@@ -84,7 +84,7 @@ class Extractor:
 
     @property
     def key(self) -> dict[str, Any]:
-        """Name, data type, weights and preprocessing; all sites need the same. Feature files store it."""
+        """Name, data type, weights and preprocessing, equal at all sites; feature files store this key."""
         how = self.preprocessing
         return {
             "backbone": self.name,

@@ -129,7 +129,7 @@ class SentenceEncoder:
     def encode(
         self, params: Params, texts: Sequence[str], *, batch_size: int = 64
     ) -> Float[np.ndarray, "texts features"]:
-        """Compute features of texts. Texts of similar length share a batch, padded to 2ⁿ tokens each.
+        """Compute features of texts. Texts of similar length share a batch with 2ⁿ or ``max_tokens`` columns.
 
         Up to rounding, the features of a text do not depend on the other texts.
 

@@ -91,7 +91,7 @@ def check(features: Any, labels: Any, clients: Any = None, *, num_classes: int |
 
 
 def num_classes_of(labels: Any) -> int:
-    """Return the largest label plus 1, 0 without labels; a ValueError if gaps show that labels are ids."""
+    """Return the largest label plus 1, 0 without labels; a ValueError if wide gaps suggest ids."""
     number = int(labels.max()) + 1 if np.size(labels) else 0
     if number > _MANY_CLASSES:
         known = np.unique(np.asarray(labels))

@@ -37,9 +37,9 @@ def compiled(
     """Return a decorator that compiles a function like ``jax.jit``, and checks arguments before each call.
 
     ``jit`` truncates NumPy's 64-bit integers to 32 bits (unless x64 is enabled), so that 2³² becomes 0. Here
-    arrays above int32 are converted to floats if their name ends in ``count`` or ``counts``. Any other array,
-    such as labels, raises a ``ValueError`` that names it. Integers below int32 are raised to its smallest
-    number: they are padding, like all below 0.
+    an array with integers above int32 becomes floats if its name ends in ``count`` or ``counts``; any other
+    such array, e.g. of labels, raises a ``ValueError`` that names it. Integers below int32 become its
+    smallest number: they are padding, like all below 0.
 
     Args:
         static_argnames: see ``jax.jit``.
