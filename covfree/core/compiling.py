@@ -23,7 +23,7 @@ _QUICK = {"xla_cpu_use_fusion_emitters": False, "xla_cpu_parallel_codegen_split_
 def quick_options() -> dict[str, bool | int]:
     """Return XLA flags that shorten compilation on CPUs, except those that ``XLA_FLAGS`` sets already.
 
-    XLA refuses unknown flags, so for releases of jaxlib that may not know these, return none.
+    The result is empty for releases of jaxlib that may not know these flags: XLA refuses unknown ones.
     """
     major, minor = map(int, version("jaxlib").split(".")[:2])
     given = os.environ.get("XLA_FLAGS", "")

@@ -79,8 +79,8 @@ class Factorisation(NamedTuple):
 def factorise(matrix: Float[AnyArray, "dim dim"] | Scatter) -> Factorisation:
     """Factorise a positive semi-definite matrix A for `solve`.
 
-    Cholesky factorises D A D, whose diagonal is between ½ and 2; D is a diagonal of powers of two, so scaling
-    is exact. So features of very different scale do not lose accuracy.
+    Cholesky factorises D A D, whose diagonal is between ½ and 2; D is a diagonal matrix of powers of two, so
+    that scaling is exact. This keeps accuracy if features have very different scales.
 
     Args:
         matrix: symmetric positive semi-definite, as an array or a `Scatter`.

@@ -30,8 +30,8 @@ def fisher_directions(
 
     The Fisher subspace is spanned by S_W^{−½} u for the eigenvectors u of S_W^{−½} S_B S_W^{−½} with positive
     eigenvalues, where S_B = M Mᵀ, and M has a column √(N_c/N) (μ_c − μ_g) for each class. It is the span of
-    S_W⁻¹M. V = S_W⁻¹M (MᵀS_W⁻¹M)^{−½} has the same span, and Vᵀ S_W V is the projector on C − 1 of C
-    dimensions. This basis takes a solve and the root of a C × C matrix, but no root of a d × d matrix. Unlike
+    S_W⁻¹M. V = S_W⁻¹M (MᵀS_W⁻¹M)^{−½} has the same span, and Vᵀ S_W V is a projector [C, C] of rank C − 1 or
+    less. This basis takes a solve and the root of a C × C matrix, but no root of a d × d matrix. Unlike
     eigenvectors it is unique, so that samples drawn in it do not depend on arbitrary signs.
 
     The strength of a direction is the standard deviation between classes over that within classes. MᵀS_W⁻¹M

@@ -66,9 +66,9 @@ def gaussian_head(
     Returns:
         The head.
 
-    Source: Hastie, Tibshirani and Friedman, The Elements of Statistical Learning, eq. 4.12. Equivalent, for
-    the covariances that they estimate, to scikit-learn's ``QuadraticDiscriminantAnalysis``, or ``GaussianNB``
-    for diagonals.
+    Source: Hastie, Tibshirani and Friedman, The Elements of Statistical Learning, eq. 4.12. Given the
+    covariances that scikit-learn estimates, equivalent to its ``QuadraticDiscriminantAnalysis``, or to its
+    ``GaussianNB`` for diagonals.
 
     >>> import jax.numpy as jnp
     >>> moments = Moments(jnp.array([1, 1]), jnp.array([1, 1]), jnp.array([[0.0], [0.0]]))

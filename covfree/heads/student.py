@@ -129,7 +129,7 @@ def student_head(
 
     The scatter S_c of K_c rows has a rank below K_c. So it is enough to whiten the rows once and to do a
     Cholesky factorisation of size min(K_c, d) for each class. No C·d² memory is needed, and the head is as
-    large as the rows and one matrix. The weight of a row with mean x_r and count n_r assumes
+    large as the rows and one matrix [d, d]. The weight of a row with mean x_r and count n_r assumes
     Cov(x_r) = Σ_c (1/n_r + τ), with τ from `client_variance`.
 
     Args:
