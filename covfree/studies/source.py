@@ -11,6 +11,7 @@ import sys
 from collections.abc import Callable, Sequence
 from functools import cache, partial
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -206,17 +207,17 @@ def _checked(source: Source) -> Source:
         )
     if data.train_features.size and (offset := _offset(data.train_features)) > _FAR:
         print(
-            f"covfree: {data.name}: features lie {offset:.2g} times their spread from zero, where FedNCM, "
-            "Fed3R, AFL and ridge heads fail in float32; subtract one point from all features, the same at "
-            "all clients",
+            f"covfree: {data.name}: the features' mean lies {offset:,.0f} times their spread from zero, where "
+            f"fed3r, afl{', fedncm and ridge heads' if offset > _VERY_FAR else ''} fail in float32; subtract "
+            "one vector, such as the mean of public examples, from the features of all clients",
             file=sys.stderr,
         )
     return source
 
 
-# Beyond this offset (see `_offset`), rounding sums of squares in float32 costs over 1 % of the variance:
-# 290² · 1.2e-7 = 0.01.
-_FAR = 290.0
+# In float32 rounding costs offset² · 1.2e-7 of the variance, see `_offset`. Fed3R and AFL, whose Gram matrices
+# then have small eigenvalues, fail at 1e-4 or more; other heads about the origin at 1e-2 or more.
+_FAR, _VERY_FAR = 29.0, 290.0
 
 
 def _offset(features: np.ndarray) -> float:
@@ -287,17 +288,25 @@ def contents_of(data: FeatureSet) -> str:
 
 
 def cache_file(stem: str, key: dict[str, Any]) -> Path:
-    """Return a path in the cache from the name ``stem`` and a hash of ``key``; make the cache's folder."""
+    """Return a path in the cache from the name ``stem`` and a hash of ``key``; make the cache's folder.
+
+    Raise OSError if the features are not there yet and the folder cannot be written.
+    """
     own, common = os.environ.get("COVFREE_CACHE"), os.environ.get("XDG_CACHE_HOME")
     folder = Path(own) if own else (Path(common) if common else Path.home() / ".cache") / "covfree"
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise OSError(
-            f"{folder}: cannot make this folder for features ({error.strerror}); COVFREE_CACHE names another"
-        ) from error
     digest = hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()[:16]
-    return folder / f"{re.sub(r'[^A-Za-z0-9._-]+', '_', stem)[:80]}-{digest}.npz"
+    file = folder / f"{re.sub(r'[^A-Za-z0-9._-]+', '_', stem)[:80]}-{digest}.npz"
+    if not file.exists():
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            with TemporaryFile(dir=folder):
+                pass
+        except OSError as error:
+            raise OSError(
+                f"{folder}: features cannot be kept in this folder ({error.strerror}); set COVFREE_CACHE to "
+                "a folder that can be written"
+            ) from error
+    return file
 
 
 def _once(read: Callable[..., FeatureSet]) -> Callable[[int], FeatureSet]:

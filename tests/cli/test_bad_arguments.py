@@ -298,7 +298,15 @@ def test_classes_that_nobody_trains_on_are_told(cli, tmp_path):
     assert "from zero" not in told.err
     np.savez(train, features=features + 150, labels=labels)
     told = cli("compare", "--dataset", train, *options)
-    assert "train: features lie 5.5e+02 times their spread from zero, where FedNCM" in told.err
+    assert (
+        "train: the features' mean lies 551 times their spread from zero, where fed3r, afl, fedncm"
+        in told.err
+    )
+    np.savez(train, features=features + 15, labels=labels)
+    assert (
+        "55 times their spread from zero, where fed3r, afl fail"
+        in cli("compare", "--dataset", train, *options).err
+    )
     refused = cli("compare", "--dataset", single, *options)
     assert refused.code == 2
     assert "single: expected examples of two classes or more to train on, got 1" in refused.err

@@ -199,6 +199,7 @@ def test_features_far_from_zero():
     # What a head about the origin makes of float32 is in tests/methods/test_contracts.py.
     for offset, words, others in (
         (10.0, "Features lie", ("do not trust", "too few digits")),
+        (100.0, "do not trust heads about the origin there (Fed3R, AFL)", ("too few digits",)),
         (1e4, "do not trust heads about the origin", ("too few digits",)),
         (1e6, "hold too few digits for any method", ("do not trust",)),
     ):
