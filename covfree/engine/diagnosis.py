@@ -32,8 +32,8 @@ _LEVEL = 0.01
 _SEEN = 2.33
 # Warn if the rounding of features exceeds this share of their standard deviation within classes.
 _ROUNDING = 0.01
-# Fed3R and AFL fail if rounding of squares exceeds this share of the variance, as directions of small variance
-# matter to them: at an offset of 40 to 200 on the digits, of 80 on Caltech-101's 1280 features.
+# Fed3R and AFL fail if rounding of squares exceeds this share of the variance, as they need directions of
+# small variance: at an offset of 40 to 200 on the digits, of 80 on Caltech-101's 1280 features.
 _OF_SQUARES = 1e-4
 # Above this relative error of Σ̂ the verdict recommends methods that estimate no covariance.
 _UNRELIABLE = 0.5
