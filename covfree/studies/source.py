@@ -208,15 +208,15 @@ def _checked(source: Source) -> Source:
     if data.train_features.size and (offset := _offset(data.train_features)) > _FAR:
         print(
             f"covfree: {data.name}: the features' mean lies {offset:,.0f} times their spread from zero, "
-            f"where fed3r, afl{', fedncm and ridge heads' if offset > _VERY_FAR else ''} fail in float32; subtract "
-            "one vector, such as the mean of public examples, from the features of all clients",
+            f"where fed3r, afl{', fedncm and ridge heads' if offset > _VERY_FAR else ''} fail in float32; "
+            "subtract one vector, such as the mean of public examples, from the features of all clients",
             file=sys.stderr,
         )
     return source
 
 
-# In float32 rounding costs offset² · 1.2e-7 of the variance (see `_offset`). Fed3R and AFL may fail if this is
-# 1e-4, other heads about the origin if it is 1e-2.
+# In float32 rounding costs offset² · 1.2e-7 of the variance (see `_offset`). Fed3R and AFL may fail at 1e-4,
+# other heads about the origin at 1e-2.
 _FAR, _VERY_FAR = 29.0, 290.0
 
 

@@ -307,9 +307,7 @@ def test_where_the_cache_is(monkeypatch, tmp_path):
     assert source_module.cache_file("a", {"images": "cd"}).name != source_module.cache_file("a", key).name
     (tmp_path / "file").touch()
     monkeypatch.setenv("COVFREE_CACHE", "file")
-    with pytest.raises(
-        OSError, match=r"file: features cannot be kept in this .*set COVFREE_CACHE to"
-    ):
+    with pytest.raises(OSError, match=r"file: features cannot be kept in this .*set COVFREE_CACHE to"):
         source_module.cache_file("a", key)
 
 
