@@ -115,7 +115,7 @@ def test_four_sites_and_a_server_by_the_commands_of_the_page(tmp_path, monkeypat
 
     def site(name: str) -> subprocess.Popen:
         words = ["--key", f"{name}.key", "--images", f"photos/{name}", "--state", name]
-        return start([*JOIN[:3], *words, "--out", f"{name}.npz"], tmp_path)
+        return start([*JOIN[:3], *words, "--out", f"{name}-head.npz"], tmp_path)
 
     started["server"] = start(SERVE, tmp_path)
     wait_for(folder.ask(0), started["server"])
@@ -133,7 +133,7 @@ def test_four_sites_and_a_server_by_the_commands_of_the_page(tmp_path, monkeypat
         assert process.returncode == 0, f"{name}: {out}"
     assert run(STATUS) == 0
 
-    heads = {(tmp_path / f"{name}.npz").read_bytes() for name in (*SITES, "head")}
+    heads = {(tmp_path / name).read_bytes() for name in ("head.npz", *(f"{site}-head.npz" for site in SITES))}
     assert len(heads) == 1
     saved = covfree.load_head("head.npz")
     assert saved.class_names == NAMES
