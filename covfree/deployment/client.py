@@ -34,7 +34,7 @@ class _Kept(NamedTuple):
         after: the algorithm's memory of this client, if the last upload counted.
         turn: the turn of the last upload, see `Description.place`; −1 before the first.
         secret: the saved `covfree.secure.Client` of an unfinished secure sum; empty if there is none.
-        came: the numbers of the sites in the last secure sum to which this site agreed.
+        came: the numbers of the sites whose uploads are in the last secure sum that this site signed.
     """
 
     before: Any
@@ -175,7 +175,7 @@ class Client(Machine):
         return own, old._replace(before=before, after=after, turn=turn)
 
     def _step(self, turn: int, about: Mapping[str, Any], arrays: Mapping[str, Any]) -> tuple[Any, _Kept]:
-        """Answer a step of a secure sum, return also the new state; raise Refused if a step was missed."""
+        """Answer a secure sum's step; return the answer and the new state. Refused if a step was missed."""
         number, step = self.description.place(turn)
         size, kept = about.get("words"), self._kept
         if type(size) is not int or size < 1:
@@ -220,7 +220,7 @@ class Client(Machine):
         return content, kept._replace(secret=b"" if step == STEPS[-1] else client.saved())
 
     def _same_came(self, kept: _Kept, arrays: Mapping[str, Any]) -> _Kept:
-        """Return ``kept`` with this sum's sites; raise Refused if they changed but must not."""
+        """Return ``kept`` with this sum's sites; Refused if they changed and the algorithm forbids it."""
         came = tuple(np.ravel(arrays.get("came", ())).tolist())
         if kept.came and kept.came != came and self._algorithm.same_clients:
             raise secure.Refused(

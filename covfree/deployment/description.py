@@ -174,7 +174,7 @@ class Description:
         return ("answer",) if self.sums is None else STEPS
 
     def place(self, turn: int) -> tuple[int, str]:
-        """Return the round and the step of a turn: the number of a step, counted over all rounds, from 0."""
+        """Return the round and the step of a turn; turns count the steps of all rounds from 0."""
         number, step = divmod(turn, len(self.steps))
         return number, self.steps[step]
 
@@ -306,7 +306,7 @@ class Description:
     def _fields(self) -> dict[str, Any]:
         names = (each.name for each in dataclasses.fields(self) if each.name not in _PARTS)
         own = {name: getattr(self, name) for name in names}
-        # A part that is None is left out, so that older federations keep their identity.
+        # A field that is None is left out, so that older federations keep their identity.
         parts = {"sums": self.sums, "private": self.private}
         more = {name: dataclasses.asdict(part) for name, part in parts.items() if part is not None}
         return {"version": _VERSION, **own, "class_names": list(self.class_names), **more}

@@ -134,9 +134,9 @@ class _State(NamedTuple):
 
 
 class PrivateSteps:
-    """The pure steps of a private method, with the interface of `covfree.deployment.steps.Steps`.
+    """The computations of a private method, with the interface of `covfree.deployment.steps.Steps`.
 
-    They use NumPy, for 64-bit integers, and draw noise with the operating system's randomness.
+    They use NumPy, for 64-bit integers. `upload` draws noise with the operating system's randomness.
 
     Attributes:
         made: the private method.
@@ -167,7 +167,7 @@ class PrivateSteps:
         return self.start()[0]
 
     def form(self, state: _State) -> Parts:
-        """Return an upload of zeros: sums, and the number of noise shares in them."""
+        """Return an upload of zeros: class sums or a second moment, and its number of noise shares."""
         shape = self._matrix if _KINDS[int(state.kind)] == "matrix" else self._sums
         return Parts.of([np.zeros(shape, np.int64), np.zeros((), np.int64)])
 

@@ -20,8 +20,8 @@ class Standing(Machine):
     """The server's state, loaded from its folder.
 
     Attributes:
-        turn: the number of the open round, or of the next, from 0; with secure sums, of a step of a round,
-            see `Description.place`.
+        turn: the number, from 0, of the open round, or of the next if none is open. With secure sums it
+            counts the steps of all rounds, see `Description.place`.
         history: a record for each closed round: which sites counted, which were set aside at its end and
             why, how many sites were judged by their class means, and how many bytes were sent.
         stopped: why the federation ended before its last round; None if it did not.

@@ -106,7 +106,7 @@ class Steps:
         sums = [np.asarray(leaf)[0] for leaf in parts.sums.total]
         tables = [[np.asarray(x)[0][np.asarray(table[-1])[0]] for x in table[:-1]] for table in parts.tables]
         if not np.asarray(given.sound)[0] and self._private:
-            # Keep the old memory: an error would reveal that the client has examples.
+            # Keep the old memory: an error would reveal something about the client's examples.
             remembered = jax.tree.map(np.asarray, memory)
         elif not np.asarray(given.sound)[0]:
             raise ValueError("memory: expected finite numbers after the round; the features may be too large")
@@ -153,7 +153,7 @@ class Steps:
         return zeros_of(one, state)
 
     def skeleton(self, items: Sequence[Sequence[int]]) -> Any:
-        """Return zeros shaped as the state after ``len(items)`` rounds; ``items[r]`` has tables' lengths."""
+        """Return zeros like the state after ``len(items)`` rounds; round r gave table i items[r][i] rows."""
         if not self._skeletons:
             self._skeletons.append(zeros_of(lambda: self.start()[0]))
         if self.algorithm.rounds is None:
@@ -191,10 +191,10 @@ class Steps:
         return Upload(number, examples, [arrays[f"sum.{i}"] for i in range(len(form.sums))], tables)
 
     def total(self, examples: Mapping[int, int], load: Callable[[int], Upload], form: Parts) -> Any:
-        """Add the uploads of the clients in ``examples``, each read once, and rebuild the algorithm's types.
+        """Add the uploads of the clients in ``examples``, each read once, into the algorithm's upload type.
 
         Sums are added as in the simulation: clients are grouped by padded size, and each group has its own
-        compensated sum, in which larger clients come first. Tables are in the order of the clients' numbers.
+        compensated sum, to which larger clients are added first. Rows are in the order of clients' numbers.
         """
         zeros = [jnp.zeros_like(x) for x in form.sums]
         total, tables = Compensated(zeros, zeros), dict[int, list[list[np.ndarray]]]()

@@ -20,7 +20,7 @@ def arrived(rows: Rows, first_round: Integer[AnyArray, " clients"], after: int |
         rows: rows of all clients; ``client`` counts from 0.
         first_round: the round in which each client first takes part, from 0; −1 for never. From
             `covfree.rounds.first_rounds`.
-        after: the last of these rounds, from 0; may be traced.
+        after: the round, from 0, up to which clients count; may be traced.
 
     Returns:
         The rows, as many as before.

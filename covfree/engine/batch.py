@@ -107,11 +107,11 @@ def accumulate(
             must lie on one device, as `shard_rows` places them.
 
     Returns:
-        The server's state after the last round: for most methods, one total for each round. The total of a
-        `Factor` is a `covfree.linalg.Scatter`, and that of a `Table` its items.
+        The server's state after the last round: for most methods, one total for each round. Clients' terms
+        of type `Factor` have a `covfree.linalg.Scatter` as total, those of type `Table` their stacked items.
 
     Raises:
-        TypeError: if ``method`` is no `Method`, or ``source`` is is no `Rows`, `Generated` or `Stream`.
+        TypeError: if ``method`` is no `Method`, or ``source`` is no `Rows`, `Generated` or `Stream`.
         ValueError: if the method also needs sums over clients' examples; if its state contains rows and
             ``source`` is not `Rows`; if the method needs whole clients and a client's rows are on several
             devices (not checked under the caller's ``jit``); if reading the source fails.

@@ -56,7 +56,7 @@ class Diagnosis:
         error: expected relative error of Σ̂ in the Frobenius norm, √((1 + r)/ν), for Gaussian features.
         condition_before: condition number of Σ̂ before shrinkage; infinite if Σ̂ is singular.
         system: how the regularised system is solved, and its condition number; None without a system.
-        shift: whether clients' features differ.
+        shift: the test of whether clients' features differ.
         offset: ‖μ_g‖/√tr Σ̂, the distance of the grand mean μ_g from zero in units of the spread within
             classes; infinite if no covariance could be estimated. In float32 rounding harms Fed3R and AFL
             above 29, other heads that are not centred (nearest mean, ridge) above 290 = 1/√(100 eps), and
@@ -152,7 +152,7 @@ def diagnose(rows: Rows, *, num_classes: int, method: Method | None = None) -> D
 def _effective_rank(covariance: Scatter, degrees: Float[Array, ""]) -> Float[Array, ""]:
     """Estimate (tr Σ)²/tr Σ² from Σ̂ with ν degrees of freedom, clipped to [1, d].
 
-    E tr Σ̂² = (1 + 1/ν) tr Σ² + (tr Σ)²/ν and E (tr Σ̂)² = (tr Σ)² + 2 tr Σ²/ν are solved for the two traces.
+    E tr Σ̂² = (1 + 1/ν) tr Σ² + (tr Σ)²/ν and E (tr Σ̂)² = (tr Σ)² + 2 tr Σ²/ν are solved for tr Σ², (tr Σ)².
     """
     trace, square = trace_and_square(covariance)
     trace, degrees, dim = jnp.square(trace), jnp.maximum(degrees, 1), covariance.dim
@@ -247,7 +247,7 @@ def _of_shift(found: Diagnosis) -> str:
     share, z = float(found.shift.relative_shift), float(found.shift.statistic)
     if not found.shift.p_value < _LEVEL:
         text = f"No sign that clients' features differ (p = {found.shift.p_value:.2g})"
-        # share/z is the standard error; a shift above 2.33 standard errors would probably have been detected.
+        # share/z is the standard error of the share; a shift above 2.33 of them would probably be detected.
         hidden = _SEEN * abs(share / z) if z else np.inf
         if hidden <= _UNRELIABLE:
             return text + "."

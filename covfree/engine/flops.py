@@ -87,8 +87,8 @@ def training_flops(
         all, backbone:  T = E n (F_φ + F_ϕ + 2 (F_φ + F_ϕ)) = 3 E n (F_φ + F_ϕ),
         head:           T = E n (F_φ + F_ϕ + 2 F_ϕ) = E n (F_φ + 3 F_ϕ).
 
-    A client takes part in a share κ/K of the rounds, so after t rounds the average client has computed
-    t·T·κ/K.
+    This is a client's cost T in one round. If κ of K clients take part in each round, the average client has
+    computed t·T·κ/K after t rounds.
 
     Args:
         examples: n.

@@ -28,7 +28,7 @@ def head_of(method: Method[Any], state: tuple[Any, ...]) -> Any:
 def _head(
     system: Any, head: Callable[..., Any], params: Any, numbers: Any, feature_map: Any, state: tuple[Any, ...]
 ) -> Any:
-    """Build the system from ``numbers``, the head from ``params``; equal functions are compiled once."""
+    """Build the system with ``numbers`` (from `_with_choice`), then the head with the method's ``params``."""
     found = head(params, None if system is None else system(numbers, *state), *state)
     return found if feature_map is None else MappedHead(feature_map, found)
 
@@ -57,7 +57,7 @@ def _is_rule(node: Any) -> bool:
 
 
 def _given(strength: Any, *_: Any) -> tuple[jax.Array, jax.Array]:
-    """Return (a, b) = ``strength``: a shrinkage rule that returns an earlier choice."""
+    """Act as a shrinkage rule that returns an earlier choice: the two numbers in ``strength``."""
     return strength[0], strength[1]
 
 

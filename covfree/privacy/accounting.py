@@ -48,7 +48,7 @@ class Promise:
         delta: δ.
         unit: what is hidden: one example, or all of a client's.
         neighbours: ``"add_remove"`` hides whether the unit is present, ``"replace_one"`` hides its values.
-        noise: who adds the noise.
+        noise: who adds the noise: ``"central"``, ``"distributed"`` or ``"local"``, as in `private`.
         honest: for distributed noise, the number of clients that surely take part and add their noise; else
             None.
         releases: what is released.
@@ -191,6 +191,6 @@ def _epsilon(rho: float, delta: float, real: bool) -> float:
 
 
 def _orders(rho: float, delta: float) -> Sequence[float]:
-    """Return Rényi orders around 1 + √(log(1/δ)/ρ), which is close to the best order."""
+    """Return orders of Rényi divergence around 1 + √(log(1/δ)/ρ), which is close to the best order."""
     best = math.sqrt(-math.log(delta) / rho)
     return [1 + best * 2 ** (step / 50) for step in range(-100, 51)]

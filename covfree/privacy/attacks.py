@@ -15,9 +15,10 @@ def membership_signal(
 ) -> Float[Array, ""]:
     """Return d′: by how many standard deviations an example's presence moves the log-likelihood ratio.
 
-    The attacker sees the sum of n Gaussian feature vectors whose covariance has eigenvalues λ_j, plus noise
-    of standard deviation σ in each coordinate. Then d′² = Σ_j λ_j/(n λ_j + σ²); without noise d′ = √(d/n).
-    The attack has AUC Φ(d′/√2), and finds a share Φ(d′ − z) of the members at false-positive rate 1 − Φ(z).
+    The attacker sees the sum of n Gaussian vectors [d] whose covariance has eigenvalues λ_j, plus noise of
+    standard deviation σ in each coordinate. Then d′² = Σ_j λ_j/(n λ_j + σ²); without noise d′ = √(d/n). With
+    Φ the standard normal distribution function, the attack has AUC Φ(d′/√2), and finds a share Φ(d′ − z) of
+    the members at false-positive rate 1 − Φ(z).
 
     Args:
         eigenvalues: λ_j, at least 0.
@@ -77,12 +78,12 @@ def auc(members: Float[AnyArray, " members"], others: Float[AnyArray, " others"]
 def found_at(
     members: Float[AnyArray, " members"], others: Float[AnyArray, " others"], rate: float = 0.01
 ) -> Float[Array, ""]:
-    """Return the share of members above the threshold that at most a share ``rate`` of non-members exceeds.
+    """Return the share of members that an attack finds at a false-positive rate of at most ``rate``.
 
     Args:
         members: scores of members.
         others: scores of non-members.
-        rate: the false-positive rate.
+        rate: the largest share of non-members whose scores may be above the threshold.
     """
     ordered = jnp.sort(jnp.asarray(others))
     allowed = int(rate * len(ordered))

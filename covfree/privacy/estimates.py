@@ -120,8 +120,8 @@ def shrunk_means(
     Counts and class means are treated as random draws about their averages. A count becomes N_c = N̄ + t/(t +
     σ_n²)·(Ñ_c − N̄), where N̄ is the average and t + σ_n² the variance of the noisy counts. A mean becomes
     g + τ²/(τ² + v_c)·(S̃_c/N_c − g), where g is the mean of all examples and v_c = σ²/N_c² the variance of
-    the noise in each coordinate. The variance τ² of the true class means is estimated from
-    ‖S̃_c/N_c − g‖²/d − v_c. It is at least the error of this estimate, min_c v_c·√(2/(C·d)). Without
+    the noise in each coordinate. The variance τ² of the true class means [C, d] is a weighted average of
+    ‖S̃_c/N_c − g‖²/d − v_c, or the error of this average, min_c v_c·√(2/(C·d)), if that is larger. Without
     shrinkage, the noise in class means, larger for small classes, would bias predictions.
 
     Args:
@@ -144,7 +144,7 @@ def shrunk_means(
     noise = jnp.square(jnp.asarray(sum_deviation, counts.dtype) / counts)
     found = jnp.square(moved).sum(1) / dim - noise
     spread = jnp.zeros((), counts.dtype)
-    for _ in range(2):  # the weights depend on the estimate itself: so two passes
+    for _ in range(2):  # twice, as the weights depend on the estimate itself
         weight = 1 / jnp.square(1 + spread / noise) / jnp.square(noise / noise.min())
         spread = (weight * found).sum() / weight.sum()
         spread = jnp.maximum(spread, noise.min() * jnp.sqrt(2 / jnp.asarray(number * dim, counts.dtype)))

@@ -38,12 +38,12 @@ class Finding(NamedTuple):
         name: the kind of upload that the attacker sees.
         auc: area under the ROC curve of the membership attack; 0.5 is chance.
         found: share of the members found at 1 % false positives.
-        single: share of the sums over one example only, which reveal its features; NaN with noise.
-        named: share of the sums for which the most likely of 10 candidates is a member; chance is 0.1. NaN if
-            no class has so many candidates.
+        single: share of the sums that consist of one example, and so reveal it; NaN with noise.
+        named: share of the sums for which the most likely of 10 candidates, one of them a member, is the
+            member; chance is 0.1. NaN if no class has so many candidates.
         presence: AUC of inferring from a count whether a sender has a class; NaN if all have all classes.
-        difference: relative error of one client's sums, if computed as the sums over all clients minus the
-            sums over all others; NaN if sums are not over all clients.
+        difference: relative error of one client's sums, computed as the sums over all clients minus those
+            over all clients but this one; NaN if the attacker does not see the sums over all clients.
         sums: number of class sums attacked. All scores from one sum share its noise, so the AUC from few sums
             depends on the draw.
         members: scores of members, for plots.
@@ -99,7 +99,7 @@ class Audit:
 
 
 class _World(NamedTuple):
-    """The federation's examples, examples outside it, and what the attacker knows of the classes."""
+    """The federation's examples and their clients (``owners``), others, and what the attacker knows."""
 
     features: np.ndarray
     labels: np.ndarray

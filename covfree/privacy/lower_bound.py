@@ -24,7 +24,7 @@ class AuditedEpsilon(NamedTuple):
 
     Attributes:
         claimed: ε that the release claims.
-        lower: ε is at least this, with the confidence asked for.
+        lower: ε is at least this, with the ``confidence`` given to `audit_epsilon`.
     """
 
     claimed: float
@@ -32,7 +32,7 @@ class AuditedEpsilon(NamedTuple):
 
     @property
     def broken(self) -> bool:
-        """Whether the claim is refuted."""
+        """Whether ``lower`` is above ``claimed``, which refutes the claim."""
         return self.lower > self.claimed
 
 
@@ -44,9 +44,10 @@ def epsilon_lower_bound(
 ) -> float:
     """Bound ε from below, from runs on two neighbouring data sets.
 
-    (ε, δ)-differential privacy means P(T > t) ≤ e^ε P′(T > t) + δ for every test, and vice versa. The first
-    half of the runs chooses the test, the second half bounds both probabilities (Clopper and Pearson). So the
-    bound has the stated confidence, however many tests were tried.
+    (ε, δ)-differential privacy means P(T > t) ≤ e^ε P′(T > t) + δ for every threshold t, with P and P′ the
+    probabilities on the two data sets; the same for T < t, and with P and P′ exchanged. Half of the runs
+    chooses t and one of these inequalities, and the other half bounds both probabilities (Clopper and
+    Pearson). So the bound has the stated confidence, however many thresholds were tried.
 
     Args:
         present: for each run on one data set, the number T that it released.
@@ -108,7 +109,7 @@ def audit_epsilon(
     for kept in (labels, np.full(runs, -1)):
         upload = plain.upload(0, "sums", features, kept, num_classes=runs, random_bytes=random_bytes)
         total = plain.total(0, [upload], random_bytes=random_bytes)
-        # The likelihood ratio's statistic: a sum of coordinates, weighted by how far the example moves them.
+        # The statistic of a likelihood-ratio test: coordinates weighted by how far the example moves them.
         moves = np.array([grid.bound, grid.count, grid.square], float)
         scores.append(total.values @ moves)
     delta = made.promise.delta

@@ -51,7 +51,7 @@ class Private:
     only one step.
 
     Attributes:
-        method: the method, with the projection as its feature map.
+        method: the method; its feature map is the projection, if there is one.
         promise: what is promised, and to whom.
         grids: for each step, a `Grid` for each kind of upload that the server may ask for in it.
         centre: the public vector that is subtracted before features are clipped; None for 0.

@@ -41,7 +41,7 @@ def private_rounds(
 ) -> tuple[Algorithm, Promise]:
     """Make an algorithm whose state hides, after ``rounds`` rounds, whether any one client takes part.
 
-    Each upload, as one vector of all its parts, is scaled down to norm ``clip``, and the server adds Gaussian
+    Each upload, as a vector of all its arrays, is scaled down to norm ``clip``, and the server adds Gaussian
     noise of standard deviation σ = clip/√(2ρ/rounds) to every number of the sum; ρ is the largest with this ε
     and δ. The upload contains the client's weight, so a client that is scaled down counts for less. For
     FedAvg use ``weighting="uniform"``, where the weight is 1, and a ``clip`` above 1. ε is the same if only

@@ -45,7 +45,8 @@ class NoisySums:
     Attributes:
         sums: S̃_c, [classes, dim].
         counts: Ñ_c.
-        square: the mean of the squared norms of all examples, minus two standard deviations of its noise.
+        square: a low estimate of the mean squared norm of all examples: two standard deviations of its noise
+            are subtracted.
         sum_deviation: standard deviation of the noise in each number of the sums.
         count_deviation: standard deviation of the noise in each count.
     """
@@ -72,7 +73,7 @@ class NoisySums:
         )
 
     def averaged(self, other: NoisySums) -> NoisySums:
-        """Average two releases of the same sums, with weights 1/σ² of their noise."""
+        """Average two noisy releases of the same sums, weighted by the inverse variance of their noise."""
         share = 1 / (1 + (self.sum_deviation / other.sum_deviation) ** 2)
         return NoisySums(
             share * self.sums + (1 - share) * other.sums,

@@ -93,7 +93,7 @@ def private_updates(
 ) -> PrivateUpdates:
     """Make an encoding that clips uploads and adds to each a share of the noise that hides it in the sum.
 
-    Each upload, as one vector of all its parts, is scaled down to norm ``clip`` and rounded to a public grid
+    Each upload, as a vector of all its arrays, is scaled down to norm ``clip`` and rounded to a public grid
     of integers. Each client adds discrete Gaussian noise of standard deviation s, so the sum over ``honest``
     clients has σ = s√honest. That is the noise of `private_rounds`, but without a trusted server, provided
     that uploads are seen only in `covfree.secure` sums. The grid's steps are far smaller than the noise. For

@@ -64,7 +64,7 @@ class Upload:
 class Grid:
     """The rounding of one kind of upload to integers, and the sensitivity of the integers' sum.
 
-    `step` and `deviation` are in units of the clip: for features divided by B.
+    `step` and `deviation` are for features divided by B, the clip.
 
     Attributes:
         kind: sums or matrix.
@@ -147,7 +147,7 @@ class Grid:
 
     @property
     def step(self) -> float:
-        """The feature (in sums) or product of two features (in a matrix) that one grid unit stands for."""
+        """The size of one grid unit: of a feature (in sums) or a product of two features (in a matrix)."""
         if self.weight is not None:
             return _limit(self.kind, self.weight) / self.bound
         return 1 / self.bound if self.kind == "sums" else 1 / self.bound**2

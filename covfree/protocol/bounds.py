@@ -71,14 +71,14 @@ def sizes_of(message: Message, owner: np.ndarray | None = None, clients: int = 1
 
 
 class _Range(NamedTuple):
-    """An upper bound derived from one value of each client; the median, and the number, of these values."""
+    """An upper bound (``most``) derived from one value of each client; the values' median and number."""
 
     median: float
     most: float
     clients: int
 
     def root(self) -> _Range:
-        """Convert a range of squared norms to one of norms, by roots."""
+        """Convert median and bound of squared norms to those of norms, by square roots."""
         return self._replace(median=self.median**0.5, most=self.most**0.5)
 
     def __str__(self) -> str:
@@ -88,8 +88,8 @@ class _Range(NamedTuple):
 def _range(values: Iterable[float], least: float) -> _Range | None:
     """Derive an upper bound on values from their logarithms; None if fewer than four are above 0.
 
-    The bound lies above the median of the logarithms, by a multiple of their spread. The spread is 1.48 times
-    the median distance from the median; or, if that is larger, the upper quartile's distance from the median
+    The bound's logarithm is the median of the values' logarithms plus a multiple of their spread. The spread
+    is 1.48 times their median distance from the median or, if that is larger, their upper quartile's distance
     divided by 0.67, as clients' sizes have long tails. The bound is at least ``least`` times the median.
     """
     logs = np.log([value for value in values if value > 0])

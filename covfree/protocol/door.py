@@ -24,10 +24,10 @@ class Found(NamedTuple):
 
     Attributes:
         receipt: the digest of the message, see `receipt_of`.
-        kind: which parts the message has.
+        kind: which parts and metadata the message has.
         size: the message's size, from which bounds are derived.
         length: the number of rows.
-        none: the message's rows, cut to none, which still show d and the data types.
+        none: a table without rows, which has the d and the data types of the message's rows.
     """
 
     receipt: str

@@ -61,9 +61,9 @@ class Inbox(Mapping[str, Message]):
         Args:
             path: the folder.
             pattern: which files are messages, e.g. ``"**/*.safetensors"`` to include subfolders.
-            max_bytes: the largest file that is read. ``"derived"``, the default, is 1 GiB. If there are at
-                least four files, it is the larger of 64 MiB and 100 times their median size, but at most 1
-                GiB.
+            max_bytes: the largest size of a file that is read. ``"derived"``, the default, is 1 GiB; with at
+                least four files, it is the larger of 64 MiB and 100 times their median size, but at most
+                1 GiB.
             max_rows: the largest number of rows of a message.
 
         Raises:

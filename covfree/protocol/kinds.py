@@ -32,7 +32,7 @@ class Kind(NamedTuple):
         return cls(covariance, sketch, matrix, bool(message.solved), *said)
 
     def difference(self, wanted: Kind, who: str) -> str | None:
-        """Describe the first difference from ``wanted``, the kind "as ``who``"; metadata may be absent."""
+        """Describe the first difference from ``wanted``, which ``who`` explains; unknown metadata pass."""
         for name, own, other in zip(self._fields[:4], self[:4], wanted[:4], strict=True):
             if own != other:
                 return f"{name}: expected {_described(name, other)} {who}, got {_described(name, own)}"
@@ -50,7 +50,7 @@ def _described(name: str, size: int) -> str:
 def renumbered(own: tuple[str, ...] | None, wanted: tuple[str, ...] | None) -> str | None:
     """Describe the classes whose names differ from the wanted ones; None if none do or names are missing.
 
-    The names ``own`` may be the first of ``wanted`` alone, as these still number their classes alike.
+    Names ``own`` that are the first ones of ``wanted`` do not differ: they number classes alike.
     """
     if own is None or wanted is None or own == wanted[: len(own)]:
         return None

@@ -107,7 +107,7 @@ def _made(
 
 
 def select_rows(rows: Rows, kept: np.ndarray) -> Rows:
-    """Select the rows that ``kept`` marks or numbers, as NumPy arrays."""
+    """Select rows by ``kept``, a mask or indices, as NumPy arrays."""
     return jax.tree.map(lambda leaf: np.asarray(leaf)[kept], rows)
 
 

@@ -69,7 +69,7 @@ def collect(
         judge_sites: whether to set aside sites that fail `diagnose_sites`. All sound messages are tested
             together, including those of ``before``. Sites of ``before`` that fail are not removed, but
             ``doubted`` names them. Fewer than five sites are not judged, and ``bounds["sites"]`` says so.
-            Reads each message once more.
+            This reads each message once more.
         before: the result of earlier rounds.
 
     Returns:

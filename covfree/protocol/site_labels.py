@@ -68,10 +68,10 @@ def label_test(means: Means, model: Model, place: np.ndarray) -> Labels:
     classes alike (its domain), which says nothing about labels. So y_c is x_c minus the average of x_c − g_c
     over the site's classes. This average does not change if labels are permuted.
 
-    - The evidence that the site's class c is the other sites' c′ is the log-likelihood ratio
-      (‖y_c − g_c‖² − ‖y_c − g_c′‖²)/(2s_c²), with s_c² from ``model.variance``. If label c is right, it is
-      above t with probability at most e⁻ᵗ (Markov). The threshold log(K·C²/0.01) allows for K sites and all
-      class pairs.
+    - The evidence that the site's class c is the other sites' class c′, the one with g_c′ nearest to y_c, is
+      the log-likelihood ratio (‖y_c − g_c‖² − ‖y_c − g_c′‖²)/(2s_c²), with s_c² from ``model.variance``. If
+      label c is right, the ratio for any one c′ is above t with probability at most e⁻ᵗ (Markov). The
+      threshold log(K·C²/0.01) allows for K sites and all class pairs.
     - A class has moved if its evidence is above the threshold and y_c is near g_c′. A site fails if more than
       0.3 of its examples are in moved classes, or if two classes are swapped.
     - The slope β = Σ_c ⟨y_c − ȳ, g_c − ḡ⟩ / Σ_c ‖g_c − ḡ‖², with averages ȳ and ḡ over the site's classes, is

@@ -64,7 +64,7 @@ class SiteReport:
 
     @property
     def summary(self) -> str:
-        """A sentence that says how many sites there are, and how many of them fail."""
+        """How many sites there are, and how many fail or that they are too few to judge."""
         if not self.judged:
             return (
                 f"{len(self.sites)} sites: too few to judge. With fewer than {FEWEST} sites, their messages "

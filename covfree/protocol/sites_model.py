@@ -78,7 +78,7 @@ def deviation(
     Args:
         values: one value for each site; NaN if a site has none.
         least: the smallest allowed standard deviation.
-        error: the known standard error of each value, used instead where it is larger.
+        error: the known standard error of each value, used as its standard deviation where it is larger.
         tail: whether the standard deviation is at least the upper quartile's distance from the median divided
             by 0.67; clients' sizes have long tails.
     """
@@ -95,14 +95,14 @@ def deviation(
 def fit_model(means: Means, num_classes: int) -> Model:
     """Fit centres, covariance and shift to all rows, robustly: a few bad sites cannot move them far.
 
-    - A class's centre is the geometric median of the sites' means (Weiszfeld), a mean with weights w. Then
-      the centre without site k is (Σ_j w_j x_j − w_k x_k)/(Σ_j w_j − w_k), with variance Σ_{j≠k} w_j²/n_j
-      divided by the square of that denominator.
+    - A class's centre is the geometric median (Weiszfeld) of the sites' means x_j, made from n_j examples. It
+      is an average of the x_j with weights w_j. Then the centre without site k is (Σ_j w_j x_j − w_k x_k)/W_k
+      with W_k = Σ_j w_j − w_k, and its variance, in units of one example's, is Σ_{j≠k} w_j²/n_j/W_k².
     - S = 0.6·d·mean(u uᵀ) + 0.4·I, where u is the residual x − g of a mean from the centre g without its
       site, scaled to length 1; mean(u uᵀ) is the spatial sign covariance. A few huge rows cannot dominate S.
-    - D² = ‖S^(−½)(x − g)‖² has mean σ²·v with v = 1/n + Var(g) + τ, where Var(g) is the variance given above.
-      The variance τ of the usual shift between sites is chosen such that log(D²/v) varies least (by median
-      deviation); σ² is the median of D²/v.
+    - D² = ‖S^(−½)(x − g)‖² has mean σ²·v with v = 1/n + Var(g) + τ: n is x's count, Var(g)
+      the above variance. The variance τ of the usual shift between sites is chosen such that log(D²/v) varies
+      least (by median deviation); σ² is the median of D²/v.
 
     Source: Weiszfeld (1937); Visuri, Koivunen and Oja (2000), Sign and rank covariance matrices.
     """

@@ -84,7 +84,7 @@ def check_rows(rows: Rows, *, num_classes: int, dim: int | None = None) -> None:
 
 
 def largest_sum(dtype: np.dtype) -> float:
-    """Return the largest allowed Σ‖f‖² of a row or matrix: M^¾ for the largest float M, so M^¼ add up."""
+    """Return the largest allowed Σ‖f‖² of a row or matrix: M^¾ for the largest float M; M^¼ such fit in M."""
     return float(jnp.finfo(jnp.promote_types(dtype, jnp.float32)).max) ** 0.75
 
 

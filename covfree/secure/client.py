@@ -175,8 +175,8 @@ class Client:
             agreed: the signatures of clients that agreed in step 4.
 
         Raises:
-            Refused: if fewer than `Session.quorum` clients signed the same list as this client: then the
-                server sent others another list.
+            Refused: if fewer than `Session.quorum` clients signed the same list as this client: the server
+                may have sent others another list.
         """
         clients = set(self._came)
         signers = set[int]()

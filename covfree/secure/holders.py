@@ -34,9 +34,9 @@ def common_classes(algorithm: Algorithm, holders: int) -> Algorithm:
 
     If one client holds a class, the sum of this class is that client's own sum, even under masks. So in a
     round before the algorithm's own, each client uploads C numbers: 1 for each class that it has, 0 for
-    others. From their sum K_c the server announces the classes with K_c ≥ ``holders``, and clients leave the
-    examples of other classes out of everything they send. FedCOF then takes three rounds of sums: holders;
-    class sums; scatter. The head never predicts a class that was left out.
+    others. With K_c the sum for class c, the server announces the classes with K_c ≥ ``holders``, and clients
+    leave the examples of other classes out of everything they send. FedCOF then takes three rounds of sums:
+    holders; class sums; scatter. The head never predicts a class that was left out.
 
     A client must trust the announcement: under masks it does not see K_c.
 
@@ -90,7 +90,7 @@ def _init(
 
 
 def _broadcast(numbers: _Numbers, state: _State, *, broadcast: Callable[..., Any]) -> Any:
-    """Return which classes are summed, and the original broadcast; None in the first round, the count."""
+    """Return which classes are summed, and the original broadcast; None in the first round, which counts."""
     return None if state.common is None else (state.common, broadcast(numbers.own, state.own))
 
 

@@ -112,8 +112,8 @@ class Advert(NamedTuple):
 
     Attributes:
         sender: the client's number.
-        sealing: public key; a pair of clients makes from theirs the key that encrypts shares.
-        masking: public key; a pair of clients makes from theirs the mask that they share.
+        sealing: public key; from two clients' sealing keys comes the key that encrypts their shares.
+        masking: public key; from two clients' masking keys comes the mask of their uploads.
         commitment: SHA-256 of the seed of the client's own mask.
         signature: signature by the client's identity.
     """
