@@ -106,7 +106,7 @@ def mean(sums: Any, weight: jax.Array) -> Any:
 
 
 def step(numbers: Numbers, state: State, direction: Any, statistics: Any, weight: jax.Array) -> State:
-    """Update the server's model along ``direction``; if no upload arrived, change only the round number."""
+    """Take a server step with gradient ``direction``; if no upload arrived, change only the round number."""
     direction, statistics = (
         jax.tree.map(lambda new, old: new.astype(old.dtype), *pair)
         for pair in ((direction, state.trained), (statistics, state.statistics))

@@ -1,4 +1,4 @@
-"""Optax transformations: adaptive optimisers for servers, the proximal term, and path lengths (`reach`)."""
+"""Optimisers for servers, the proximal term for clients, and how far K steps go (`reach`)."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from covfree.finetune.local import Optimiser
 
 
 def reach(optimiser: Optimiser, steps: Any, factor: Any = 1.0) -> jax.Array:
-    """Return how far an optimiser goes from 0 in K ``steps`` if the gradient is always 1.
+    """Return how far an optimiser moves a number from 0 in K ``steps`` if the gradient is always 1.
 
     For learning rate η this is ηK for gradient descent, η (K − ρ(1 − ρᴷ)/(1 − ρ))/(1 − ρ) with momentum ρ,
     and (1 − (1 − ημ)ᴷ)/μ with a proximal term or weight decay of strength μ. Each step is multiplied by
@@ -53,12 +53,12 @@ def adaptive(
     b2: Scalar = 0.99,
     tau: Scalar = 1e-3,
 ) -> optax.GradientTransformation:
-    """Make the adaptive optimiser of FedAdam's, FedYogi's or FedAdagrad's server, without bias correction.
+    """Make the adaptive optimiser of FedAdam's, FedYogi's or FedAdagrad's server.
 
     m ← β₁m + (1 − β₁)g;  v ← v + g² (Adagrad), β₂v + (1 − β₂)g² (Adam), v − (1 − β₂)g² sign(v − g²) (Yogi); x
-    ← x − η m/(√v + τ), from m = 0 and v = τ². Optax's versions differ: ``optax.adam`` corrects the bias,
-    ``optax.yogi`` does too and starts m and v elsewhere, ``optax.adagrad`` has no m and has ε inside the
-    root.
+    ← x − η m/(√v + τ), from m = 0 and v = τ², for the gradient g. Optax's versions differ: ``optax.adam``
+    corrects the bias, ``optax.yogi`` does too and starts m and v elsewhere, ``optax.adagrad`` has no m and
+    has ε inside the root.
 
     ``"adam-flower"`` is the Adam of Flower's strategy: v starts at 0, and the t-th step is multiplied by
     √(1 − β₂ᵗ⁺¹)/(1 − β₁ᵗ⁺¹), Adam's bias correction of step t + 1.

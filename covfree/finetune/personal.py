@@ -124,7 +124,7 @@ def _init(numbers: _Numbers, num_clients: int, key: PRNGKey) -> tuple[tuple[()],
 
 
 def same_state(numbers: Any, state: Any, total: Any = None) -> Any:
-    """Return the state: a broadcast that sends all of it, or a server's step that does not change it."""
+    """Return the state: as ``broadcast`` this sends all of it, as ``server`` it changes nothing."""
     return state
 
 

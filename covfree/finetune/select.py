@@ -59,7 +59,7 @@ class State(NamedTuple):
 
 
 class Upload(NamedTuple):
-    """A client's upload: the candidates' uploads, stacked, and the errors of the models that it received."""
+    """A client's upload: the candidates' uploads, stacked, and errors or losses of the models it received."""
 
     uploads: Any
     counted: Count

@@ -33,7 +33,7 @@ def gram_system(ridge: Scalar, totals: tuple[Moments, Scatter]) -> Scatter:
 
 
 def gram_head(params: object, system: Scatter, totals: tuple[Any, ...], **options: bool) -> LinearHead:
-    """Call `ridge_head` with its ``options``, for totals that begin with the class moments."""
+    """Make the head by `ridge_head`, which takes the ``options``; ``totals[0]`` are the class moments."""
     return ridge_head(system, totals[0], **options)
 
 

@@ -68,7 +68,7 @@ def _size_terms(numbers: _Numbers, sent: tuple[()], rows: Rows, num_classes: int
 
 
 def _width(numbers: _Numbers, state: tuple[()], total: _Sizes) -> tuple[jax.Array]:
-    """Compute σ = 4·√tr Σ. If all examples are equal, σ is 4·√eps times their norm, or 4 if they are 0."""
+    """Compute σ = 4·√v, v the total variance; of equal examples 4·√eps times their norm (4 if it is 0)."""
     count = jnp.maximum(total.number, 1)
     square = total.square / count
     variance = square - jnp.square(total.total / count).sum()

@@ -100,9 +100,9 @@ def fedcof(
     if some classes have a single mean. (Ŵ/(N − C) would then be too small.)
 
     Args:
-        shrinkage: a number γ adds γI to the covariance; ``"10%"`` adds that share of its mean variance;
-            ``"auto"`` or another rule needs no tuning. Derivatives treat what ``"auto"`` chooses as constant;
-            pass a number for the full derivative.
+        shrinkage: a number γ adds γI to the covariance; with ``"10%"`` γ is 10 % of its mean variance;
+            ``"auto"`` or another rule needs no tuning. Derivatives treat the result of ``"auto"`` as
+            constant; pass a number for the full derivative.
         num_subsets: the largest number of random subsets into which a client divides its examples of a class.
             It sends the mean of each, so more subsets take more bytes. None for as many as ``subset_size``
             allows.
@@ -225,8 +225,8 @@ def _oracle_merge(shrinkage: Shrinkage, message: Message, num_classes: int) -> t
     degrees = jnp.maximum(moments.within_degrees, 1)
     weight = jnp.full(num_classes, 1 / degrees)
     inner = row_scatter(rows, num_classes) if message.matrix is None else jnp.asarray(message.matrix)
-    # The rule's statistics are sums over a client's centred examples. They equal the number of examples times
-    # the centred class mean, so class means are enough.
+    # The rule's statistics need only the sum of a client's centred examples of each class: their number times
+    # the centred class mean.
     between = centred_rows(rows, moments, weight)
     statistics = shrinkage.statistics(between, rows, moments, weight)
     scatter = Scatter.from_matrix(inner / degrees).with_factor(between)

@@ -47,7 +47,7 @@ class Spread(NamedTuple):
 
 
 def _degrees(within: Within, first: Any) -> jax.Array:
-    """Return the divisor of Ŵ for an unbiased covariance, if classes share it; N − C if all have two rows."""
+    """Return the divisor that makes Ŵ an unbiased covariance: N − C unless a class's scatter is unknown."""
     return jnp.maximum(moments_of(first).within_degrees, 1) * within.freedom(first).expected
 
 
@@ -146,14 +146,14 @@ def fedcof_like(
 
 
 def with_inner(scatter: Scatter, inner: jax.Array | None) -> Scatter:
-    """Add the variances that clients sent to a scatter: a diagonal, or one number for all directions."""
+    """Return the scatter plus the variances that clients sent: a diagonal, or one number times I."""
     if inner is None:
         return scatter
     return scatter.shifted(inner) if inner.ndim == 0 else scatter.with_diagonal(inner)
 
 
 def shared_covariance(method: Method[Any]) -> Callable[..., Scatter] | None:
-    """Return the function that computes the shrunk covariance of a FedCOF-like method, with any head.
+    """Return the function that computes a FedCOF-like method's shrunk covariance, whatever its head is.
 
     Returns:
         ``(params, *state) -> Scatter``; None if the method is not FedCOF-like.
@@ -167,7 +167,7 @@ def shared_covariance(method: Method[Any]) -> Callable[..., Scatter] | None:
 
 
 def refinable_head(method: Method) -> tuple[ScatterChoice | None, Callable[..., Head] | None]:
-    """Return what a refinement needs to know of a FedCOF-like method's head.
+    """Return two settings of a FedCOF-like method's head, for `refined`; raise if it cannot be refined.
 
     Returns:
         First a ridge head's ``scatter`` (see `total_gram`), or None for other heads; then ``method.head`` of

@@ -36,11 +36,11 @@ class Method(Generic[H]):
     """A federated method: how examples become rows, what is summed over rows, and how sums become a head.
 
     ``Method[LinearHead]`` has a `LinearHead` as its head. A method is a pytree whose leaves are the numbers
-    in ``params``, ``feature_map`` and ``transforms``. It is an argument of compiled functions, so another
-    shrinkage does not recompile them, and ``vmap`` and ``grad`` work on the numbers.
+    in ``params``, ``feature_map`` and ``transforms``; ``vmap`` and ``grad`` work on these. It is an argument
+    of compiled functions: another γ does not recompile them, another shrinkage rule does.
 
     Attributes:
-        params: hyperparameters and shrinkage rules, which ``vmap`` may sweep.
+        params: hyperparameters and shrinkage rules, whose numbers ``vmap`` may sweep.
         name: the method's name.
         summary: how examples become rows.
         rounds: rounds of sums over rows; each receives the server's state after the earlier rounds, see
@@ -102,7 +102,7 @@ class Method(Generic[H]):
 
     @property
     def message_rounds(self) -> int:
-        """The number of rounds replaced by a client's message: all over rows; 0 if it sends only sums."""
+        """The number of rounds that a client's message replaces: all rounds over rows; 0 if it sends sums."""
         sends_sums = self.message is None and self.summary.stays
         return 0 if sends_sums else self.rounds_over_rows
 
@@ -112,7 +112,7 @@ class Method(Generic[H]):
         return self.message_rounds == len(self.rounds)
 
     def check_message(self) -> None:
-        """Raise unless the method needs a single message from each client."""
+        """Raise unless `one_shot`: a single message from each client is all that the method needs."""
         if not self.one_shot:
             more = len(self.rounds) - self.message_rounds
             raise ValueError(

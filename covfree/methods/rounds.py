@@ -43,7 +43,7 @@ def option(function: Any, name: str) -> Any:
 
 
 def of_first(numbers: Any, *, inner: Callable[[Any], Any] | None) -> Any:
-    """Return ``inner(numbers.first)``; ``first`` are the parameters of the refined or corrected method."""
+    """Return ``inner(first)``; ``first`` are the ``params`` of the method that is refined or corrected."""
     return numbers.first if inner is None else inner(numbers.first)
 
 
@@ -79,7 +79,7 @@ class Round:
     fixed: bool = False
 
     def own(self, params: Any) -> Any:
-        """Select the hyperparameters that the round uses from the method's."""
+        """Select, from the method's hyperparameters, those that the round uses."""
         return params if self.numbers is None else self.numbers(params)
 
 

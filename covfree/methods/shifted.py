@@ -112,9 +112,9 @@ def fedcof_residuals(
     A residual is a feature minus the class mean that the client sends. A client also sends the q leading
     right singular vectors of its residuals (of all its classes together), times their singular values. No
     other q directions contain more of the scatter within its classes. Nothing is estimated, so clients may
-    differ in any way. With q ≥ n_k − C_k at every client the method is exact and equals FedCOF's oracle.
-    Bytes up: 4·(M + K·q)·d for K clients and M client-class pairs. Defaults are LDA and automatic shrinkage,
-    as for `fedcof`.
+    differ in any way. If each client k has at most q + C_k examples of C_k classes, the method is exact and
+    equals FedCOF's oracle. Bytes up: 4·(M + K·q)·d for K clients and M client-class pairs. Defaults are LDA
+    and automatic shrinkage, as for `fedcof`.
 
     The scatter in other directions is left out. Sending its trace, one number for each client, and spreading
     it over all directions lost 0.7 points on average over 13 federations (docs/shift.md).

@@ -30,8 +30,8 @@ class Student:
     """The settings of a Student head, made by `student`, for ``head=`` of `fedcof` and similar methods.
 
     Attributes:
-        prior: κ/d: the shared covariance weighs as much as κ observations of a class.
-        rank: how many principal directions of a class's rows enter its covariance; None for all.
+        prior: κ/d for d features: the shared covariance weighs as much as κ observations of a class.
+        rank: the number of principal directions of a class's rows in its covariance; None for all.
     """
 
     prior: Scalar = 1.0
@@ -68,7 +68,7 @@ def student(prior: Scalar = 1.0, *, rank: int | None = None) -> Student:
 
 
 class StudentNumbers(NamedTuple):
-    """Hyperparameters, which ``vmap`` may sweep."""
+    """Hyperparameters, whose numbers ``vmap`` may sweep."""
 
     shrinkage: Shrinkage
     prior: Scalar

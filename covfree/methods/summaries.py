@@ -211,7 +211,7 @@ def _own_mixtures_sizes(labels: Any, num_classes: int) -> tuple[int, ...]:
     if is_traced(labels):
         return size, size
     pairs, examples = mixture_sizes(np.asarray(labels), np.zeros(labels.shape[0], int))
-    # Round up, so that few different sizes are compiled: that takes longer than fitting some empty groups.
+    # Round up, so that few sizes are compiled: compiling takes longer than fitting some empty groups.
     return min(max(num_classes, pairs), few_sizes(pairs)), few_sizes(examples)
 
 
@@ -232,8 +232,8 @@ def send_directions(num_directions: int, centred: bool = True) -> Summary:
 
     Args:
         num_directions: the largest number of directions of a client.
-        centred: whether they are singular vectors of the examples minus class means. Otherwise they are those
-            of the examples, and one number is sent for the scatter in all other directions (`directed_rows`).
+        centred: whether directions are singular vectors of the examples minus class means. If not, they are
+            those of the examples, and one number is sent for the scatter in all others (`directed_rows`).
     """
     check_positive("num_directions", num_directions)
     options = {"num_directions": num_directions, "centred": centred}

@@ -166,7 +166,7 @@ def _message(message: Message, client: AnyArray) -> Sent:
 
 
 def _class_sums(message: Message) -> tuple[Rows, jax.Array]:
-    """Convert a client's solution W to the sums C W = Xᵀ Y, which the server can add."""
+    """Convert a client's ridge solution W to its class sums, ``matrix`` times W, which the server can add."""
     rows, matrix = message.rows, jnp.asarray(message.matrix)
     sums = product(matrix, jnp.asarray(rows.mean).T).T
     count = jnp.asarray(rows.count)
@@ -191,8 +191,9 @@ def as_algorithm(
     runs the method's rounds over the rows in the messages. With ``uploads="sums"`` each of the method's
     rounds becomes a round of the algorithm: the server broadcasts its state, and each client evaluates the
     round on its own rows and uploads only sums of fixed size. Secure aggregation needs this. FedCOF then
-    takes two rounds. In the first, clients upload `Moments`: class sums, N_c, K_c and magnitudes; in the
-    second, client k uploads the matrix Σ_c (N_c − 1)/(K_c − 1) n_kc (μ_kc − μ_c)(μ_kc − μ_c)ᵀ.
+    takes two rounds. In the first, clients upload `Moments`, which give the mean μ_c of class c, its
+    N_c examples and K_c client means. In the second, client k, with n_kc examples of mean μ_kc, uploads
+    Σ_c (N_c − 1)/(K_c − 1) n_kc (μ_kc − μ_c)(μ_kc − μ_c)ᵀ.
 
     Rounds over clients' examples, such as those of `covfree.refined`, upload sums in either case, and so do
     all rounds of methods without a message, such as `covfree.deepafl`.

@@ -52,7 +52,8 @@ def afl(gamma: Scalar = 1.0, *, ridge: Scalar = 0.0, bias: bool = False) -> Meth
     on the γ that the clients used, as the server subtracts it; with λ = 0 it is least squares of minimum
     norm. A simulation computes the Gram matrix and class sums directly.
 
-    Bytes up: 4·(K·d² + M·d). Columns of the solution for classes that a client lacks are 0 and not sent.
+    Bytes up: 4·(K·d² + M·d) for K clients and M client-class pairs: a client does not send the columns of
+    classes that it lacks, which are 0.
 
     Args:
         gamma: γ, added to a client's Gram matrix to make its system regular.

@@ -32,7 +32,7 @@ _APART = 30.0
 
 
 class _Numbers(NamedTuple):
-    """Hyperparameters, which ``vmap`` may sweep; the last two are None for `fishermix`."""
+    """Hyperparameters, whose numbers ``vmap`` may sweep; the last two are None for `fishermix`."""
 
     shrinkage: Shrinkage
     spread: Scalar
@@ -179,7 +179,7 @@ def proto_hyper(
 
     Args:
         num_samples: number of draws for all classes together.
-        rank: r, the largest rank of the residual; C − 1 is no restriction.
+        rank: r, the largest rank of the residual U R; C − 1 or more is no restriction.
         shrinkage: see `fishermix`.
         spread: τ, above 0.
         distilled: α, in [0, 1].

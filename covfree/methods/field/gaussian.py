@@ -89,7 +89,7 @@ def fedcgs(shrinkage: Scalar = 0.0, *, feature_map: FeatureMap | None = None) ->
 
 
 class _Numbers(NamedTuple):
-    """Hyperparameters of `qda`, which ``vmap`` may sweep."""
+    """Hyperparameters of `qda`, whose numbers ``vmap`` may sweep."""
 
     shrinkage: Shrinkage
     degrees: Scalar
@@ -117,7 +117,7 @@ def scatters_merge(numbers: Any, message: Message, num_classes: int) -> tuple[Mo
 
 
 def _drawn_together(scatters: jax.Array, pooled: jax.Array, moments: Moments, degrees: Scalar) -> jax.Array:
-    """Shrink every class's scatter S_c to (S_c + κ Σ̃)/(K_c − 1 + κ); Σ̃ is ``pooled``, and κ ``degrees``."""
+    """Return (S_c + κ Σ̃)/(K_c − 1 + κ): S_c scatter of K_c observations, Σ̃ ``pooled``, κ ``degrees``."""
     shape = (-1, *(1 for _ in pooled.shape))
     own = jnp.maximum(moments.num_rows - 1, 0).astype(scatters.dtype).reshape(shape)
     whole = own + degrees
@@ -172,7 +172,7 @@ def qda(
 
     Args:
         shrinkage: shrinkage of the common covariance, see `fedcof`; not a rule that needs single rows.
-        prior: κ/d, above 0 for a class with fewer examples than dimensions.
+        prior: κ/d; must be above 0 if a class has fewer examples than features.
         covariance: ``"sent"`` if clients send a covariance with each class mean; ``"means"`` if it is
             estimated from the scatter of the K_c means, as in FedCOF, with ν_c = K_c − 1.
 

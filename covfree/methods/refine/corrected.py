@@ -25,7 +25,7 @@ from covfree.methods.refine.correction import (
 from covfree.methods.refine.metric import metric_of
 from covfree.methods.rounds import Round, bound, of_first
 
-# The largest number of pairs of differences that L-BFGS keeps.
+# The largest number of pairs (s, y) that L-BFGS keeps: differences of points and of gradients.
 _PAIRS = 12
 
 
@@ -57,7 +57,7 @@ def _made(numbers: Numbers, features: Any, labels: Any, num_classes: int, *, mak
 
 
 def _report(numbers: Numbers, state: Any, *, first: Any) -> dict[str, Any]:
-    """Report the loss of the best known point, and the rank of the metric."""
+    """Report the lowest loss so far, and the rank of the covariance that defines the metric."""
     if isinstance(state[0], Correction):
         return {"loss": state[0].descent.value, "rank": rank(state[0].metric)}
     return {} if first is None else first(numbers.first, state)

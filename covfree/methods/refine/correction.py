@@ -89,8 +89,8 @@ class Plan:
         system: the method's ``system``.
         head: the method's ``head``.
         covariance: ``(params, *state) -> Scatter``, the matrix that defines the metric.
-        own: the number of totals from the method's own rounds; the totals after them are for ``covariance``.
-        pairs: the largest number of pairs of differences that L-BFGS keeps.
+        own: the number of the method's own totals, before those for ``covariance``; None if all are its own.
+        pairs: the largest number of pairs (s, y) that L-BFGS keeps, see `Descent`.
     """
 
     system: Callable[..., Any] | None
@@ -132,8 +132,8 @@ def _usable(metric: Factorisation) -> Factorisation:
     """Replace numbers that are not finite in a factorisation, so that a run can continue.
 
     After a Cholesky breakdown (``deficient``) the pivot may be NaN. Then `solve` uses eigenvalues, and steps
-    stay in the span of eigenvectors with positive ones. If the matrix is not finite, only biases are
-    corrected.
+    stay in the span of the eigenvectors whose eigenvalues are positive. If the matrix is not finite, only
+    biases are corrected.
     """
     metric = metric._replace(smallest_pivot=jnp.nan_to_num(metric.smallest_pivot, nan=0))
     sound = jnp.array([jnp.isfinite(leaf).all() for leaf in jax.tree.leaves(metric)]).all()
@@ -142,7 +142,7 @@ def _usable(metric: Factorisation) -> Factorisation:
 
 
 def rank(metric: Factorisation) -> jax.Array:
-    """Count the directions in which features are corrected: the rank of the metric."""
+    """Return the rank of the metric: the number of directions of features in which W can change."""
     kept = (metric.diagonal > 0).sum()
     return jnp.where(metric.deficient, kept, metric.scatter.dim)
 
@@ -157,9 +157,9 @@ def _mean(values: jax.Array, weight: jax.Array) -> jax.Array:
 def _combined(
     start: Head, scale: jax.Array, moments: Moments, point: jax.Array
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Add β·h₀, if h₀ is linear, to a point.
+    """Add the correction at a point [W; a] to β·h₀ if h₀ is linear, else to 0.
 
-    The results are weights and biases for centred features, and which classes are present.
+    Returns weights and biases for centred features, and which classes are present.
     """
     weight, bias = point[:-1], point[-1]
     if not isinstance(start, LinearHead):

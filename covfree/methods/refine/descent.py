@@ -55,7 +55,7 @@ def descend(
     """Choose the next trial point, from the loss and the gradient at the present one.
 
     If the loss has fallen enough, the trial becomes the point, and the next trial is one L-BFGS step away,
-    −H·slope, with H ≈ the inverse Hessian. H is built on P = A⁻¹ ⊕ 1 (1 for the bias), which is scaled by
+    −H·slope, with H ≈ the inverse Hessian. H is built on P = A⁻¹ ⊕ 1 (metric A; 1 for the bias), scaled by
     sᵀy/(yᵀPy) of the newest pair (s, y), if there is one. Products sᵀy do not depend on coordinates, so this
     is L-BFGS in coordinates in which A is the identity. If the loss has not fallen enough, the point stays.
     The next trial is then at the minimum of the parabola through both losses and the slope at the point.

@@ -28,7 +28,7 @@ _ROUNDING = 4
 
 
 def metric_of(method: Method[Any]) -> tuple[tuple[Round, ...], Callable[..., Scatter]]:
-    """Return additional rounds, and a function that computes a shrunk covariance of the features after them.
+    """Return additional rounds, and a function that then computes a shrunk covariance of the features.
 
     Returns:
         Rounds over the clients' rows that follow the method's own, and the function ``(params, *state) ->
@@ -57,7 +57,7 @@ def metric_of(method: Method[Any]) -> tuple[tuple[Round, ...], Callable[..., Sca
 def _terms(
     numbers: Any, state: tuple[Any, ...], rows: Rows, num_classes: int, *, client: Any, own: int
 ) -> Any:
-    """Compute the terms of a FedCOF round that follows other rounds."""
+    """Compute a client's terms of a FedCOF round that follows the ``own`` rounds of a method."""
     return client(as_shrinkage("auto"), state[own:], rows, num_classes)
 
 
@@ -73,7 +73,7 @@ def _refined(
 
 
 def _of_totals(numbers: Any, *state: Any, gram: bool) -> Scatter:
-    """Compute and shrink the covariance from sums over examples."""
+    """Compute and shrink a covariance from the `Moments` and scatter (``gram``: Gram matrix) in ``state``."""
     nodes = jax.tree.leaves(state, is_leaf=lambda node: isinstance(node, (Moments, Scatter)))
     moments = next(node for node in nodes if isinstance(node, Moments))
     scatter = next(node for node in nodes if isinstance(node, Scatter))

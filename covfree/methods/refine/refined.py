@@ -35,7 +35,7 @@ class Progress(NamedTuple):
         moments: counts and sums of each class.
         search: the search for the weights.
         rows: clients' class means, which give the scatter between them; None if clients sent only sums.
-        own: the method's totals after the second, which a nonlinear head needs.
+        own: the totals of the method's third and later rounds, which a nonlinear head needs.
         covariance: the shrunk covariance, if the search is for a ridge head. (If features are far from zero,
             it cannot be recovered from the Gram matrix.)
     """
@@ -50,7 +50,7 @@ class Progress(NamedTuple):
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Numbers:
-    """Hyperparameters, which ``vmap`` may sweep: the method's, and the shrinkage of the exact covariance."""
+    """The method's ``params`` and the exact covariance's shrinkage; ``vmap`` may sweep their numbers."""
 
     first: Any
     shrinkage: Shrinkage
@@ -82,7 +82,7 @@ class RefinePlan:
 
 
 def _begin(first: Any, state: tuple[Any, ...], total: Any, *, plan: RefinePlan) -> Progress:
-    """Compute the refinement's first state from all totals: the server's function for its last round."""
+    """Compute the refinement's first state: the server function of the method's own last round."""
     totals = (*state, total)
     moments = moments_of(totals[0])
     right = (centred_means(moments) if plan.gram is None else resolved_sums(moments)).T
@@ -136,7 +136,7 @@ def _images(
     trace: jax.Array,
     gram: ScatterChoice | None,
 ) -> jax.Array:
-    """Return the exact system matrix times the directions.
+    """Return the products of the exact system matrix with ``search.directions``.
 
     ``image`` is the exact within-class scatter times the directions, and ``trace`` the trace of that scatter.
     """
@@ -198,7 +198,7 @@ def refined(
     iteratively, with the estimate as a preconditioner, for the head of the exact covariance: that of
     `fedcof_oracle` or Fed3R, for which each client sends d² numbers.
 
-    Derivatives treat the directions as constants. They are exact only after d directions in all.
+    Derivatives treat the directions as constants, so they are exact only after d directions in all.
 
     Args:
         method: `fedcof` with an LDA, ridge or Student head and one mean for each class of a client, or a

@@ -97,9 +97,9 @@ def advance(search: Search, images: Float[Array, "dim asked"], most: int) -> Sea
 def known_matrix(search: Search) -> Scatter:
     """Make a positive definite matrix A′ that agrees with A on V (A′V = AV), and has A′W = M.
 
-    With Ã = P⁻¹ it is (Ã − ÃV(VᵀÃV)⁻¹VᵀÃ)/α + (AV)G⁻¹(AV)ᵀ. This is the inverse of αΠPΠᵀ + VG⁻¹Vᵀ, the matrix
-    of the last step. Without a step length α is 1. If Ã is 0, as with a relative shrinkage if no class has
-    two rows, it is replaced by tI, with t = tr(VᵀAV)/q for the q known directions.
+    With the symbols of `advance` and Ã = P⁻¹ it is (Ã − ÃV(VᵀÃV)⁻¹VᵀÃ)/α + (AV)G⁻¹(AV)ᵀ. This is the inverse
+    of αΠPΠᵀ + VG⁻¹Vᵀ, the matrix of the last step. If the step length is unknown, α is 1. If Ã is 0, as with
+    a relative shrinkage if no class has two rows, tI replaces it, with t = tr(VᵀAV)/q for q known directions.
     """
     start, span, images = search.inverse.scatter, search.span, search.images
     if not span.shape[1]:

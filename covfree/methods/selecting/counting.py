@@ -41,8 +41,8 @@ class Known(NamedTuple):
         moments: the first `Moments` in the methods' states, used to check the features' scale; None if none.
         heads: the heads of all methods; those of methods that differ only in hyperparameters are stacked, see
             `Maker.groups`.
-        sound: which heads are finite; a head that is not is set to 0.
-        counted: the clients' sums; 0 before the round.
+        sound: which heads are finite; the numbers of all other heads are set to 0.
+        counted: the clients' sums; 0 before the round in which clients count.
     """
 
     moments: Moments | None
@@ -58,7 +58,7 @@ class Maker:
     Attributes:
         systems: each method's ``system``.
         heads: each method's ``head``.
-        ends: the index of each method's track.
+        ends: for each method, the index in `Running.tracks` of its state after its last round.
         by: what clients sum: errors or losses.
         share: the share of the examples that is kept aside.
     """
@@ -81,7 +81,7 @@ class Maker:
 
 
 def begin(params: tuple[Any, ...], running: Running, maker: Maker) -> tuple[Known]:
-    """Make the heads of all methods from the states of their tracks."""
+    """Make each method's head from its state after its last round."""
     heads, sound = [], [jnp.ones((), bool)] * len(params)
     for group in maker.groups(params):
         first, state = group[0], running.tracks[maker.ends[group[0]]]
@@ -171,7 +171,7 @@ def take(params: tuple[Any, ...], state: tuple[Known], total: Count, *, by: By) 
 
 
 def finish(params: tuple[Any, ...], system: None, known: Known, *, maker: Maker) -> Head:
-    """Return the head with the fewest errors or least loss; before the count, or if equal, the first head."""
+    """Return the head with the fewest errors or least loss; of equals (as before the count) the first."""
     index = best(known)
     # If no head is finite, return NaN, which raises an error.
     lost = jnp.where(known.sound.any(), 0, jnp.nan)
@@ -188,13 +188,13 @@ def finish(params: tuple[Any, ...], system: None, known: Known, *, maker: Maker)
 
 
 def best(known: Known) -> jax.Array:
-    """Return the index of the best method."""
+    """Return the index of the method with the lowest score; of equal ones a finite head, then the first."""
     worst = jnp.where(known.sound, 0, 1)
     return jnp.lexsort((worst, known.counted.scores))[0]
 
 
 def report(params: tuple[Any, ...], state: tuple[Any, ...], *, by: By) -> dict[str, Any]:
-    """Report means over examples (NaN if there are none), and which head was chosen."""
+    """Report each head's mean error or loss (NaN without examples), and which head was chosen."""
     known = state[0]
     if not isinstance(known, Known):
         return {}

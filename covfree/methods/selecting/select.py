@@ -29,7 +29,7 @@ def _served(
 
 
 def _rounds(tracks: Tracks, maker: Maker, share_of_rows: float) -> list[Round]:
-    """Make the rounds of all methods side by side; the last round ends with their heads."""
+    """Make rounds that run the methods' rounds side by side; after the last the server makes all heads."""
     every = [(steps, False) for steps in tracks.over_rows] + [(steps, True) for steps in tracks.over_examples]
     found = []
     for number, (steps, examples) in enumerate(every):

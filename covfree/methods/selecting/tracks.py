@@ -27,13 +27,13 @@ class Running(NamedTuple):
 
 @dataclass(frozen=True)
 class Step:
-    """How a round computes one track of `Running`.
+    """How a round computes one of the states in `Running.tracks`.
 
     Attributes:
-        parent: the index of the track's state before the round.
-        who: the index of the first method on the track; its ``params`` are used.
-        each: the method's round; None if its rounds over rows (or over examples) have ended.
-        received: the method's ``received``.
+        parent: the index, before the round, of the state from which it is computed.
+        who: the index of the first method that has this state; its ``params`` are used.
+        each: that method's round; None if its rounds over rows (or over examples) have ended.
+        received: that method's ``received``.
     """
 
     parent: int
@@ -43,12 +43,12 @@ class Step:
 
 
 class Tracks(NamedTuple):
-    """The common rounds of all methods, as steps on tracks.
+    """The common rounds of all methods; each has a step for every state in `Running.tracks` after it.
 
     Attributes:
         over_rows: the steps of each round over rows.
         over_examples: the steps of each round over examples.
-        ends: the index of each method's track after all rounds.
+        ends: for each method, the index in `Running.tracks` of its state after all rounds.
     """
 
     over_rows: tuple[tuple[Step, ...], ...]
