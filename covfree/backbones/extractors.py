@@ -84,7 +84,7 @@ class Extractor:
 
     @property
     def key(self) -> dict[str, Any]:
-        """Name, data type, weights and preprocessing, equal at all sites; feature files store this key."""
+        """Name, data type, weights and preprocessing; must be equal at all sites; feature files store it."""
         how = self.preprocessing
         return {
             "backbone": self.name,

@@ -72,7 +72,7 @@ def crop(image: Any, preprocessing: Preprocessing) -> UInt8[np.ndarray, "crop cr
 def normalise(
     pixels: UInt8[AnyArray, "*batch height width 3"], preprocessing: Preprocessing
 ) -> Float[AnyArray, "*batch height width 3"]:
-    """Subtract the mean grey level of each colour, and divide by its standard deviation.
+    """Standardise each channel by the mean and standard deviation in ``preprocessing``.
 
     NumPy arrays are normalised on the host, JAX arrays on their device.
     """

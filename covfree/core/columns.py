@@ -121,8 +121,8 @@ def read_columns(path: Path, columns: Mapping[str, str]) -> dict[str, np.ndarray
 
     Raises:
         ValueError: if `open_table` raises one, or if there is no such column (the message lists those that
-            exist). Also, if neither ``columns`` nor the table names ``features``, if another column is not
-            numeric, or looks like labels, clients, an index or ids of the examples.
+            exist). Also if a column that would be a feature is not numeric or, unless ``columns`` names the
+            features, looks like labels, clients, an index or ids of the examples.
         FileNotFoundError: if there is no such file.
         ImportError: if `open_table` raises one.
     """
@@ -161,7 +161,7 @@ def read_columns(path: Path, columns: Mapping[str, str]) -> dict[str, np.ndarray
 
 
 def _names(table: Table, pattern: str | None, used: set[str]) -> list[str]:
-    """Return the names of single-feature columns: those in ``pattern``, or all but ``used`` and the index."""
+    """Return the columns that are one feature each: those in ``pattern``, or all but ``used`` and the index."""
     expected = "columns of numbers" if table.wide else "an array features"
     wrong = f"{table.path}: features: expected {expected}, or the name of one of {table.listed}, got"
     left = [name for name in table if name not in used]

@@ -47,7 +47,7 @@ def _options(plain: bool) -> dict[str, bool | int]:
 
 
 def jit(function: Callable[..., _R], *, plain: bool = False, **how: Any) -> Callable[..., _R]:
-    """Compile like ``jax.jit``, on CPUs with `quick_options`; inside another ``jit``, its options hold.
+    """Compile like ``jax.jit``, on CPUs with `quick_options`; inside another ``jit``, the outer options hold.
 
     Args:
         function: the function to be compiled.

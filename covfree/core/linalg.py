@@ -1,4 +1,4 @@
-"""Solve systems with symmetric positive semi-definite matrices: factorise once, solve often; diagnostics.
+"""Solve systems with symmetric positive semi-definite matrices: factorise once, solve often; report the rank.
 
 A `Scatter` stores a matrix in full, or as a factor Y of YᵀY if it has few rows. `factorise` chooses the
 cheapest stable route (never an inverse or ``pinv``), and `solve` applies it to right-hand sides:

@@ -39,7 +39,7 @@ class RowTypes:
 
     @classmethod
     def common(cls, types: Sequence[RowTypes]) -> RowTypes:
-        """Choose the types for a table made of several; all or none of the tables have covariances."""
+        """Choose the types for tables that are concatenated; all of them or none must have covariances."""
         covariances = [own.covariance for own in types if own.covariance is not None]
         return cls(
             np.result_type(*(own.mean for own in types)),

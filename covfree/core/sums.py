@@ -230,7 +230,7 @@ def mean_groups(
     """Compute the mean feature and the number of examples of each group; a group below 0 is padding.
 
     Returns:
-        Means in `accumulation_dtype`, 0 for an empty group; and counts.
+        Means in the `accumulation_dtype` of the features, 0 for an empty group; and counts.
     """
     kept = (group >= 0) & (group < num_groups)
     group = jnp.where(kept, group, num_groups)

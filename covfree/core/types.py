@@ -70,7 +70,7 @@ class Rows:
         count: number of examples behind each row, integer or float, at least 0.
         label: class of each row, in [0, num_classes), or below 0 for padding.
         client: number of the client that sent each row, from 0; −1 if it is unknown. If a table is processed
-            in parts, a client has the same number in all. Most estimators do not need it.
+            in parts, a client has the same number in all parts. Most estimators do not need it.
         covariance: covariance of the examples behind each row, if clients send it: a full matrix, its
             diagonal, or one variance for all directions. 0 if the count is below 2. For rows with
             ``sketch``, see `directed_rows`.

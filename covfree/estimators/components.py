@@ -129,8 +129,8 @@ def component_factor(
     class; ``"pooled"`` also assumes that all classes share one. With ``"per_class"``, a class for which no
     client sends two rows adds only S_c, so Ŵ is too small.
 
-    The cross terms of x_r − x̄_kc and x̄_kc − μ_c vanish, so one row y_r = √n_r [(x̄_kc − μ_c) +
-    √(1 + w_c) (x_r − x̄_kc)] for each row of the table is enough.
+    The cross terms of x_r − x̄_kc and x̄_kc − μ_c vanish, so each row r of the table gives only
+    one row of Y, y_r = √n_r [(x̄_kc − μ_c) + √(1 + w_c) (x_r − x̄_kc)].
 
     Returns:
         The factor; 0 in padding rows.
@@ -154,9 +154,9 @@ def component_factor(
 def component_freedom(totals: ComponentMoments, weighting: Weighting = "per_class") -> Freedom:
     """Return the degrees of freedom of Ŵ/(N − C), within clients and between them.
 
-    Ŵ is that of `component_factor`. Each class has Σ_k (J_kc − 1) degrees within clients, with weight (1 +
-    w_c)/(N − C), and one less than its number of clients between them, with weight 1/(N − C). Under client
-    shift the scatter between clients overestimates Σ.
+    Ŵ, J_kc and w_c are those of `component_factor`; N examples have C classes. Each class has Σ_k (J_kc − 1)
+    degrees within clients, with weight (1 + w_c)/(N − C). Between clients it has one degree less than it has
+    clients, with weight 1/(N − C). Under client shift the scatter between clients overestimates Σ.
     """
     moments = totals.moments
     scale = 1 / jnp.maximum(moments.within_degrees, 1)

@@ -34,8 +34,8 @@ def estimate_covariance(
     Σ_ij²)/(K_c − 1).
 
     Args:
-        means: the class's mean at each client.
-        counts: examples behind each mean; rows with count 0 are ignored, whatever they hold.
+        means: μ_k, the class's mean at each client.
+        counts: n_k, the examples behind each mean; rows with count 0 are ignored, whatever they hold.
         shrinkage: a number γ adds γI (FedCOF eq. 6); ``"auto"`` is `automatic`; or another rule.
         axis_name: one or more mapped axes of ``vmap`` or ``shard_map``, over which the rows are spread. Σ̂
             is then computed from all rows, and is the same along the axis. If rows arrive in parts, see
@@ -130,8 +130,9 @@ def aggregate_covariances(
 ) -> Float[Array, "dim dim"]:
     """Combine the clients' covariances of one class into that of the pooled examples; exact.
 
-    S = [Σ_k (n_k − 1) S_k + Σ_k n_k (μ_k − μ)(μ_k − μ)ᵀ] / (N − 1). The paper's eq. 24 writes the second
-    sum as Σ_k n_k μ_k μ_kᵀ − N μμᵀ, which is the same but cancels in float32 where the mean is large.
+    S = [Σ_k (n_k − 1) S_k + Σ_k n_k (μ_k − μ)(μ_k − μ)ᵀ] / (N − 1), with N = Σ_k n_k and μ = Σ_k n_k μ_k/N.
+    FedCOF's eq. 24 writes the second sum as Σ_k n_k μ_k μ_kᵀ − N μμᵀ, which is the same but cancels in
+    float32 where the mean is large.
 
     Args:
         means: μ_k, the class's mean at each client.

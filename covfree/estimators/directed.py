@@ -57,13 +57,13 @@ def directed_factor(rows: Rows, moments: Moments) -> Float[Array, "rows dim"]:
 
 
 def directed_freedom(totals: DirectedMoments) -> Freedom:
-    """Return the degrees of freedom of Ŵ/(N − C): K_c − 1 for each class's rows, and L for the directions.
+    """Return the degrees of freedom of Ŵ/(N − C): K_c − 1 for a class of K_c means, and L for the directions.
 
-    Ŵ is that of `directed_factor`. The scatter of the N examples about the M rows has A = N − M degrees of
-    freedom, and the directions' counts add up to L ≤ A. The directions get weight A/(L (N − C)), as they
-    stand for the whole scatter. If clients send all directions, L = A. Otherwise L is conservative: leading
-    directions vary less than L random draws. On 13 federations (docs/shift.md) automatic shrinkage was better
-    on average with L than with A.
+    Ŵ is that of `directed_factor`. The scatter of the N examples of C classes about the M means has A = N − M
+    degrees of freedom, and the directions' counts add up to L ≤ A. The directions get weight A/(L (N − C)),
+    as they stand for the whole scatter. If clients send all directions, L = A. Otherwise L is conservative:
+    leading directions vary less than L random draws. On 13 federations (docs/shift.md) automatic shrinkage
+    was better on average with L than with A.
     """
     moments = totals.moments
     scale = 1 / jnp.maximum(moments.within_degrees, 1)

@@ -57,8 +57,8 @@ def first_moments(rows: Rows, num_classes: int) -> Moments:
         num_classes: C, static.
 
     Returns:
-        N_c, K_c, Σ_r n_r x_r and Σ_r n_r max_j |x_rj|. Sums of counts are floats; integer counts are
-        rounded only after the sum.
+        For each class: N_c examples, K_c rows, Σ_r n_r x_r and Σ_r n_r max_j |x_rj|. Sums of counts are
+        floats; integer counts are rounded only after the sum.
 
     Raises:
         ValueError: if shapes do not fit, or ``num_classes`` is below 1.

@@ -30,7 +30,8 @@ _STEPS = 5
 class RowLaw:
     """Sums over rows, binned by the number of examples behind a row; they add up over any split of the rows.
 
-    Here z_r = n_r ‖x_r − μ_c‖² / (1 − n_r/N_c) / (d v), where v is the ``variance`` given to `row_law`.
+    Row r is the mean x_r of n_r of the N_c examples of class c. With v the ``variance`` given to `row_law`,
+    z_r = n_r ‖x_r − μ_c‖² / (1 − n_r/N_c) / (d v).
 
     Attributes:
         num_rows: K_c, rows of each class.

@@ -54,7 +54,7 @@ class Freedom:
 
     @classmethod
     def of_classes(cls, moments: Moments, class_weight: Float[Array, " classes"]) -> Freedom:
-        """Return the freedom of Σ̂ = Σ_c w_c S_c, with K_c − 1 degrees of freedom for each class."""
+        """Return the freedom of Σ̂ = Σ_c w_c S_c: K_c − 1 degrees for a class of K_c rows, 0 if w_c is 0."""
         degrees = jnp.maximum(moments.num_rows - 1, 0).astype(class_weight.dtype)
         return cls(jnp.where(class_weight > 0, degrees, 0), class_weight)
 

@@ -64,11 +64,11 @@ def shift_bias(
 ) -> Float[Array, "dim dim"]:
     """Compute the bias of FedCOF's covariance of a class under client shift, from clients' true moments.
 
-    The bias is [Σ_k J_k (V_k − V) + Σ_k n_k (m_k − m)(m_k − m)ᵀ] / (K_c − 1), with m = Σ_k n_k m_k / N_c and
-    V = Σ_k n_k V_k / N_c, the covariance about the clients' own means. Client k sends J_k rows; K_c = Σ_k
-    J_k. The first term is 0 if clients share a covariance, or send rows in proportion to their examples. The
-    second term is positive semi-definite and grows with the number of examples behind a row. If clients send
-    means of random subsets, the second sum stays the same but K_c grows, so the bias falls.
+    The bias is [Σ_k J_k (V_k − V) + Σ_k n_k (m_k − m)(m_k − m)ᵀ] / (K_c − 1), with N_c = Σ_k n_k, m = Σ_k n_k
+    m_k / N_c and V = Σ_k n_k V_k / N_c, the covariance about the clients' own means. Client k sends J_k rows;
+    K_c = Σ_k J_k. The first term is 0 if clients share a covariance, or send rows in proportion to their
+    examples. The second term is positive semi-definite and grows with the number of examples behind a row. If
+    clients send means of random subsets, the second sum stays the same but K_c grows, so the bias falls.
 
     Args:
         means: true mean m_k of the class at each client.
@@ -210,10 +210,10 @@ def _ratio_test(rows: Rows, moments: Moments) -> ShiftTest:
 def _effective_rank(
     spread: jax.Array, pieces: jax.Array, degrees: jax.Array, seen: jax.Array, dim: int
 ) -> Float[Array, ""]:
-    """Estimate r = (tr Σ)²/tr Σ² from each class's ``spread`` = Σ_p ν_p (v_p/t − 1)²; return d if it is 0.
+    """Estimate r = (tr Σ)²/tr Σ² from each class's ``spread`` = Σ_p ν_p (v_p/t − 1)²; d without spread.
 
     Piece p (a client) has mean square v_p with ν_p degrees of freedom; t is the average of the v_p, ν = Σ_p
-    ν_p. E[spread] = (pieces − 1)·2/(r + 2/ν), where 2/ν is there because t is computed from the same pieces.
+    ν_p. E[spread] = (pieces − 1)·2/(r + 2/ν); the 2/ν arises because t is computed from the same pieces.
     """
     spread, pieces, degrees = (jnp.where(seen, x, 0) for x in (spread, pieces, degrees))
     classes = seen.sum().astype(spread.dtype)

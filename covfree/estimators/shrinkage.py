@@ -1,8 +1,9 @@
 """Shrink a covariance towards a multiple of the identity by one of several rules.
 
 A covariance estimated from few rows underestimates its small eigenvalues, which dominate its inverse. Every
-rule here chooses (a, b) in a·Σ̂ + b·I. The data-driven rules use the degrees of freedom ν of Σ̂ instead of
-the number of rows: Σ_c (K_c − 1), or fewer if the classes' weights differ (`Freedom`).
+rule here chooses (a, b) in a·Σ̂ + b·I. The data-driven rules use ν, the degrees of freedom of Σ̂ (`Freedom`),
+instead of the number of rows. For FedCOF's Σ̂, from K_c rows of class c, ν is Σ_c (K_c − 1) over classes of
+weight above 0. `oas`, `ledoit_wolf` and `empirical_bayes` use `Freedom.effective`, lower if weights differ.
 """
 
 from __future__ import annotations
@@ -100,7 +101,7 @@ def _pseudo_observations(strength, covariance, moments, freedom, statistics):
 
 
 def pseudo_observations() -> Shrinkage:
-    """Shrink to Σ̂ + t·min(1, d/ν)·I with t = tr(Σ̂)/d and ν = Σ_c (K_c − 1); nothing to tune.
+    """Shrink to Σ̂ + t·min(1, d/ν)·I: t = tr(Σ̂)/d, ν the degrees of freedom of Σ̂; nothing to tune.
 
     It acts like min(d, ν) additional observations of covariance t·I, and is a baseline for `automatic`.
 
@@ -160,9 +161,9 @@ def _oas(strength, covariance, moments, freedom, statistics):
 def oas() -> Shrinkage:
     """Shrink by the oracle approximating rule (OAS) to (1 − ρ) Σ̂ + ρ·tr(Σ̂)/d·I.
 
-    ρ = (tr Σ̂² + tr² Σ̂) / ((ν + 1)(tr Σ̂² − tr² Σ̂/d)), at most 1, where ν stands for the
-    number of observations with a known mean. Equivalent to ``sklearn.covariance.OAS(assume_centered=True)``
-    on ν observations with the same Σ̂. Both leave out the terms of order 1/d of the paper's eq. 23.
+    ρ = (tr Σ̂² + tr² Σ̂) / ((ν + 1)(tr Σ̂² − tr² Σ̂/d)), at most 1, with ν in place of the number of
+    observations, whose mean is known. Equivalent to ``sklearn.covariance.OAS(assume_centered=True)`` on ν
+    observations with the same Σ̂. Both leave out the terms of order 1/d of the paper's eq. 23.
 
     Source: Chen, Wiesel, Eldar and Hero (2010).
     """
@@ -207,7 +208,7 @@ def _ledoit_wolf(strength, covariance, moments, freedom, statistics):
     dim, degrees = covariance.dim, freedom.effective
     scaled, which = _in_scale(covariance)
     square = trace_and_square(scaled)[1]
-    # For the observations z_r = √ν y_r, Σ ‖z‖⁴/ν² = Σ ‖y‖⁴.
+    # Σ ‖z‖⁴/ν² of the rule is `statistics`: Σ ‖y‖⁴, z = √ν y.
     noise = statistics[which] - square / jnp.where(degrees > 0, degrees, 1)
     spread = square - dim * jnp.square(mean_variance(scaled))
     return _convex(noise, jnp.where(degrees > 0, spread, 0), covariance)
@@ -216,7 +217,7 @@ def _ledoit_wolf(strength, covariance, moments, freedom, statistics):
 def ledoit_wolf() -> Shrinkage:
     """Shrink by Ledoit and Wolf's rule to (1 − ρ) Σ̂ + ρ·tr(Σ̂)/d·I.
 
-    With observations z_r = √ν y_r (Σ̂ = Σ_r z_r z_rᵀ/ν),
+    With Σ̂ = Σ_r y_r y_rᵀ and observations z_r = √ν y_r (so that Σ̂ = Σ_r z_r z_rᵀ/ν),
     ρ = [Σ_r ‖z_r‖⁴/ν² − tr(Σ̂²)/ν] / [tr Σ̂² − tr² Σ̂/d], between 0 and 1. Equivalent to
     ``sklearn.covariance.LedoitWolf(assume_centered=True)`` on the z_r, with ν in place of their number.
 

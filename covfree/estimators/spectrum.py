@@ -34,7 +34,7 @@ class Spectra(NamedTuple):
 
     Attributes:
         within: spectrum of the within-class scatter, see `within_scatter`.
-        between: spectrum of Σ_c N_c (μ_c − μ_g)(μ_c − μ_g)ᵀ; its rank is at most C − 1.
+        between: spectrum of the `between_scatter`; its rank is at most C − 1.
         both: spectrum of their sum.
     """
 

@@ -1,4 +1,4 @@
-"""Helpers that heads share: unit columns, absent classes and log-priors."""
+"""Helpers that heads share: scale columns, mark absent classes, compute log-priors."""
 
 from __future__ import annotations
 

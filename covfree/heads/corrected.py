@@ -16,7 +16,7 @@ from covfree.core.types import AnyArray, Head, LinearHead
 class CorrectedHead:
     """A classifier plus a linear one: scores are ``scale · head(x) + linear(x)``.
 
-    A class is absent, with a score of −∞, if it is absent in either.
+    A class is absent, with a score of −∞, if it is absent in the classifier or in the linear term.
 
     Attributes:
         head: the classifier, e.g. a `StudentHead`.

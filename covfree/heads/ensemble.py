@@ -15,17 +15,18 @@ from covfree.core.types import AnyArray, as_features, at_once, masked
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True, eq=False)
 class EnsembleHead:
-    """An average of the probabilities of clients' linear heads; scores are log Σ_k π_k softmax_k(x)_c.
+    """A weighted average of the probabilities of clients' heads; scores are log Σ_k π_k softmax_k(x)_c.
 
-    The softmax of client k is over the classes of its examples; all other classes have probability 0. A call
-    computes the scores of all M columns, which takes memory for M numbers per example.
+    π_k is the weight of client k. The softmax of its linear head is over the classes of its examples; all
+    other classes have probability 0. A call computes the scores of all M columns, which takes memory for M
+    numbers per example.
 
     Attributes:
         weight: the M columns of all clients' heads, one per row.
         bias: the bias of each column.
         client: the client of each column, numbered from 0; M or above for padding.
         label: the class of each column.
-        log_share: log π_k of each column's client; the π_k sum to 1.
+        log_share: log π_k of each column's client k; the weights π_k sum to 1.
         present: above 0 for a class with examples at some client.
     """
 

@@ -101,8 +101,8 @@ def save_head(
 
     Raises:
         TypeError: if the head is no pytree of arrays or cannot be called, or ``dim`` is no integer.
-        ValueError: if the head or its map is not finite (without x64: in float32); if the map does not
-            fit the head, or has an array in place of a number; if ``class_names`` has not C names; if ``dim``
+        ValueError: if the head or its map is not finite (without x64: in float32); if the map does not fit
+            the head, or has an array where it needs a number; if ``class_names`` has not C names; if ``dim``
             is missing or does not fit; or if ``path`` has another ending.
 
     >>> import tempfile, jax.numpy as jnp
@@ -255,7 +255,7 @@ def _read_own(arrays: dict[str, np.ndarray], network: Any) -> SavedHead:
 
 
 def _without_term(head: Any) -> tuple[Any, dict[str, Any]]:
-    """Return a `CorrectedHead`'s classifier and the arrays of its linear term; any other head and ``{}``."""
+    """Return a `CorrectedHead`'s classifier and the arrays of its linear term; other heads with ``{}``."""
     if not isinstance(head, CorrectedHead):
         return head, {}
     weight, bias, present = head.linear.weight, head.linear.bias, head.linear.present

@@ -35,8 +35,8 @@ def fisher_directions(
     eigenvectors it is unique, so that samples drawn in it do not depend on arbitrary signs.
 
     The strength of a direction is the standard deviation between classes over that within classes. MᵀS_W⁻¹M
-    squares it, so in float32 a direction 700 times weaker than the strongest is lost. So the strong ones are
-    removed from M, and the rest of M is decomposed again; then the limit is 500,000/√C times.
+    squares it, so in float32 a direction 700 times weaker than the strongest is lost. So the strong
+    directions are removed from M, and M is decomposed again: then a direction may be 500,000/√C times weaker.
 
     Args:
         covariance: S_W, usually shrunk.
@@ -67,7 +67,7 @@ def fisher_directions(
 
 
 class Residual(NamedTuple):
-    """The residual z U R + b, which is added to the scores of LDA at projected features z.
+    """The residual z U R + b, which is added to LDA's scores of projected features z.
 
     Attributes:
         down: U.
@@ -93,11 +93,11 @@ def residual_head(
     rank: int,
     num_steps: int = 100,
 ) -> LinearHead:
-    """Train a residual z U R + b of rank r, and return it plus LDA, t_c(z) = zᵀm_c − ½‖m_c‖² + log π_c.
+    """Train a residual z U R + b of rank r; return it plus LDA's t_c(z) = zᵀm_c − ½‖m_c‖² + log π_c.
 
-    Minimises the mean over features of α T² KL(softmax(t/T) ‖ softmax(s/T)) + (1 − α) CE(s, y), plus
-    (l2/2)(‖U‖² + ‖R‖²), where s = t + z U R + b. U starts as the leading directions of the means, R and b as
-    0.
+    Minimises the mean over features z with labels y of α T² KL(softmax(t/T) ‖ softmax(s/T)) + (1 − α) CE(s,
+    y), plus (l2/2)(‖U‖² + ‖R‖²), where s = t + z U R + b. U starts as the leading directions of the means, R
+    and b as 0.
 
     Args:
         means: m_c, the class means of features whose common covariance is the identity.

@@ -36,8 +36,8 @@ def ridge_head(
             rounding, stays 0.
         bias: whether a constant 1 is appended to the features, as in Fed3R's own code; static. Then (G + λI)
             W + s b = B and sᵀ W + (N + λ) b = (N_1 … N_C), with b a row and s = Σ_c N_c μ_c. This needs only
-            G and the moments. Each b_c is divided by the norm of its column of W. The λ of b is the multiple
-            of I in G (`Scatter.shift`) plus ``ridge``.
+            G and the moments. If ``unit``, each b_c is divided by the norm of its column of W. In N + λ,
+            λ is ``ridge`` plus the multiple of I in G (`Scatter.shift`).
 
     Returns:
         The head; its bias is 0 if ``bias`` is False. Absent classes are marked.
@@ -70,10 +70,10 @@ def ridge_head(
 def regression_head(sums: TargetSums, *, ridge: Scalar = 0.0, bias: bool = True) -> LinearHead:
     """Make a head by ridge regression; its scores Wᵀx + b are predictions of the targets.
 
-    (W, b) minimises Σ w ‖y − Wᵀx − b‖² + λ (‖W‖² + ‖b‖²) over examples of weight w with features
-    x and targets y; so does `ridge_head` with ``bias=True`` for one-hot targets. The predictions estimate the
-    mean of the targets given the features. For soft labels predict the largest; for several labels per
-    example, those above 1/2.
+    (W, b) minimises Σ w ‖y − Wᵀx − b‖² + λ (‖W‖² + ‖b‖²) over examples of weight w with features x and
+    targets y; so does `ridge_head` for one-hot targets with ``bias=True, unit=False``. The predictions
+    estimate the mean of the targets given the features. For soft labels predict the largest; for several
+    labels per example, those above 1/2.
 
     Args:
         sums: `target_sums`, added up over all clients. As features are not centred, rounding errors grow by a
@@ -106,7 +106,7 @@ def _with_offset(
 ) -> tuple[Array, Array]:
     """Solve (G + λI) W + s b = B and sᵀ W + (N + λ) b = t for W and b.
 
-    ``factors`` is the `factorise` of G + λI; the other arguments are B, s, t and N + λ, in this order.
+    ``factors`` is ``factorise(G + λI)``; the other arguments are B, s, t and N + λ, in this order.
     """
     total = feature_sum[:, None]
     solved = solve(factors, jnp.concatenate([cross, total], axis=1))

@@ -60,7 +60,7 @@ class StudentHead:
         offset: t_rᵀL⁻¹(μ_c − μ_g), with c the class of t_r.
         label: the class of each t_r.
         scale: a_c.
-        degrees: h_c = (ν_c + d)/2.
+        degrees: h_c = (ν_c + d)/2, with ν_c the density's degrees of freedom.
         log_prior: log π_c; 0 for an absent class.
         bias: b_c, the logarithm of the density's normalising constant, up to a term that all classes share.
         present: 1, or 0 for an absent class; None if all classes are present.

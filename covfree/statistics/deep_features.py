@@ -24,7 +24,7 @@ class DeepFeatures:
     be learned if ΦᵀY is 0 by symmetry.
 
     Attributes:
-        layers: Ω_1, Ω_2, …, each [inner, width].
+        layers: Ω_1, …, Ω_T, each [inner, width].
         seed: the seed of A and B_t.
         num_features: h, the width.
         inner: f, the number of random features in a layer.

@@ -1,9 +1,9 @@
-"""Map features. On random features, the same for all parties, a linear head approximates a kernel machine.
+"""Map features: at random, so that a linear head approximates a kernel machine, or by a trained adapter.
 
-Clients apply the map before they compute statistics, and the classifier applies it to its input. The parties
-share only a seed, from which the map draws its directions each time. It draws in float32 whatever the
-features' precision, so that the same seed gives the same map to the bit. (This is not guaranteed between
-versions of JAX or settings of its generators.)
+Clients apply the map before they compute statistics, and the classifier applies it to its input. For a random
+map, the parties share only a seed, from which the map draws its directions each time. It draws in float32
+whatever the features' precision, so that the same seed gives the same map to the bit. (This is not guaranteed
+between versions of JAX or settings of its generators.)
 """
 
 from __future__ import annotations

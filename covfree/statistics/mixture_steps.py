@@ -86,7 +86,7 @@ def maximise(
     count: Float[Array, ""],
     covariance: Structure,
 ) -> Mixture:
-    """Compute the mixture from the ``share`` of each example in each component: the M step of EM."""
+    """Compute the mixture of ``count`` examples from their ``share`` in each component: the M step of EM."""
     size = share.sum(0)
     used = size > 0
     divisor = jnp.where(used, size, 1)

@@ -239,7 +239,7 @@ def _fit_groups(
     num_components: int,
     covariance: Structure,
 ) -> Mixture:
-    """Fit a mixture to each group, in batches that bound memory; ``owners`` are its label and client."""
+    """Fit a mixture to each group, in batches that bound memory; ``owners``: their labels and clients."""
     order = jnp.argsort(group)
     within = jnp.arange(group_size, dtype=jnp.int32)
     key = derive(key, "mixtures")

@@ -76,7 +76,7 @@ def with_vectors(
     count: Integer[Array, "clients vectors"],
     label: int,
 ) -> Rows:
-    """Append ``vectors`` to the means, as rows with ``sketch`` and ``label`` set; padding if count is 0."""
+    """Append ``vectors`` to the means, as rows with ``sketch`` True and this label; padding if count is 0."""
     count = count.reshape(-1)
     labels = jnp.where(count > 0, label, -1).astype(jnp.int32)
     return Rows(

@@ -20,8 +20,8 @@ class SoftmaxSums(NamedTuple):
 
     Attributes:
         loss: Σ_i n_i (log Σ_c exp s_ic − s_iy) for scores s_ic of example i and class c, and true class y.
-        slope: the derivative by W and, in the last row, by a, at W = 0 and a = 0, of the loss with
-            Wᵀ(x_i − m) + a added to the scores.
+        slope: add Wᵀ(x_i − m) + a to the scores, with m the ``centre``. This is the loss's derivative by W
+            and, in the last row, by a, both at 0.
         number: Σ_i n_i, the number of examples.
     """
 

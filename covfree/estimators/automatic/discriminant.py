@@ -1,4 +1,4 @@
-"""Predict the margins of linear discriminant analysis for many γ, from one eigendecomposition."""
+"""Predict the margins of LDA for many strengths γ of shrinkage, from one eigendecomposition."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def predicted_margins(
     offsets: Offsets,
     candidates: Float[Array, " candidates"],
 ) -> Margins:
-    """Predict the margins of test examples for each γ (docs/derivation.md, section 10).
+    """Predict the margins of test examples for each γ in ``candidates`` (docs/derivation.md, section 10).
 
     All arguments are in units of the mean variance.
     """
@@ -95,8 +95,8 @@ def predicted_margins(
     unknown = 1 / jnp.maximum(count[chosen], 1)[:, None]
     strength, used, told_apart = offsets.strength, offsets.strength > 0, offsets.told_apart
     number = used.astype(values.dtype)
-    # Estimate T ≈ tr(HΣ) from the remainder if it suffices (``told_apart``), else from all rows, among which
-    # each z_j has covariance (λ_jρ + c)Σ.
+    # Estimate T ≈ tr(HΣ), H = (Σ̂ + γI)⁻¹, from the remainder if it suffices (``told_apart``), else from the
+    # remainder and the z_j, each with covariance (λ_jρ + c)Σ.
     rows = jnp.concatenate([number, jnp.where(offsets.unseen > 0, offsets.copies, 0)])
     reached = jnp.concatenate([strength, offsets.unseen])
     within = Freedom(
@@ -106,7 +106,7 @@ def predicted_margins(
     spectrum = values + floor
 
     def products(rows: jax.Array, weights: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """Return Σ_s w_s a_ls² and Σ_s w_s a_is a_ls for each w of ``weights``; i is a chosen class's row."""
+        """Return Σ_s w_s a_ls² and Σ_s w_s a_is a_ls for each w of ``weights``; a: ``rows``, i: chosen class."""
         left = rows[chosen][None, :, :] * weights[:, None, :]
         size = weights.shape[0] * chosen.shape[0]
         cross = product(left.reshape(size, rows.shape[1]), rows.T)

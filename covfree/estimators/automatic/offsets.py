@@ -33,11 +33,12 @@ _NEGLIGIBLE = 1e-4
 class ClientSums(NamedTuple):
     """Sums over the rows of a sample of clients (numbers 0 … 255); they add up over any split of the rows.
 
+    Row r is the mean x_r of n_r examples of class c; w_c is the class's weight in Σ̂, and μ_c its mean.
+
     Attributes:
         counts: n_ck, the examples of class c at client k.
-        totals: g_k = Σ_r √(w_c n_r) y_r over client k's rows of all classes, with y_r = √(w_c n_r) (x_r −
-            μ_c) and w_c the weight of class c in Σ̂.
-        classes: Σ_r n_r w_c (x_r − μ_c) over the sample's rows of class c; 0 if the sample is all clients.
+        totals: g_k = Σ_r w_c n_r (x_r − μ_c) over client k's rows of all classes.
+        classes: Σ_r w_c n_r (x_r − μ_c) over the sample's rows of class c; 0 if the sample is all clients.
     """
 
     counts: Num[Array, "classes slots"]
@@ -48,10 +49,10 @@ class ClientSums(NamedTuple):
 class Offsets(NamedTuple):
     """The covariance Σ̂ = Σ_r y_r y_rᵀ split into Σ_j z_j z_jᵀ and a remainder; see `offsets_of`.
 
-    Here z_j = √λ_j δ_j + noise of covariance c Σ. The δ_j are independent, each with the covariance Δ of one
-    client's offset. The remainder contains no offsets, except in directions too weak to separate. The noise
-    of z_j and that of the remainder are independent if classes have equal weight, and uncorrelated on average
-    otherwise.
+    Here z_j = √λ_j δ_j + noise of covariance c Σ, with Σ the covariance within clients. The δ_j are
+    independent combinations of clients' offsets, each with the covariance Δ of one offset. The remainder
+    contains no offsets, except in directions too weak to separate. The noise of z_j and that of the remainder
+    are independent if classes have equal weight, and uncorrelated on average otherwise.
 
     Attributes:
         strength: λ_j; 0 if Σ̂ does not contain δ_j.
@@ -122,15 +123,15 @@ def offsets_of(sums: ClientSums, moments: Moments, freedom: Freedom, level: Floa
     r"""Separate clients' offsets from the covariance (formulas: docs/derivation.md, section 10).
 
     If the sums cover a sample of the clients, the other clients are modelled as m − 1 copies of the sample,
-    with m the ratio of Σ_c w_c N_c over all clients to the same sum over the sample. Offsets that all copies
-    share enter the class means, weighted by 1/√m times their weight in a single copy. Differences between
-    copies give m − 1 further directions for each client, of strength Σ_c w_c n_ck, which no class mean
-    contains.
+    with m the ratio of Σ_c w_c N_c over all clients (N_c examples of class c) to the same sum over the
+    sample. The average of a δ_j over the m copies enters the class means, so p_cj is that of one copy times
+    1/√m. Differences between copies give m − 1 further directions for each client, of strength Σ_c w_c n_ck;
+    no class mean contains them.
 
     Args:
         sums: `client_sums` of *all* rows.
         moments: `first_moments` of all rows.
-        freedom: the covariance's weights w_c and degrees of freedom K_c − 1.
+        freedom: the weight w_c of each class in Σ̂, and its degrees of freedom.
         level: tr(Σ̂)/d.
 
     Source: the weighted two-way layout of the analysis of variance (Scheffé 1959, chapter 4), and the

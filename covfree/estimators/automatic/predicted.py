@@ -86,7 +86,7 @@ def misclassification_probability(
 def predicted_error(
     margins: Margins, candidates: Float[Array, " candidates"], scales: Float[Array, " scales"]
 ) -> Float[Array, "candidates scales"]:
-    """Predict the error of the head with covariance (Σ̂ + γI) s/(1 + γ), for each γ and s in ``scales``."""
+    """Predict the error of LDA with covariance (Σ̂ + γI) s/(1 + γ), for each γ and each s in ``scales``."""
 
     def one_candidate(case: tuple[jax.Array, ...]) -> jax.Array:
         mean, variance, gamma = case
@@ -114,10 +114,10 @@ def deterministic_equivalents(
 def implied_trace(
     left: Float[Array, ""], degrees: Float[Array, " scatters"], weight: Float[Array, " scatters"]
 ) -> Float[Array, ""]:
-    """Solve Σ_j ν_j/(1 + w_j T) = left for T ≥ 0, which estimates tr(HΣ); see `deterministic_equivalents`.
+    """Solve Σ_j ν_j/(1 + w_j T) = ``left`` for T ≥ 0, with ν = ``degrees`` and w = ``weight``.
 
-    The sum is convex and decreasing in T. So Newton's method climbs from 0 to the root without overshooting;
-    far from the root each step at least doubles T.
+    T estimates tr(HΣ), see `deterministic_equivalents`. The sum is convex and decreasing in T. So Newton's
+    method climbs from 0 to the root without overshooting; far from the root each step at least doubles T.
     """
 
     def climb(_: Any, root: jax.Array) -> jax.Array:

@@ -34,7 +34,7 @@ def fair_numbers(rank: Any, senders: Any) -> Any:
 
 
 def _group_numbers(rank: Any, start: Any, end: Any, senders: Any, xp: Any) -> Any:
-    """Number clients by group: its first k enter the sample if k drawn ranks lie in start … end − 1."""
+    """Number clients of equal key, with ranks start … end − 1: the first k, if k of these ranks are drawn."""
     size = xp.maximum(senders, SAMPLE)
     length, more = size // SAMPLE, size % SAMPLE
     stretch = np.arange(SAMPLE, dtype=np.int32)
@@ -46,7 +46,7 @@ def _group_numbers(rank: Any, start: Any, end: Any, senders: Any, xp: Any) -> An
 
 
 def count_keys(count: Any, label: Any, xp: Any) -> Any:
-    """Compute each row's term ⌊n⌋·mix(label + 1) mod 2³² of the key by which clients are sorted.
+    """Compute each row's term ⌊n⌋·mixed(label + 1) mod 2³² of its client's key, by which clients are sorted.
 
     A client's key is the sum of its rows' terms. It is the same whether rows are class means, subset means
     or examples.

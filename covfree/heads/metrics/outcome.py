@@ -97,7 +97,7 @@ def outcome_of(scores: Any, labels: Any) -> Outcome:
 
 
 def shares(outcome: Outcome, group: Any, among: Any, size: int) -> Float[Array, " groups"]:
-    """Return each group's correct predictions over its examples where ``among`` is True; NaN if none."""
+    """Return each group's number of correct predictions, over its number of True in ``among``; NaN if 0."""
     right, every = (
         jnp.zeros(size, jnp.int32).at[group].add(part.astype(jnp.int32), mode="drop")
         for part in (outcome.right, among)
