@@ -161,7 +161,7 @@ def read_columns(path: Path, columns: Mapping[str, str]) -> dict[str, np.ndarray
 
 
 def _names(table: Table, pattern: str | None, used: set[str]) -> list[str]:
-    """Return the columns that are one feature each: those in ``pattern``, or all but ``used`` and the index."""
+    """Return the columns that hold one feature: those in ``pattern``, or all but ``used`` and the index."""
     expected = "columns of numbers" if table.wide else "an array features"
     wrong = f"{table.path}: features: expected {expected}, or the name of one of {table.listed}, got"
     left = [name for name in table if name not in used]

@@ -36,7 +36,7 @@ class SelectedHead:
 
 
 def taken(head: AnyHead) -> AnyHead:
-    """Return the chosen head of a `SelectedHead`, unless its index is traced; return other heads unchanged."""
+    """Return the head that a `SelectedHead` chooses if its index is not traced; else ``head`` itself."""
     if not isinstance(head, SelectedHead) or is_traced(head.index):
         return head
     return cast(AnyHead, head.heads[int(np.asarray(head.index))])

@@ -106,7 +106,7 @@ def predicted_margins(
     spectrum = values + floor
 
     def products(rows: jax.Array, weights: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """Return Σ_s w_s a_ls² and Σ_s w_s a_is a_ls for each w of ``weights``; a: ``rows``, i: chosen class."""
+        """Return Σ_s w_s a_ls² and Σ_s w_s a_is a_ls, a = ``rows``, i a chosen class, for each w."""
         left = rows[chosen][None, :, :] * weights[:, None, :]
         size = weights.shape[0] * chosen.shape[0]
         cross = product(left.reshape(size, rows.shape[1]), rows.T)
