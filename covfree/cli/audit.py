@@ -38,7 +38,7 @@ def audit_command(
     seed: Annotated[int, typer.Option(help="Seed of the split, the partition and the groups.")] = 0,
     out: Out = None,
 ) -> None:
-    """Attack clients' class sums, to find members, the classes that clients hold, and single clients' sums.
+    """Attack clients' class sums, to find examples in them, clients' classes, and single clients' sums.
 
     One third of the examples forms the federation; docs/privacy.md explains the table.
 

@@ -93,7 +93,7 @@ def compare_command(
 ) -> None:
     """Compare methods on federations: accuracy, bytes up and time.
 
-    Values with commas between are all run, in every combination:
+    Values separated by commas are run in every combination:
       covfree compare --methods fedcof,mine.py:function --alpha 0.1,0.5 --out runs
       covfree compare --dataset features.npz --set shrinkage=auto,0.1,1
       covfree compare --images photos --backbone efficientnet-lite0

@@ -244,7 +244,7 @@ def check_resume(resume: bool, out: Path | None) -> None:
 def check_file(
     option: str, path: Path, suffix: str, inputs: tuple[str | Path | None, ...], out: Path | None = None
 ) -> None:
-    """Raise ValueError unless a file has the suffix, is not among `inputs`, and its folder exists.
+    """Raise ValueError unless a path has the suffix, is none of the `inputs`, and its folder exists.
 
     The folder may also be ``out``, which the command makes later.
     """

@@ -94,8 +94,9 @@ def personalise_command(
 ) -> None:
     """Train a model for each client, and test it on examples that the client holds back.
 
-    The defaults are FedCGS's (Table 3). Data without clients gets 20, by --partition dominant_classes 0.2.
-    With --images the whole network is trained, else an adapter and a head on features.
+    The defaults are FedCGS's (Table 3). Data without clients gets 20 clients, by
+    --partition dominant_classes --alpha 0.2. With --images the whole network is trained, else an adapter and
+    a head on features.
 
     Examples:
       covfree personalise --rounds 20 --epochs 40 --home 4

@@ -112,7 +112,7 @@ def check_prompts(
 
 
 def check_stage(starts: Mapping[str, Variant | None]) -> None:
-    """Raise ValueError unless some start is in closed form, and clients send once for each that is."""
+    """Raise ValueError unless a start is in closed form, and clients of each such start send only once."""
     closed = {name: start.method for name, start in starts.items() if start is not None}
     for name, method in closed.items():
         if not method.one_shot:

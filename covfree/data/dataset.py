@@ -1,4 +1,4 @@
-"""Feature sets: features with labels, split into training and test part, perhaps with their clients."""
+"""Feature sets: features with labels and perhaps clients, split into a training and a test part."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ class FeatureSet(NamedTuple):
 
     Attributes:
         name: the name of the set in tables.
-        train_features: [examples, dim]; from a file of 1 GiB or more, a view of the file (see `load_npz`):
-            `fit` and `evaluate` take it, and ``np.asarray`` reads it into memory.
+        train_features: [examples, dim]; for features of 1 GiB or more a `Gathered` view (see `load_npz`),
+            which `fit` and `evaluate` take, and which ``np.asarray`` reads into memory.
         train_labels: [examples], in [0, num_classes).
         test_features: [test examples, dim].
         test_labels: [test examples].
         num_classes: C.
-        clients: [examples], the client of each training example, if the data says so.
+        clients: [examples], number of each training example's client, −1 for none; None without clients.
         fixed_split: whether the data itself marks the test part, so that no seed changes it.
         test_clients: [test examples], the client of each test example, if the data says so; −1 for none.
             Numbered as in ``clients``; clients without training examples have the numbers after these.
@@ -76,17 +76,17 @@ def load(
             ``.safetensors``, ``.parquet``, ``.arrow``, ``.csv``, ``.tsv``; or of a folder that
             ``save_to_disk`` of Hugging Face's ``datasets`` wrote. Labels may be texts (spaces around them are
             dropped), numbered in the order of the file's ``class_names``, or else in sorted order.
-            If a table has no column of lists ``features``, each column of numbers or booleans is one feature,
+            If a table has no column ``features`` of lists, each column of numbers or booleans is one feature,
             except the index of a pandas data frame; a column of another type, or of rising ids such as
             ``id``, is then an error. The path may be followed by names of columns, as in
-            ``"x.parquet:features=embedding:labels=kind"``. ``is_test`` may hold the texts train and test.
+            ``"x.parquet:features=embedding:labels=kind"``. ``is_test`` may hold "train" and "test".
         test: path of such a file with the test part, if ``dataset`` has none. Its feature columns are found
             by name, and put in the order of ``dataset``. Its other columns have the names that they have in
             ``dataset``, unless ``test`` names them itself: ``"test.csv:labels=kind"``.
         seed: the seed that draws a third of the data as the test part, if the data marks none.
         columns: the names of ``features``, ``labels``, ``clients`` and ``is_test`` in the file, if they
-            differ. ``features`` may name many columns: ``"age+weight"`` or ``"f*"``. If ``dataset`` is an
-            ``.npy`` file of features: the paths of the other arrays' files.
+            differ. ``features`` may name many columns: ``"age+weight"`` or ``"f*"``. For an ``.npy``
+            file of features: the paths of the ``.npy`` files of the other arrays.
 
     Raises:
         ValueError: if the name is unknown, or a file does not contain what is expected.
@@ -151,9 +151,9 @@ def load_npz(path: StrPath, *, test: StrPath | None = None, seed: int = 0) -> Fe
             third of each class is held out by ``seed``.
         seed: the seed that draws a held-out third.
 
-    Features of 1 GiB or more that are not compressed stay in the file. Both parts are then
-    `covfree.core.gathered.Gathered`, which are indexed like arrays; `covfree.fit` and `covfree.evaluate` read
-    them part by part.
+    From features of 1 GiB or more, both parts are `covfree.core.gathered.Gathered`, which are indexed like
+    arrays; `covfree.fit` and `covfree.evaluate` read them in blocks. Unless compressed, such features stay in
+    the file.
 
     Returns:
         The feature set. Clients are numbered from 0 by sorted name: first those with training examples, then
@@ -353,7 +353,7 @@ def _numbered(clients: np.ndarray, train: np.ndarray) -> tuple[np.ndarray, tuple
 
 
 def _test_clients(clients: np.ndarray, other: dict[str, np.ndarray], path: Path) -> np.ndarray:
-    """Return a test file's client of each example; if the file has no clients, ``""`` or −1 for each."""
+    """Return the clients of a test file's examples: if it has none, ``""`` or −1, typed as ``clients``."""
     count = len(other["labels"])
     theirs = other.get("clients")
     if theirs is None:

@@ -43,7 +43,7 @@ def feature_key(
     preprocessing: Preprocessing | None = None,
     dtype: str = "float32",
 ) -> dict[str, Any]:
-    """Return all that features depend on; a feature file with an equal key is reused.
+    """Return, as a dict, what features depend on; a feature file with an equal key is reused.
 
     Labels, clients and the batch size are not part of the key.
     """
@@ -93,8 +93,8 @@ def extract_features(
         network: the backbone, whose classifier is not used; or an `Extractor`, which has its own weights and
             preprocessing, so that none may be given.
         params: the backbone's parameters; or a function that returns them, called only if they are needed; or
-            their file; or ``owner/name@commit``, as in ``covfree extract --weights``. The latter two also
-            give the default of ``weights``, and ``owner/name@commit`` that of ``preprocessing``.
+            their file; or ``owner/name@commit``, as in ``covfree extract --weights``. A file or a commit also
+            gives the default of ``weights``, and a commit that of ``preprocessing``.
         out: the file, ``.npz``.
         weights: a string that identifies the parameters, such as their file's SHA-256; None for the SHA-256
             of the parameters themselves.

@@ -76,9 +76,9 @@ class FeatureWriter:
             num_examples: number of all examples.
             num_features: d.
             dtype: ``"float16"`` or ``"float32"``, the data type in the file.
-            identities: for each example, a string that distinguishes it from others. If given, an earlier
-                writer's pieces count even if ``key["images"]`` differs, as long as the examples with features
-                are the same: damaged images may have been removed.
+            identities: for each example, a string that distinguishes it from others. With identities, an
+                earlier writer's pieces are continued even if ``key["images"]`` differs, as long as the
+                examples with features are the same: damaged images may have been removed.
 
         Raises:
             ValueError: if an argument is wrong, or the folder holds pieces of another key.
@@ -200,7 +200,7 @@ class FeatureWriter:
             self._save(self.done, self.skipped)
 
     def _finished(self, state: Mapping[str, Any]) -> tuple[int, dict[int, str]] | None:
-        """Return `done` and `skipped` if an earlier writer's finished examples come first here, else None."""
+        """Return an earlier writer's `done` and `skipped` for these examples; None if its examples differ."""
         about, identities = state["about"], self._identities
         same = [
             {**each, "num_examples": 0, "key": {**each["key"], "images": ""}} for each in (about, self._about)

@@ -31,7 +31,7 @@ def image_folder(
     Args:
         path: the folder.
         pattern: a regular expression with a group named ``class``, and perhaps ``split`` and ``client``. It
-            must match the beginning of each image's path below the folder (with slashes), such as
+            is matched at the beginning of each image's path below the folder (with slashes), such as
             ``r"(?P<class>[^/]+)/user(?P<client>\d+)_"``. By default the first folder is the class. If there
             are folders ``train`` and ``test`` or ``val``, these are the split, and the next one is the class:
             ``"(?P<split>[^/]+)/(?P<class>[^/]+)/"``.

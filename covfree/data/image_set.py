@@ -67,7 +67,7 @@ class ImageSet(LabelledSet):
 
     Attributes:
         name: the name of the data in tables.
-        ids: [n] distinct names of the images in errors and feature files; for a folder, paths below it.
+        ids: [n] distinct names of the images, for errors and feature files; for a folder, paths below it.
         labels: [n] int32, in [0, C).
         class_names: [C].
         read: function from i to image i, in a form that `covfree.backbones.preprocess` takes: a Pillow image
@@ -79,8 +79,8 @@ class ImageSet(LabelledSet):
         ignored: files and examples that were left out because they are no images or have no class. A folder
             that was left out as a whole is listed once, with a slash at the end.
         identities: [n] for each image, a string that distinguishes it from others, such as a file's path,
-            size and modification time. An interrupted extraction continues if those of the finished images
-            are unchanged; if this is None, only if the fingerprint is unchanged.
+            size and modification time. An interrupted extraction continues if the finished images'
+            identities are unchanged; without identities, if the fingerprint is unchanged.
 
     Raises:
         TypeError: if an array is of the wrong type.

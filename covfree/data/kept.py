@@ -97,7 +97,7 @@ def _reuse(path: Path, key: Mapping[str, Any], examples: LabelledSet, on_damaged
 
 
 def _same_images(file: FeatureFile, key: Mapping[str, Any], examples: LabelledSet) -> bool:
-    """Return whether a file is of the present images, but for damaged ones, which may have been removed."""
+    """Return whether a file has the features of these images; damaged ones may have been removed since."""
     identities, without = getattr(examples, "identities", None), file.arrays.get("skipped_identities")
     if identities is None or without is None:
         return False

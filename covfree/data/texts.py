@@ -28,7 +28,7 @@ class TextSet(LabelledSet):
 
     Attributes:
         name: the name of the data in tables.
-        ids: [n] distinct names of the texts in errors and feature files.
+        ids: [n] distinct names of the texts, for errors and feature files.
         labels: [n] int32, in [0, C).
         class_names: [C].
         texts: [n] strings.

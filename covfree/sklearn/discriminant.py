@@ -35,7 +35,7 @@ class FederatedDiscriminant(ClassifierMixin, BaseEstimator):
     """Classify by discriminant analysis, linear or quadratic, from groups' class means or sums.
 
     A group of examples is a client of a federation. With ``fedcof``, the default, each group sends the mean
-    and the count of each of its classes, and the spread of these means gives the discriminant's covariance.
+    and the count of each of its classes, and the covariance is estimated from how these means vary.
     The estimator computes in float32, unless jax computes in float64.
 
     Args:
@@ -251,7 +251,7 @@ class FederatedDiscriminant(ClassifierMixin, BaseEstimator):
 
 
 def _same(method: Method[Any], other: Method[Any]) -> bool:
-    """Return whether two methods have the same parts and equal numbers."""
+    """Return whether two methods have the same functions and equal numbers."""
     if jax.tree.structure(method) != jax.tree.structure(other):
         return False
     return all(map(np.array_equal, jax.tree.leaves(method), jax.tree.leaves(other)))

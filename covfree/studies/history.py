@@ -15,9 +15,9 @@ from covfree.studies.table import as_bytes
 class History:
     """The records of a run: each is at once written to a file and reported to the listener.
 
-    Rounds of training count from 1, so record r has the accuracy after r rounds. In a closed-form stage the
-    head is solved for. The rounds of the first stage end with round 0, and so begin below 0. Each later stage
-    counts as one round.
+    Rounds of training count from 1, so record r has the accuracy after r rounds. A closed-form stage solves
+    for the head. The first stage's last round is round 0, and its earlier rounds have numbers below 0. Each
+    later stage counts as one round.
     """
 
     def __init__(self, name: str, rounds: int, path: Path | None, listener: Listener) -> None:
@@ -26,7 +26,7 @@ class History:
         self._written, self._first, self._flops = 0, 0, np.zeros(0)
 
     def begin(self, records: list[Record], flops: np.ndarray) -> None:
-        """Set the records up to a closed-form stage, and all clients' operations in each round after it."""
+        """Set the records, up to a closed-form stage, and all clients' operations in each later round."""
         self.records, self._flops = list(records), flops
         self._first = self.records[-1]["round"]
 

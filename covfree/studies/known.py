@@ -17,7 +17,7 @@ from covfree.methods import Method, registry
 GROUP = "covfree.methods"
 # The family of methods that are not covfree's: what their clients send is not known before they run.
 _FAMILY = "other"
-# Joins names of methods, one of which clients choose: ``fedcof-or-fedcof-student``.
+# Joins the names of methods among which clients choose one: ``fedcof-or-fedcof-student``.
 JOINT = "-or-"
 _OPEN = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 

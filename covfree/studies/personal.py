@@ -78,7 +78,7 @@ class Personalised(NamedTuple):
             ends the training, so the accuracies are those before it.
         bytes_up: bytes that all clients sent.
         bytes_down: bytes that all clients received.
-        seconds: the time of training, and for AFL of testing.
+        seconds: the time of training; for AFL, of training and testing.
     """
 
     accuracy: np.ndarray
@@ -103,16 +103,16 @@ def personalised(
     checkpoint: Path | None = None,
     batch_size: int = 32,
 ) -> Personalised:
-    """Train a model for each client, or one by FedAvg, with all clients in each round; test it by client.
+    """Train a model for each client, or by FedAvg one for all; test it on each client's test examples.
 
     Args:
         method: one of `TITLES`.
         start: the initial model and the class means.
         train: the clients' training examples.
         test: the clients' test examples.
-        client: the clients' optimiser, or its rate.
-        rounds: the number of rounds of methods that send something; each is one pass over a client's
-            examples.
+        client: the clients' optimiser, or its learning rate.
+        rounds: the number of rounds of methods that send something. In a round, every client passes once
+            over its examples.
         epochs: the number of passes of local training and FedCGS, which send nothing between them.
         home: the number of passes of FedAvg-FT at the client, after the rounds.
         strength: λ of FedProto and FedCGS.
@@ -269,7 +269,7 @@ def dealt(
     """Assign examples to clients, each of which sets a share of its examples aside for tests.
 
     Data without clients is partitioned as a whole, test part included. If only the training examples have
-    clients, the test part is left out. If all examples have clients, both parts stay as they are.
+    clients, the test part is left out. If the test examples have clients too, both parts stay as they are.
     """
     features = data.train_features, data.test_features
     inputs = features if pixels is None else pixels

@@ -22,7 +22,7 @@ _FOLDS, _STEPS = 3, 500
 # Training ends when a step lowers the objective by less than this many nats; accuracies no longer change
 # then.
 _TOLERANCE = 1e-6
-# An estimate of the loss's curvature, p(1 − p) for a class of probability p, times the number of classes.
+# The loss's curvature, p(1 − p) for a class of probability p, is estimated as this / number of classes.
 _CURVATURE = 0.1
 
 
@@ -45,8 +45,8 @@ def pooled_head(
     """Train logistic regression on examples in one place, to its optimum.
 
     Features are centred, and divided by the root of their mean variance. The penalty is the one with the best
-    accuracy in three-fold cross-validation: the first of equally good ones, and the first in ``penalties`` if
-    there are too few examples.
+    accuracy in three-fold cross-validation: the first of equally good ones. If there are too few examples, it
+    is the first of ``penalties``.
 
     Returns:
         The head, and the λ that was used.

@@ -68,7 +68,7 @@ def count_predictions(
 def confusion_counts(
     predictions: Iterable[Predictions], num_classes: int
 ) -> Integer[np.ndarray, "classes predicted"]:
-    """Sum runs' counts by label and prediction: [C, C + 1]; the last column counts those without one."""
+    """Sum runs' counts by label and prediction: [C, C + 1], with a last column for no prediction."""
     counts = np.zeros((num_classes, num_classes + 1), np.int64)
     for each in predictions:
         for label, predicted, number in each.pairs:
@@ -91,7 +91,8 @@ def expected_client_accuracy(
 ) -> Float[np.ndarray, " clients"]:
     """Average the classes' accuracies for each client, weighted by its training examples of each class.
 
-        a_k = Σ_c n_kc a_c / Σ_c n_kc,  over the classes c that have test examples.
+        a_k = Σ_c n_kc a_c / Σ_c n_kc,  over the classes c that have test examples,
+        n_kc: client k's training examples of class c;  a_c: the test accuracy of class c.
 
     This is a client's expected accuracy if its future examples have its training class distribution and,
     within a class, are distributed like everyone's. NaN for a client without examples of such classes.

@@ -36,8 +36,8 @@ class Run:
         received: bytes down to all clients, before the head.
         clients: number of clients that hold examples.
         rows: number of rows (`covfree.Rows`) that the method's rounds summed over.
-        client_flops: floating-point operations of all clients, from features to messages; for a training also
-            in its rounds, and by the feature extractor if known.
+        client_flops: floating-point operations of all clients. In closed form: from features to messages; for
+            a training: in all rounds, with those of the feature extractor if known.
         client_seconds: time of all clients' work, run as one batch, without compilation.
         server_seconds: time from the clients' messages to the head, without compilation.
         left_out: training examples and classes that no client holds.

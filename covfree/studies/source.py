@@ -215,8 +215,8 @@ def _checked(source: Source) -> Source:
     return source
 
 
-# In float32 rounding costs offset² · 1.2e-7 of the variance (see `_offset`). Fed3R and AFL may fail at 1e-4,
-# other heads about the origin at 1e-2.
+# In float32, rounding costs a share of offset² · 1.2e-7 of the variance (see `_offset`). At a share of 1e-4
+# Fed3R and AFL may fail, at 1e-2 other heads that are not centred.
 _FAR, _VERY_FAR = 29.0, 290.0
 
 
@@ -234,7 +234,7 @@ def class_name(data: FeatureSet, label: int) -> str:
 
 
 def heading(data: FeatureSet, federation: Federation, seeds: int, lost: Sequence[LeftOut]) -> str:
-    """Describe the data and the federation in one line; ``lost`` has what each seed leaves on no client."""
+    """Describe data and federation in one line; ``lost`` counts, by seed, what is on no client."""
     spread = f"{federation.clients} clients, {federation.partition}"
     if federation.partition != "iid":
         spread += f" {federation.alpha:g}"

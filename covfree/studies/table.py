@@ -150,7 +150,7 @@ def show(
 ) -> None:
     """Print results on standard output: ``content`` for JSON, ``records`` as CSV, else title and table.
 
-    Beside CSV, lines of ``left_out`` go to stderr. The terminal's table has ``below`` under it.
+    With CSV, the lines of ``left_out`` go to stderr. On the terminal, ``below`` is printed under the table.
     """
     if form == "json":
         print(content)

@@ -1,4 +1,4 @@
-"""Run one training of ``covfree finetune``: rounds from a start, perhaps with closed-form stages between."""
+"""Run one training of ``covfree finetune``: rounds, perhaps with closed-form stages between them."""
 
 from __future__ import annotations
 

@@ -84,7 +84,7 @@ def set_aside(task: Task) -> Task:
 
 
 def tuned(training: Training, task: Task, listener: Listener) -> tuple[Rates, list[dict[str, Any]]]:
-    """Choose the rates with the best accuracy on clients set aside, averaged over up to ten rounds.
+    """Choose the rates with the best accuracy on clients set aside, the mean over at most ten rounds.
 
     The mean is more stable than the last round: with rates that are too high, the accuracy oscillates.
 

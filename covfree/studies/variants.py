@@ -32,8 +32,8 @@ def variants(names: Iterable[str], numbers: Mapping[str, Sequence[Any]] | None =
 
     Args:
         names: names of methods (see `entry_of`), perhaps with numbers: ``"fedcof:shrinkage=0.1:head=ridge"``.
-            Among methods joined as ``"fedcof-or-fedncm"`` the clients choose one, see `covfree.select`; these
-            come last.
+            Among methods joined as ``"fedcof-or-fedncm"`` the clients choose one, see `covfree.select`; such
+            joined methods come last.
         numbers: values by argument; a method takes the arguments that it accepts and its name does not set.
 
     Returns:

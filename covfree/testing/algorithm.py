@@ -65,7 +65,7 @@ class _Subject:
         return self.algorithm.result(self.algorithm.params, state, memory)
 
     def scores(self, result: Any) -> np.ndarray | None:
-        """Score all examples by a result, or its model of client ``_FEW``; None if it is no classifier."""
+        """Score all examples by a result, or by its model for client ``_FEW``; None without a classifier."""
         model = result.of(_FEW) if hasattr(result, "of") else result
         return np.asarray(model(jnp.asarray(self.features))) if callable(model) else None
 
@@ -160,7 +160,7 @@ def trace(subject: _Subject) -> None:
 
 
 def learns(subject: _Subject) -> None:
-    """A trained classifier lowers the loss; a solved one is better than always predicting one class."""
+    """Training lowers a classifier's loss; a closed-form one is no worse than always predicting one class."""
     after, labels = subject.scores(subject.done.result), np.asarray(subject.labels)
     before = None if after is None else subject.scores(subject.result(subject.start[0]))
     if after is None:
@@ -230,8 +230,8 @@ def check_algorithm(
 
     The laws: ``pytree``, ``pure``, ``empty``, ``padding``, ``cutting``, ``absence``, ``trace``, ``learns``,
     ``copies``, ``reference``. ``learns`` checks only classifiers, ``copies`` only those that give scores
-    before the first round. No law checks that a client uses its key for random draws: an algorithm that
-    always draws from ``jax.random.key(0)`` seems to share a draw among its clients, as for random features.
+    before the first round. No law checks that clients draw from their keys: a fixed
+    ``jax.random.key(0)`` could mean a draw that all clients share on purpose, such as random features.
 
     Args:
         algorithm: e.g. ``covfree.finetune.fedavg(…)``.

@@ -89,7 +89,7 @@ def finite(case: Case) -> None:
 
 
 def centring(case: Case) -> None:
-    """In float32, two digits are correct for features at a distance of 1000 spreads from 0."""
+    """In float32, two digits are correct for features about 1000 standard deviations from 0."""
     rows = single(_mapped(lambda mean: mean + 1000)(case.example))
     (found,) = case.compiled(_mapped(lambda mean: mean.astype(np.float64))(rows))
     assert_close(case.seen(rows), found.seen, 1e-2, "the estimate in float32, and in float64")
@@ -106,7 +106,7 @@ def doubling(case: Case) -> None:
 
 
 def merging(case: Case) -> None:
-    """Two rows of one class and mean act like one row with both counts, up to scale and a multiple of I."""
+    """Two rows of one class and mean act like one of their total count, up to scale and a multiple of I."""
     rows = paired(case.about.dim)
     first = np.flatnonzero((rows.label >= 0) & (np.arange(len(rows.label)) % 5 == 0))
     count, label = rows.count.copy(), rows.label.copy()
@@ -117,7 +117,7 @@ def merging(case: Case) -> None:
 
 
 def unbiased(case: Case) -> None:
-    """On average over rows that are means of examples with one covariance, the estimate is as expected."""
+    """If rows are means of examples with one covariance, the average estimate is that of ``unbiased_for``."""
     expected = case.about.unbiased_for
     if expected is None:
         return
@@ -213,13 +213,14 @@ def check_estimator(
         estimate: function of `Rows` and the number of classes to a matrix [dim, dim], or one for each class.
         dim: size of the features.
         unbiased_for: the expected estimate if all classes share a covariance Σ and each row is the mean of as
-            many examples as its count: ``"covariance"`` for Σ; ``"scatter"`` for (N − C) Σ; or a function of
-            Σ and the rows. The average is exact for estimates that are quadratic in the means.
+            many examples as its count: ``"covariance"`` for Σ; ``"scatter"`` for (N − C) Σ, of N examples in
+            C classes; or a function of Σ and the rows. The average is exact for estimates that are quadratic
+            in the means.
         reference: the formula in float64 NumPy: takes means, counts, labels (without padding) and the number
             of classes.
         exclude: laws that do not apply to this estimator, each with the reason: e.g. ``scaling`` if a
             parameter has the features' unit, ``translation`` if the estimate is not centred, ``doubling`` and
-            ``merging`` if the estimate is a sum of parts that scale differently.
+            ``merging`` if the estimate is a sum of terms that scale differently.
 
     Raises:
         AssertionError: if a law is broken, with its name, its statement, and the numbers.

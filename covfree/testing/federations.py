@@ -14,7 +14,7 @@ _COUNTS = (1, 3, 2, 5, 8)
 
 
 class Federation(NamedTuple):
-    """Flat examples in float64. Some are padding, by label or client, and have NaN as features."""
+    """Flat examples in float64. Those with a label or client below 0 are padding, with NaN as features."""
 
     features: np.ndarray
     labels: np.ndarray
@@ -48,13 +48,13 @@ class Federation(NamedTuple):
 def federation(dim: int, seed: int = 0, absent: int = 3, offset: float = 0.0) -> Federation:
     """Draw examples of Gaussian classes with one covariance, and assign them to clients.
 
-    No client has the class ``absent``, only one client has the next class, and one client has one example.
+    No client has the class ``absent``, only one client has the class after it, one has a single example.
 
     Args:
         dim: size of a feature.
         seed: seed of all draws.
         absent: the class without examples.
-        offset: the distance of the features from 0 in each dimension, in units of about their spread.
+        offset: what is added to the class centres in each dimension; the centres have standard deviation 1.
     """
     rng = np.random.default_rng(seed)
     labels = rng.choice([c for c in range(CLASSES) if c != absent], EXAMPLES)
@@ -114,7 +114,7 @@ def used(rows: Rows) -> np.ndarray:
 
 
 def paired(dim: int, seed: int = 0) -> Rows:
-    """Draw five rows a class, with the same counts in each class; its first two share mean and client."""
+    """Draw five rows a class, of the same counts in each; a class's first two rows share mean and client."""
     rng = np.random.default_rng(seed)
     label = np.repeat(np.arange(CLASSES), len(_COUNTS)).astype(np.int32)
     place = np.tile(np.arange(len(_COUNTS)), CLASSES)

@@ -222,15 +222,15 @@ def check_head(
     ``gradients``.
 
     Args:
-        make: a function as for ``head=`` of `fedcof`: from the within-class covariance, a `Scatter`, and the
-            `Moments` to a head.
+        make: what `fedcof` takes as ``head=``: a function of the within-class covariance (a `Scatter`) and
+            the `Moments` that returns a head.
         dim: size of the features.
         reference: the formula in float64 NumPy: function of the covariance, the classes' counts and their
             means that returns a function from features to scores. Scores may differ by a constant in each
             row.
         exclude: laws that do not apply to this head, each with the reason: ``translation`` if it is not
-            centred, ``scaling`` or ``rotation`` if a parameter has the features' unit or directions are
-            treated differently, ``gradients`` if there is no derivative.
+            centred, ``scaling`` if a parameter has the features' unit, ``rotation`` if directions are treated
+            differently, ``gradients`` if there is no derivative.
 
     Raises:
         AssertionError: if a law is broken, with its name, its statement, and the numbers.

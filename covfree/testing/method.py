@@ -134,7 +134,7 @@ def learns(case: Case) -> None:
 
 
 def splitting(case: Case) -> None:
-    """Rounds are sums over rows: totals over several devices, or over parts, equal those over all rows."""
+    """A round's total is a sum over rows: the sums of devices, or of blocks of rows, add up to it."""
     method, clean = case.shared, single(case.plain)
     if method.rounds_over_rows < len(method.rounds):
         return  # rounds over examples have no rows to split
@@ -156,7 +156,7 @@ def splitting(case: Case) -> None:
 
 
 def messages(case: Case) -> None:
-    """The head from collected messages of clients equals the head of the simulation."""
+    """The head from clients' collected messages equals the head that ``fit`` gives for all clients."""
     if case.shared.message_rounds < len(case.shared.rounds):
         return  # clients send sums in rounds
     features, labels, clients, probes, _ = single(case.plain)
@@ -260,7 +260,7 @@ def check_method(
             clients (without padding) and the number of classes that returns a function from features to
             scores, −∞ for a class without an example. Scores may differ by a constant in each row.
         tolerance: how far two results of the same computation may differ in float64, relative to the largest
-            number; results in float32 may differ by at least 1e-4.
+            number. Results in float32 may always differ by 1e-4, or by ``tolerance`` if it is larger.
         exclude: laws that do not apply to this method, each with the reason. Exclude ``scaling`` if a
             parameter has the features' unit; ``order``, ``clients`` and ``messages`` if clients draw at
             random what they send; ``gradients`` if there is no reverse-mode derivative, or if derivatives

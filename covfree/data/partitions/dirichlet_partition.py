@@ -30,7 +30,7 @@ def inner_dirichlet(
 
     Client k draws proportions p_k ~ Dir(α·1_C) over the C classes that occur in `labels`. It takes its
     examples one by one: draw a class from p_k, take a random example of it. A class that has run out is
-    dropped, and every p_k is renormalised over the rest. Implementations differ in the order of the clients:
+    dropped, and every p_k is renormalised. Implementations differ in the order of the clients:
 
     - "sequential": client 0 takes all its examples, then client 1, and so on, so the last clients share the
       few classes that are left. This is the order in the official code of FedNCM (Legate et al., NeurIPS
@@ -126,11 +126,11 @@ def _urn_draws(
 ) -> np.ndarray:
     """Draw a class for the client of each entry of `turns`; there are `counts` examples of each class.
 
-    Call a class open if it has examples left. Let `fresh` classes be open, and let the client have drawn open
-    class c n_c times, m = Σ n_c. The probabilities (α + n_c) / (α·fresh + m) are a mixture: with probability
-    α·fresh / (α·fresh + m) any open class uniformly, otherwise the class of a uniformly chosen earlier draw.
-    If that class has run out, the earlier draw is removed from the urn and the choice is repeated: this
-    rejection sampling gives the same distribution.
+    Call a class open if it has examples left; `fresh` classes are open. n_c counts the client's earlier draws
+    of open class c; m = Σ n_c. An open class c is next with probability (α + n_c) / (α·fresh + m), a mixture:
+    with probability α·fresh / (α·fresh + m) any open class uniformly, else the class of a draw taken
+    uniformly from the urn of the client's earlier draws. If that class has run out, the draw leaves the urn
+    and the choice is repeated: this rejection sampling gives the same distribution.
     """
     uniform = _uniforms(rng).__next__
     classes = _OpenSet(counts)
@@ -197,9 +197,9 @@ def dirichlet(
     arXiv:1905.12022), and Flower Datasets' `DirichletPartitioner`. The size of a client is random.
 
     The rounding is systematic: with u uniform in [0, 1) and P the cumulative sums of p_c, client k gets the
-    examples from ⌊N_c·P_c,k-1 + u⌋ to ⌊N_c·P_ck + u⌋. So the expected number is N_c·p_ck, and the actual one
-    differs by less than one. Rounding down (u = 0) would give the last client an example of nearly every
-    class.
+    class's examples from ⌊N_c·P_c,k-1 + u⌋ to ⌊N_c·P_ck + u⌋. So the expected number is N_c·p_ck, and the
+    actual one differs by less than one. Rounding down (u = 0) would give the last client an example of nearly
+    every class.
 
     Args:
         labels: [n] class of each example, integers ≥ 0.

@@ -32,9 +32,9 @@ def shards(
     of Flower Datasets' `ShardPartitioner`:
 
     - `num_shards_per_partition` alone: all examples are cut into shards whose sizes differ by at most one,
-      and each client gets this many.
-    - both: each client gets `num_shards_per_partition` shards of exactly `shard_size` examples; the other
-      examples stay unassigned.
+      and each client gets this many shards.
+    - both numbers: each client gets `num_shards_per_partition` shards of exactly `shard_size` examples;
+      the other examples stay unassigned.
     - `shard_size` alone: all complete shards are given out, and the clients' numbers of shards differ by at
       most one. The remaining examples stay unassigned.
 
@@ -113,10 +113,10 @@ def pathological(
     arXiv:2102.02079), who use "first-deterministic", and Flower Datasets' `PathologicalPartitioner`.
     `labels` has C distinct classes, in ascending order. By `class_assignment_mode`, client k gets
 
-    - "random": a uniform choice without replacement;
+    - "random": classes drawn uniformly without replacement;
     - "deterministic": the classes k, k + 1, … modulo C. With one class a client and as many clients as
       classes, it is Fed3R's split of CIFAR-100 (Fanì et al. 2024, α = 0), which assigns all examples;
-    - "first-deterministic": class k modulo C and a uniform choice of others.
+    - "first-deterministic": class k modulo C, and other classes drawn as in "random".
 
     Args:
         labels: [n] class of each example, integers ≥ 0.
@@ -203,15 +203,15 @@ def dominant_classes(
 
     Personalised methods are compared on such partitions. Guan et al. (FedCGS, AAAI 2025) take a uniform share
     of 20 % and clients of equal size, but do not say how many classes dominate, nor how examples are drawn.
-    Here a random part of all examples, with that share, is divided as by `iid`. The others are sorted by
-    label, cut into shards and given out as by `shards`.
+    Here a random share `uniform_share` of all examples is divided as by `iid`. The other examples are sorted
+    by label, cut into shards and given out as by `shards`.
 
     Args:
         labels: [n] class of each example, integers ≥ 0.
         num_partitions: the number of clients K, at most n.
         uniform_share: share of the examples that come from all classes, from 0 to 1.
-        num_shards_per_partition: shards of the other, sorted examples for each client, ≥ 1. About this many
-            classes dominate.
+        num_shards_per_partition: shards of the sorted examples for each client, ≥ 1. About this many classes
+            dominate.
         seed: seed of the draw, ≥ 0.
 
     Returns:

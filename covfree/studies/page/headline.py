@@ -103,7 +103,7 @@ def gains(scored: Sequence[Scored], said: Sequence[str]) -> list[str]:
 
 
 def _left_out(scored: Sequence[Scored]) -> list[str]:
-    """Name the methods left out, as they have no mean accuracy; an empty list if no method has one."""
+    """Name each method without a mean accuracy, in a sentence; an empty list if all methods are such."""
     lost = [one for one in scored if not isfinite(one.mean)]
     if len(lost) == len(scored):
         return []
@@ -163,7 +163,7 @@ def over_places(places: Sequence[Sequence[Scored]]) -> list[str]:
 
 
 def _at_the_top(order: Sequence[Scored]) -> list[str]:
-    """Return titles: the best method's, and those of equal ones or else of a second that may be as good."""
+    """Return the titles of the best method and of its equals, or else of a second that may be as good."""
     best = percent(order[0].mean, None)
     level = [one.title for one in order if percent(one.mean, None) == best]
     if len(order) > len(level) == 1 and (found := interval(order[1].over(order[0]))) and found[1] >= 0:

@@ -46,7 +46,7 @@ def place_labels(
 
     Each label in turn takes the best of many places around its point, given the places of the others, in
     several sweeps. The result depends on the order of labels, so this is repeated in several orders, and the
-    best result is taken. Every other order is random; the rest begin with the labels that were placed worst.
+    best result is taken. Orders are in turn random, or begin with the labels that were placed worst before.
 
     Args:
         points: [n, 2] the points to label.
@@ -79,7 +79,7 @@ def place_labels(
 def _settle(
     points: np.ndarray, tried: list[tuple[np.ndarray, np.ndarray]], costs: list[np.ndarray], order: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Choose each label's box among those ``tried``, in this order; return boxes, ends of lines, costs."""
+    """Choose each label's box from ``tried``, label by label in ``order``; return boxes, line ends, costs."""
     # NaN stands for labels not placed yet: it overlaps nothing.
     boxes, ends, paid = (
         np.full((len(points), 4), np.nan),

@@ -64,9 +64,9 @@ def point_of(result: Result, down: bool) -> Point:
 
 
 def pareto_front(points: Sequence[Point]) -> list[int]:
-    """Return the indices, sorted by bytes, of points more accurate than all others of as many bytes or fewer.
+    """Return the indices, sorted by bytes, of points with the best accuracy for their bytes or fewer.
 
-    If points have the same bytes and accuracy, the first is taken.
+    Of points with the same accuracy, the first of those with the fewest bytes is taken.
 
     >>> sizes_and_accuracies = [(10, 90), (10, 93), (20, 92), (40, 95), (40, 95)]
     >>> pareto_front([Point("", "", size, accuracy, None) for size, accuracy in sizes_and_accuracies])

@@ -19,7 +19,7 @@ _NAMED = 24
 
 
 def plot_sites(report: SiteReport) -> Figure:
-    """Draw each site as a point; label those not to be believed with name and reason."""
+    """Draw each site as a point; label each site that is not to be believed with its name and the reason."""
     with figures.style():
         figure = figures.new_figure(5.5, 3.6)
         axes = figure.add_subplot()

@@ -37,7 +37,7 @@ class _Point(NamedTuple):
 
 
 def swept(results: Sequence[Result]) -> str | None:
-    """Return the number with most values: ``"alpha"``, ``"clients"`` or a method's; None if none varies."""
+    """Return which number takes most values: "alpha", "clients" or a method's; None if none varies."""
     values: dict[str, set[float]] = {"alpha": set(), "clients": set()}
     for result in results:
         federation, own = result.place[1], _numbers(result)
