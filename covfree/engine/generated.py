@@ -29,7 +29,7 @@ class Generated(NamedTuple):
     Attributes:
         part: function from an index to `Rows`, of the same shape for every index. Pass the arrays that it
             needs, such as a PRNG key, as arguments: ``jax.tree_util.Partial(function, key)`` calls
-            ``function(key, index)``, and another key does not recompile. If rows name their clients, number
+            ``function(key, index)``, and another key does not recompile. If rows have a ``client``, number
             the clients from 0 without gaps over all parts, in random order: automatic shrinkage takes the
             clients below 256 as its sample. (With all other sources covfree draws the sample itself.) Under
             ``shard_map`` each device makes its own parts; ``part`` can tell devices apart by

@@ -1,4 +1,4 @@
-"""Compute ε of several noisy releases by zero-concentrated differential privacy, and state the promise."""
+"""Compute ε of several noisy releases by zero-concentrated differential privacy, and state promises."""
 
 from __future__ import annotations
 

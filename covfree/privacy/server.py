@@ -30,7 +30,7 @@ from covfree.privacy.uploads import Grid, Upload, full_matrix
 
 # The server asks for the second moment if its `noise_edge` is below this many average eigenvalues of the
 # covariance, as measured in experiments/privacy.md. Spectra of features decay, so the leading eigenvalues,
-# which the matrix reveals, are far above the average. But ridge heads, and FedCGS, suffer from noise sooner.
+# which the matrix reveals, are far above the average. Noise harms ridge heads and FedCGS sooner.
 _WORTH_OF_LDA = 3.0
 _WORTH_OF_OTHERS = 0.25
 # It also requires that the squared noise in class means is at most this share of their squared distance from
@@ -118,8 +118,9 @@ class NoisySums:
 def worth_a_matrix(method: Method[Any], known: NoisySums, grid: Grid, noises: int) -> bool:
     """Return whether a second moment with ``noises`` draws of noise would be useful, judged from class sums.
 
-    The noise's edge σ√(2d)/N is compared with the average eigenvalue of the within-class covariance, (mean
-    ‖x‖² − Σ_c N_c ‖μ_c‖²/N)/d. The noise in class means is compared with their distance from the mean of all.
+    With N examples x, N_c of them in class c with mean μ_c, `noise_edge`/N is compared with the average
+    eigenvalue of the within-class covariance, (mean ‖x‖² − Σ_c N_c ‖μ_c‖²/N)/d. The noise in class means is
+    compared with their distance from the mean of all.
     """
     dim = known.sums.shape[1]
     squares = (known.sums**2).sum(1) - dim * known.sum_deviation**2
@@ -138,8 +139,8 @@ def _is_within_lda(method: Method[Any]) -> bool:
     return method.name not in _SUBTRACTED and option(method.system, "gram") is None
 
 
-# Methods with a Gram matrix subtract products of class sums from it. If the sums have noise of variance σ²,
-# the products are too large by σ²c·I on average. The table gives c.
+# Of these methods, fed3r-within and FedCGS subtract products of class sums from the Gram matrix. If the sums
+# have noise of variance σ², the products are too large by kσ²I on average. The table gives k.
 _SUBTRACTED: dict[str, Callable[[NoisySums], float]] = {
     "fed3r": lambda known: 0.0,
     "fed3r-within": lambda known: float(known.reciprocals[known.present].sum()),
@@ -176,8 +177,9 @@ def head_of(method: Method[Any], known: NoisySums, grid: Grid, total: Upload) ->
     """Make the method's head from noisy class sums and a noisy second moment.
 
     The scatter is corrected for the noise's expectation, its negative eigenvalues become 0, and the noise's
-    edge is added to the regulariser. In LDA, noise of variance v_c in a class mean shifts the bias −½ μᵀΣ⁻¹μ
-    by −½ v_c tr Σ⁻¹ on average, which is undone. Features are divided by the clip, lest squares overflow.
+    edge is added to the regulariser. In LDA, noise of variance v_c in each number of a class mean μ shifts
+    the bias −½ μᵀΣ⁻¹μ by −½ v_c tr Σ⁻¹ on average, which is undone. Features are divided by the clip, lest
+    squares overflow.
     """
     with np.errstate(over="ignore"):  # the check below raises if a number overflows
         head = _head_of(method, known, grid, total)

@@ -11,7 +11,7 @@ from jaxtyping import Float
 
 from covfree.protocol.sites_model import Means, Model
 
-# The largest probability that an honest site fails, if class means are Gaussian and a site shifts all alike.
+# The largest probability that any honest site has a moved class, if means are Gaussian and shifted all alike.
 _LEVEL = 0.01
 # A site fails if more than this share of its examples is in classes that moved.
 _SHARE = 0.3
@@ -27,8 +27,8 @@ class Labels(NamedTuple):
     Attributes:
         agreement: slope β of the site's centred class means on the others'; NaN with fewer than two classes.
         error: the standard error of ``agreement`` that the model of the sites' means predicts.
-        moved: the share of the site's examples in moved classes: their mean lies at the other sites' mean of
-            another class.
+        moved: the share of the site's examples, among those of compared classes, in moved classes: their mean
+            lies at the other sites' mean of another class.
         score: ``moved`` divided by its limit 0.3, but at least 1.5 if two classes are swapped. Above 1 the
             site fails.
         places: for each site, a dictionary from each moved class to the class at which it lies.
@@ -73,7 +73,7 @@ def label_test(means: Means, model: Model, place: np.ndarray) -> Labels:
       label c is right, the ratio for any one c′ is above t with probability at most e⁻ᵗ (Markov). The
       threshold log(K·C²/0.01) allows for K sites and all class pairs.
     - A class has moved if its evidence is above the threshold and y_c is near g_c′. A site fails if more than
-      0.3 of its examples are in moved classes, or if two classes are swapped.
+      0.3 of its examples of compared classes are in moved ones, or if two classes are swapped.
     - The slope β = Σ_c ⟨y_c − ȳ, g_c − ḡ⟩ / Σ_c ‖g_c − ḡ‖², with averages ȳ and ḡ over the site's classes, is
       near 1 for honest sites, and near 0 with random labels or another backbone. Its variance is
       Σ_c s_c²‖g_c − ḡ‖²/(Σ_c ‖g_c − ḡ‖²)².
