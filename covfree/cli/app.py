@@ -20,6 +20,7 @@ from covfree.cli.finetune import finetune_command
 from covfree.cli.heads import evaluate_command, fit_command
 from covfree.cli.partition import partition_command
 from covfree.cli.personalise import personalise_command
+from covfree.core.registries import nearest
 from covfree.methods import registry
 
 app = typer.Typer(
@@ -100,4 +101,5 @@ def _parser_message(error: Exception) -> str:
     if choice is None:
         return message
     option, came, choices = choice[1], choice[2], choice[3].replace("'", "")
-    return f"{option}: expected one of {choices}, got {came}"
+    near = nearest(came.strip("'"), choices.split(", "))
+    return f"{option}: expected one of {choices}, got {came}{near}"

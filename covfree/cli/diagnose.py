@@ -76,7 +76,8 @@ def diagnose_command(
 def _diagnose_messages(folder: Path, picture: Path | None) -> None:
     """Read the messages in a folder, print a table that judges each site, and write a picture if asked."""
     if not folder.is_dir():
-        raise ValueError(f"--messages: expected a folder, got {str(folder)!r}")
+        absent = "" if folder.exists() else ", which does not exist"
+        raise ValueError(f"--messages: expected a folder, got {str(folder)!r}{absent}")
     inbox = covfree.Inbox(folder)
     sent = [message for message in inbox.values() if isinstance(message, covfree.Message)]
     classes = max((int(np.max(message.rows.label, initial=-1)) + 1 for message in sent), default=0)

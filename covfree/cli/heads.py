@@ -160,12 +160,12 @@ def evaluate_command(
     data, seed = _unseen(head, saved, source, seed, every)
     data = _numbered(saved, data)
     _check_fit(head, saved, data)
+    part = _part(data, every)
     if not says_enough(saved.origin) and not every and not data.fixed_split:
         say(
-            f"{head} does not record which examples it was fitted to: some of them may be in the test part "
-            f"of --seed {seed}"
+            f"{head} does not record which examples it was fitted to: some of these {len(part.labels):,} "
+            "test examples may have been trained on; --all uses every example"
         )
-    part = _part(data, every)
     classes = data._replace(class_names=saved.class_names or data.class_names)
     classes = classes._replace(num_classes=saved.num_classes or data.num_classes)
     scores = scores_of(saved.head, part.features)

@@ -13,6 +13,7 @@ from typing import Annotated, Any, TypeVar, get_args
 import numpy as np
 import typer
 
+from covfree.core.registries import nearest
 from covfree.data import FeatureSet
 from covfree.data.partitions import PARTITIONERS
 from covfree.methods import registry
@@ -82,7 +83,9 @@ def names_of(option: str, text: str, known: Collection[str]) -> list[str]:
     names = split_names(text)
     for name in names:
         if name not in known:
-            raise ValueError(f"--{option}: expected some of {', '.join(known)}, got {name!r}")
+            raise ValueError(
+                f"--{option}: expected some of {', '.join(known)}, got {name!r}{nearest(name, known)}"
+            )
     if len(set(names)) < len(names) or not names:
         raise ValueError(f"--{option}: expected different names, got {', '.join(names) or 'none'}")
     return names

@@ -116,6 +116,11 @@ def check_example_structure(features: Any, labels: Any = None, clients: Any = No
     for name, array in (("labels", labels), ("clients", clients)):
         if array is None:
             continue
+        if name == "labels" and np.ndim(array) == 2 and np.shape(array)[1] > 1:
+            raise ValueError(
+                f"labels: expected shape [{shape[0]}], the number of each example's class, got "
+                f"{list(np.shape(array))}; of one-hot labels, take labels.argmax(-1)"
+            )
         if not _holds(_dtype(array), "integers"):
             hint = ""
             if _dtype(array).kind in "USOT":

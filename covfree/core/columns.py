@@ -162,6 +162,14 @@ def read_columns(path: Path, columns: Mapping[str, str]) -> dict[str, np.ndarray
 
 def _names(table: Table, pattern: str | None, used: set[str]) -> list[str]:
     """Return the columns that hold one feature: those in ``pattern``, or all but ``used`` and the index."""
+    if pattern is None and not table.wide:
+        if {"format", "version", "kind"} <= set(table):
+            raise ValueError(f"{table.path}: expected features and labels, got a saved head")
+        first = next((name for name in table if name not in used), "NAME")
+        raise ValueError(
+            f"{table.path}: has no array 'features' (it has {table.listed or 'none'}); name it, such as "
+            f"{table.path}:features={first}"
+        )
     expected = "columns of numbers" if table.wide else "an array features"
     wrong = f"{table.path}: features: expected {expected}, or the name of one of {table.listed}, got"
     left = [name for name in table if name not in used]

@@ -5,12 +5,14 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from difflib import get_close_matches
+from difflib import SequenceMatcher
 from inspect import signature
 from typing import Generic, TypeVar
 
 # Annotations of arguments that are numbers or booleans.
 _NUMBER = re.compile(r"\b(bool|int|Scalar)\b")
+# The ratio of `SequenceMatcher` from which on names are similar.
+_SIMILAR = 0.6
 
 Made = TypeVar("Made")
 Named = TypeVar("Named")
@@ -46,11 +48,14 @@ class Entry(Generic[Made]):
 def nearest(name: str, known: Iterable[str]) -> str:
     """Return text for the end of an error that suggests the most similar known name; "" if none is similar.
 
+    Of names that are equally similar, the first is suggested.
+
     >>> nearest("fednecm", ["fedncm", "fedcof"])
     '; did you mean fedncm?'
     """
-    close = get_close_matches(name, [*known], 1)
-    return f"; did you mean {close[0]}?" if close else ""
+    likeness = {each: SequenceMatcher(None, each, name).ratio() for each in known}
+    best = max(likeness, key=likeness.__getitem__, default="")
+    return f"; did you mean {best}?" if likeness.get(best, 0) >= _SIMILAR else ""
 
 
 class Registry(Mapping[str, Named]):

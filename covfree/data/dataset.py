@@ -18,6 +18,7 @@ from covfree.core.checks import check, num_classes_of
 from covfree.core.columns import READABLE, read_columns, splits_in
 from covfree.core.gathered import part_of
 from covfree.core.optional import optional
+from covfree.core.registries import nearest
 
 StrPath: TypeAlias = str | PathLike[str]
 # A function from a file to its arrays.
@@ -109,10 +110,10 @@ def load(
     for name, file in (("dataset", path), ("test", test)):
         if file is None or Path(file).suffix in READABLE or (file and Path(file).is_dir()):
             continue
-        digits = "'digits', " if name == "dataset" else ""
+        digits, near = ("'digits', ", nearest(str(file), ["digits"])) if name == "dataset" else ("", "")
         raise ValueError(
             f"{name}: expected {digits}the path of a file that ends in {', '.join(READABLE)}, or of a folder "
-            f"that save_to_disk of Hugging Face's datasets wrote, got {str(file)!r}"
+            f"that save_to_disk of Hugging Face's datasets wrote, got {str(file)!r}{near}"
         )
     if (splits := splits_in(Path(path))) is None:
         return _loaded(Path(path), test, seed, read)

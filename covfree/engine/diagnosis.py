@@ -216,7 +216,11 @@ def _of_system(found: Diagnosis) -> str:
     text = f"Condition number {before} as estimated"
     if found.system is None:
         return text + "."
-    return text + f", {found.system.condition:.0f} in the system that is solved."
+    solved = f"{found.system.condition:.0f} in the system that is solved"
+    regular = found.system.route in (linalg.Route.CHOLESKY, linalg.Route.DUAL_CHOLESKY)
+    if regular and not np.isfinite(found.condition_before):
+        return text + f", but {solved}, as shrinkage (or a ridge) is added."
+    return text + f", {solved}."
 
 
 def _of_offset(found: Diagnosis) -> str:

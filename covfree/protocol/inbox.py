@@ -72,7 +72,8 @@ class Inbox(Mapping[str, Message]):
         """
         root = Path(path)
         if not root.is_dir():
-            raise ValueError(f"path: expected a folder, got {os.fspath(path)!r}")
+            absent = "" if root.exists() else ", which does not exist"
+            raise ValueError(f"path: expected a folder, got {os.fspath(path)!r}{absent}")
         self._files, self.unreadable = _found(root, pattern)
         largest = _largest(self._files.values()) if max_bytes == "derived" else max_bytes
         self._most = {

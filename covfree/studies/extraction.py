@@ -12,6 +12,7 @@ from covfree import backbones
 from covfree.backbones import BACKBONES, Extractor, SentenceEncoder, from_onnx
 from covfree.backbones.hub import Weights
 from covfree.backbones.processor import preprocessing_of
+from covfree.core.registries import nearest
 from covfree.data.extract import encode_texts, extract_features
 from covfree.data.image_set import ImageSet, LabelledSet
 from covfree.data.images import load_images
@@ -27,7 +28,9 @@ def backbone_of(text: str) -> str:
     """Return the backbone's name in `BACKBONES`; dashes may stand for underscores."""
     name = text.replace("-", "_")
     if name not in BACKBONES:
-        raise ValueError(f"--backbone: expected one of {', '.join(BACKBONES)}, got {text!r}")
+        known = [each.replace("_", "-") for each in BACKBONES]
+        near = nearest(text.replace("_", "-"), known)
+        raise ValueError(f"--backbone: expected one of {', '.join(known)}, got {text!r}{near}")
     return name
 
 

@@ -51,19 +51,23 @@ def check_settings(folder: Path, settings: Mapping[str, Any], resume: bool) -> N
     earlier = read_settings(folder, "version")
     if earlier is None:
         return
+    number = (folder / RUNS).read_bytes().count(b"\n") if (folder / RUNS).exists() else 1
+    held, them = ("a run", "it") if number < 2 else (f"{number} runs", "them")
     if not resume:
-        raise ValueError(f"--out: {folder} holds a run; --resume goes on with it, or give another folder")
+        raise ValueError(
+            f"--out: {folder} holds {held}; --resume goes on with {them}, or give another folder"
+        )
     if earlier["version"] != covfree.__version__:
         # A table must not mix the numbers of two versions.
         raise ValueError(
-            f"--resume: {folder} holds a run of covfree {earlier['version']}, got {covfree.__version__}; "
+            f"--resume: {folder} holds {held} of covfree {earlier['version']}, got {covfree.__version__}; "
             "give another folder"
         )
     theirs = earlier["settings"]
     for name in sorted({*settings, *theirs}):
         if theirs.get(name) != settings.get(name):
             raise ValueError(
-                f"--resume: {folder} holds a run with --{name.replace('_', '-')} "
+                f"--resume: {folder} holds {held} with --{name.replace('_', '-')} "
                 f"{_shown(theirs.get(name))}, got {_shown(settings.get(name))}"
             )
 

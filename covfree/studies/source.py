@@ -162,7 +162,7 @@ def source_of(
         if value is not None:
             raise ValueError(f"--{name}: expected none beside --images")
     if backbone is None:
-        raise ValueError("--images: expected --backbone beside it")
+        raise ValueError("--images: expected --backbone beside it, such as efficientnet-lite0")
     return checked(of_images(images, backbone, weights))
 
 

@@ -14,6 +14,7 @@ import optax
 import covfree
 import covfree.rounds
 from covfree.core.checks import check_above_zero, check_strength
+from covfree.core.registries import nearest
 from covfree.finetune import Model, pfpt, registry
 from covfree.finetune.local import as_optimiser
 from covfree.finetune.model import Norms, Trained
@@ -165,12 +166,14 @@ def algorithm_of(text: str) -> tuple[Entry, dict[str, Any]]:
     """Parse an algorithm and its numbers from a text such as ``fedadam:tau=1e-4:b2=0.999``."""
     name, numbers = parsed(text, "algorithm: expected a number such as fedadam:tau=1e-4")
     if name not in ALGORITHMS:
-        raise ValueError(f"algorithm: expected some of {', '.join(ALGORITHMS)}, got {name!r}")
+        near = nearest(name, ALGORITHMS)
+        raise ValueError(f"algorithm: expected some of {', '.join(ALGORITHMS)}, got {name!r}{near}")
     entry = ALGORITHMS[name]
     for number, value in numbers.items():
         if number not in entry.accepts:
-            takes = ", ".join(sorted(entry.accepts)) or "no number"
-            raise ValueError(f"algorithm: {name} takes {takes}, got {number}")
+            takes = sorted(entry.accepts)
+            listed = ", ".join(takes) or "no number"
+            raise ValueError(f"algorithm: {name} takes {listed}, got {number}{nearest(number, takes)}")
         try:
             check_strength(number, value)
         except (TypeError, ValueError) as error:

@@ -7,6 +7,7 @@ from inspect import signature
 from itertools import product
 from typing import Any, NamedTuple, cast
 
+from covfree.core.registries import nearest
 from covfree.methods import Method, registry
 from covfree.methods.selecting import select
 from covfree.statistics.transforms import count_noise
@@ -85,12 +86,15 @@ def _single(
         for number in own:
             if number not in known[name].accepts:
                 takes = ", ".join(sorted(known[name].accepts)) or "no number"
-                raise ValueError(f"methods: {name} takes {takes}, got {number}")
+                near = nearest(number, sorted(known[name].accepts))
+                raise ValueError(f"methods: {name} takes {takes}, got {number}{near}")
     for number in numbers:
         if all_taken and not any(number in known[name].accepts for name, _ in asked):
             takers = [name for name, entry in known.items() if number in entry.accepts]
             which = f"{asked[0][0]} does not take it" if len(asked) == 1 else "none of the methods takes it"
-            raise ValueError(f"{number}: {which}" + ("; expected one of " * bool(takers)) + ", ".join(takers))
+            near = nearest(number, sorted({each for entry in known.values() for each in entry.accepts}))
+            listed = f"; expected one of {', '.join(takers)}" if takers else near
+            raise ValueError(f"{number}: {which}{listed}")
     for name, own in asked:
         entry = known[name]
         common = {k: v for k, v in numbers.items() if k in entry.accepts and k not in own}

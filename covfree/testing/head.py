@@ -97,13 +97,20 @@ def pytree(case: Case) -> None:
 
 def scores(case: Case) -> None:
     """Features [*batch, dim] give scores [*batch, classes], the same in any batch, in the same precision."""
-    features = case.example.probes.astype(np.float32)
-    together = np.asarray(case.made(features))
+    head, features = case.made, case.example.probes.astype(np.float32)
+    try:
+        together = np.asarray(head(features))
+    # A head may raise any exception.
+    except Exception as error:
+        raise AssertionError(
+            f"the head raised {type(error).__name__} when it was called with features "
+            f"{list(features.shape)} of the data: {error}"
+        ) from error
     assert together.dtype == np.float32, f"scores of float32 features are {together.dtype}"
     assert together.shape == (16, CLASSES), f"scores of features [16, dim] have shape {together.shape}"
     for shape in ((2, 8), ()):
         batch, expected = (x[: max(1, 16 * len(shape))].reshape(*shape, -1) for x in (features, together))
-        assert_close(np.asarray(case.made(batch)), expected, SINGLE, f"scores of features {batch.shape}")
+        assert_close(np.asarray(head(batch)), expected, SINGLE, f"scores of features {batch.shape}")
 
 
 def finite(case: Case) -> None:

@@ -51,7 +51,7 @@ BAD = {
     ),
     "one number by two names": (
         ["--methods", "fedcof:shrinkage=1,fedcof:shrinkage=1.0"],
-        "--methods: expected different methods, got fedcof:shrinkage=1 and fedcof:shrinkage=1.0, the same",
+        "--methods: expected different methods, .* fedcof:shrinkage=1.0, which are the same",
     ),
     "noise without a number": (
         ["--methods", "fedncm", "--noise", "uniform"],
@@ -63,11 +63,18 @@ BAD = {
         "shards of a client; give --alpha, whose default",
     ),
     "unknown dataset": (["--dataset", "mnist"], r"--dataset: expected 'digits', the path .* got 'mnist'"),
+    "near a dataset": (["--dataset", "digit"], "got 'digit'; did you mean digits"),
+    "near a number": (["--set", "shrinkag=1"], "takes it; did you mean shrinkage"),
+    "near a metric": (["--metrics", "acuracy"], "got 'acuracy'; did you mean accuracy"),
+    "near a backbone": (
+        ["--images", "photos", "--backbone", "efficientnet-lite"],
+        "squeezenet1-1, .*got 'efficientnet-lite'; did you mean efficientnet-lite0",
+    ),
     "images as a dataset": (["--dataset", "femnist"], "--dataset: femnist is .*; give --images femnist"),
     "missing file": (["--dataset", "absent.npz"], r"--dataset: absent\.npz: no such file"),
     "backbone without images": (["--backbone", "resnet18"], "--backbone: expected --images beside it"),
     "weights without images": (["--weights", "w.pth"], "--weights: expected --images beside it"),
-    "images without backbone": (["--images", "photos"], "--images: expected --backbone beside it"),
+    "images without backbone": (["--images", "photos"], "--images: .* --backbone beside it, such as"),
     "test file with digits": (
         ["--test-file", "test.npz", "--dataset", "digits"],
         "--test-file: expected none with --dataset digits",
@@ -106,6 +113,7 @@ BAD = {
         ["--format", "xml"],
         "covfree: --format: expected one of table, markdown, json, csv, latex, got 'xml'",
     ),
+    "near a format": (["--format", "latx"], "got 'latx'; did you mean latex"),
     "unknown option": (["--sedes", "3"], "--sedes"),
     "option without a value": (["--seeds"], "--seeds"),
     "an argument too many": (["digits"], "digits"),

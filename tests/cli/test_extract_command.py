@@ -319,7 +319,7 @@ def test_where_the_cache_is(monkeypatch, tmp_path):
         (["--alpha", "0"], "alpha: expected a finite number above 0, got 0"),
         (["--dataset", "digits"], "--dataset: expected none beside --images"),
         (["--test-file", "test.npz"], "--test-file: expected none beside --images"),
-        (["--backbone", "alexnet"], "--backbone: expected one of squeezenet1_1, .*, got 'alexnet'"),
+        (["--backbone", "alexnet"], "--backbone: expected one of squeezenet1-1, .*, got 'alexnet'"),
         (["--weights", "absent.safetensors"], r"no such file: absent\.safetensors"),
         (["--images", "absent"], "absent: no such file or folder"),
     ],
@@ -339,7 +339,7 @@ def test_bad_arguments_of_compare_show_before_anything_is_computed(
     [
         (["--batch-size", "0"], "--batch-size: expected at least 1, got 0"),
         (["--out", "features.npy"], r"--out: expected a file that ends in \.npz, got 'features\.npy'"),
-        (["--backbone", "alexnet"], "--backbone: expected one of squeezenet1_1, .*, got 'alexnet'"),
+        (["--backbone", "alexnet"], "--backbone: expected one of squeezenet1-1, .*, got 'alexnet'"),
         (["--dtype", "float64"], "--dtype.*'float64'"),
         (["--on-damaged", "hide"], "--on-damaged.*'hide'"),
         (["--images", "absent"], "absent: no such file or folder"),

@@ -355,6 +355,7 @@ BAD = {
     "init twice": (["--init", "fedcof,fedcof"], "--init: expected different names"),
     "init that is not linear": (["--init", "qda"], "--init: expected some of random, .*got 'qda'"),
     "unknown algorithm": (["--algorithm", "sgd"], "--algorithm: expected some of fedavg, .*got 'sgd'"),
+    "near an algorithm": (["--algorithm", "fedadem"], "got 'fedadem'; did you mean fedadam"),
     "mu of none": (["--mu", 0.1], "--mu: expected fedprox among --algorithm, got fedadam"),
     "mu nan": (["--algorithm", "fedprox", "--mu", "nan"], "--mu: .*finite.*got nan"),
     "a number of another": (["--algorithm", "fedavg:tau=1"], "--algorithm: fedavg takes no number, got tau"),

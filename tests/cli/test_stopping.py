@@ -43,6 +43,7 @@ def test_more_seeds_and_methods_may_be_asked_for(compare, tmp_path):
     outcome = compare(*FEW, "--out", tmp_path, "--resume")
     assert outcome.code == 0
     assert outcome.err.count(": run ") == 3
+    assert f"{tmp_path} holds 4 runs; --resume goes on with them" in compare(*FEW, "--out", tmp_path).err
     alone = compare(*FEW)
     assert without_times(json.loads(outcome.out)) == without_times(json.loads(alone.out))
 

@@ -73,6 +73,12 @@ CASES = [
         r"labels: expected shape \[4\].*got \[4, 4\]",
     ),
     (
+        "one-hot labels as floats",
+        (FEATURES, np.eye(4)),
+        ValueError,
+        r"labels: expected shape \[4\].*got \[4, 4\]; of one-hot labels, take labels\.argmax",
+    ),
+    (
         "float clients",
         (FEATURES, LABELS, CLIENTS * 1.0),
         TypeError,

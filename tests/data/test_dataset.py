@@ -7,6 +7,7 @@ import zipfile
 import numpy as np
 import pytest
 
+from covfree import LinearHead, save_head
 from covfree.core.array_file import read_npz
 from covfree.data import FeatureSet, load, load_digits, load_npz
 
@@ -787,7 +788,11 @@ def test_names_of_hugging_face_s_class_labels(tmp_path):
 
 def test_what_cannot_be_read_says_what_can(tmp_path):
     typed = written(tmp_path)
+    save_head(LinearHead(np.eye(2), np.zeros(2)), tmp_path / "head.npz")
+    np.savez(tmp_path / "other.npz", labels=[0, 1], embedding=np.eye(2))
     for text, expected in {
+        f"{tmp_path}/head.npz": r"head\.npz: expected features and labels, got a saved head",
+        f"{tmp_path}/other.npz": r"no array 'features' \(it has labels, embedding\); .*:features=embedding",
         f"{tmp_path}/x.h5": r"file that ends in \.npz, \.npy, \.pt, .*got '.*x\.h5'",
         f"{tmp_path}/x.parquet": r"expected a column labels; say .*x\.parquet:labels=COLUMN, one of embed",
         f"{tmp_path}/x.parquet:labels=client": r"got also 'embedding' \(.*, 'kind' .*:features=a\+b",

@@ -100,7 +100,10 @@ def test_fewer_rows_than_dimensions_are_singular():
     found = covfree.diagnose(rows, num_classes=2, method=FIXED)
     assert np.isinf(found.condition_before)
     assert np.isfinite(found.system.condition)
-    assert "infinite" in str(found)
+    assert "infinite as estimated, but " in str(found)
+    assert "as shrinkage (or a ridge) is added." in str(found)
+    unshrunk = covfree.fedcof(0.0)
+    assert "added" not in str(covfree.diagnose(rows, num_classes=2, method=unshrunk))
 
 
 def test_methods_with_other_estimates_have_other_degrees():

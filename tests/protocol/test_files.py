@@ -198,9 +198,9 @@ def test_folders_in_a_folder(tmp_path):
 
 def test_what_is_no_folder_is_an_error(tmp_path):
     (tmp_path / "file").write_bytes(b"")
-    for path in (tmp_path / "file", tmp_path / "none"):
-        with pytest.raises(ValueError, match=f"path: expected a folder, got '{path}'"):
-            Inbox(path)
+    for name, why in (("file", "$"), ("none", ", which does not exist")):
+        with pytest.raises(ValueError, match=f"path: expected a folder, got '{tmp_path / name}'{why}"):
+            Inbox(tmp_path / name)
 
 
 SENT = {

@@ -99,6 +99,13 @@ def test_what_breaks_a_law_is_caught(law):
         check_head(BROKEN[law], exclude=others, reference=formula if law == "reference" else None)
 
 
+def test_a_head_that_takes_other_features_is_told():
+    untransposed = changed(lambda head, *_: replace(head, weight=head.weight.T))
+    raised = r"the head raised ValueError when it was called with features \[16, 5\] of the data: features: "
+    with pytest.raises(AssertionError, match=raised):
+        check_head(untransposed, exclude={"pytree": "another test's"})
+
+
 def test_every_law_has_something_that_breaks_it():
     # Nothing that is one function can be traced twice for one shape: see test_method.py.
     assert {law.__name__ for law in HEAD_LAWS} == {*BROKEN, "trace"}
