@@ -37,7 +37,7 @@ class Numbers(NamedTuple):
     each: averaging.Numbers
 
     def map(self, function: Callable[..., Any], *stacked: Any) -> Any:
-        """Call a function with each candidate's ``params`` and slices of stacked pytrees, in turn."""
+        """Call a function for each candidate with its ``params`` and slices of pytrees; stack the results."""
 
         def one(parts: tuple[Any, ...]) -> Any:
             return function(parts[0]._replace(model=self.model), *parts[1:])
@@ -51,7 +51,7 @@ class State(NamedTuple):
 
     Attributes:
         states: the candidates' states, stacked.
-        counted: the clients' sums of errors or losses of the models that the server sent in the last round.
+        counted: sums over clients: errors or losses of the models that the server sent in the last round.
     """
 
     states: Any

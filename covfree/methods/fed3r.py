@@ -57,12 +57,12 @@ def _within_system(ridge: Scalar, moments: Moments, within: Scatter) -> Scatter:
 def within_head(
     params: object, system: Scatter, moments: Moments, within: Scatter, **options: bool
 ) -> LinearHead:
-    """Call `ridge_head`, with its ``options``, for the totals of `moments_phase` and `within_phase`."""
+    """Make the head by `ridge_head`, which takes the ``options``, from the moments."""
     return ridge_head(system, moments, **options)
 
 
 def _within_merge(ridge: Scalar, message: Message, num_classes: int) -> tuple[Moments, Scatter]:
-    """Subtract the class means' scatter from the Gram matrix; only sums over clients are needed."""
+    """Subtract Σ_c N_c μ_c μ_cᵀ (class means) from the Gram matrix; this needs only sums over clients."""
     ((moments, gram),) = gram_merge(ridge, message, num_classes)
     return moments, Scatter.from_matrix(scatter_about(moments.mean, moments.count, gram.value))
 

@@ -112,7 +112,7 @@ def fedcof(
             shrunk within-class covariance (a `Scatter`; ``.dense()`` is the matrix) and the `Moments`.
         subset_size: the smallest number of examples in a random subset, unless the client has fewer of the
             class.
-        scatter: the parts of the ridge head's Gram matrix, see `total_gram`; for the ridge head alone.
+        scatter: what the ridge head's Gram matrix contains, see `total_gram`; for the ridge head alone.
         bias: whether the ridge head has an intercept, see `ridge_head`. The paper has none.
         feature_map: a map of features that all parties share, e.g. ``relu_features(5000)``. Clients send the
             class means of D mapped features, 4·M·D bytes. If the server has fewer than D means, it solves a

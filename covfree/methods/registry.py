@@ -88,7 +88,7 @@ def _fedcof_corrected(
     return corrected(fedcof(shrinkage, head=head), rounds, penalty=penalty)
 
 
-# What clients send; methods that send the same share a colour in pictures.
+# What clients send; pictures show methods with equal entries in one colour.
 _MEANS = "class means"
 _MORE = "several means or directions"
 _VARIANCES = "means and variances"

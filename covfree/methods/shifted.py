@@ -116,8 +116,8 @@ def fedcof_residuals(
     equals FedCOF's oracle. Bytes up: 4·(M + K·q)·d for K clients and M client-class pairs. Defaults are LDA
     and automatic shrinkage, as for `fedcof`.
 
-    The scatter in other directions is left out. Sending its trace, one number for each client, and spreading
-    it over all directions lost 0.7 points on average over 13 federations (docs/shift.md).
+    The scatter in other directions is left out. A variant in which clients also send its trace, and the
+    server spreads it over all directions, lost 0.7 points on average over 13 federations (docs/shift.md).
 
     Args:
         num_directions: q, the largest number of directions of a client.

@@ -26,7 +26,7 @@ class Within:
     Attributes:
         first: ``(rows, num_classes) -> first``, sums over all rows, which the other functions need:
             `Moments`, or a record with a field ``moments``.
-        factor: ``(rows, first) -> Y`` with YᵀY = Ŵ, apart from ``inner``.
+        factor: ``(rows, first) -> Y`` with Ŵ = YᵀY, plus ``inner`` if there is one.
         freedom: ``(first) -> Freedom`` of Ŵ/(N − C).
         inner: ``(rows, first) -> array``, the scatter of examples about their rows' means, from variances
             that clients sent: its diagonal, or one number for all features. None if they send no variances.

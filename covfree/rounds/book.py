@@ -144,7 +144,7 @@ class Book:
             )
 
     def load(self, first: Held, bank: Bank) -> Held:
-        """Return the saved state, or ``first`` if none is saved; evaluate its last round if need be."""
+        """Return the saved state, or ``first`` if none is saved; repeat an evaluation that was not saved."""
 
         def structure(saved: Saved) -> Any:
             here = self.simulation._replace(delays=saved.delays)
@@ -179,7 +179,7 @@ class Book:
 
 
 def _longer(pending: Any, nothing: Any) -> Any:
-    """Pad the pending uploads with zeros, up to the number of delays in ``nothing``."""
+    """Pad the pending sums with zeros, to as many delays as ``nothing`` (pending sums of 0) has."""
     if pending is None or nothing is None:
         return nothing
     return jax.tree.map(lambda x, zero: jnp.concatenate([x, zero[len(x) :]]), pending, nothing)

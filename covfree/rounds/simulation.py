@@ -133,7 +133,7 @@ class Simulation(NamedTuple):
         )
 
     def given(self, state: Any, bank: Bank) -> cohort.Answers:
-        """Return zeros in the shapes of the answers of one group of clients."""
+        """Return zeros shaped like the answers of one group of clients."""
         one = np.zeros(1, int)
         group = self.federation.groups(one, one, self.place.multiple, self.delays)[0]
 
@@ -155,7 +155,7 @@ class Simulation(NamedTuple):
         return given.sums.total
 
     def names(self, state: Any, bank: Bank) -> set[str]:
-        """Return the names of the entries of a round's record, without evaluation."""
+        """Return the names in a round's record, without those that an evaluation adds."""
         report = self.algorithm.report
         told = {} if report is None else jax.eval_shape(report, self.algorithm.params, state)
         return {"round", "clients", "bytes_up", "bytes_down", "seconds", "each_client", *told} | {

@@ -58,8 +58,9 @@ def fedcgs(shrinkage: Scalar = 0.0, *, feature_map: FeatureMap) -> Method[Mapped
 def fedcgs(shrinkage: Scalar = 0.0, *, feature_map: FeatureMap | None = None) -> Method[Any]:
     """Make FedCGS: a Gaussian head with the total covariance, that of all features regardless of class.
 
-    Clients send class sums A, the Gram matrix B = F Fᵀ and counts N, as Fed3R. The server computes
-    Σ = (B − N μ_g μ_gᵀ)/(N − 1), w_c = Σ⁻¹ μ_c and b_c = log π_c − ½ μ_cᵀ Σ⁻¹ μ_c. Bytes up: 4·(K·d² + M·d).
+    Clients send class sums, counts and the Gram matrix B = F Fᵀ, as in Fed3R. From N examples of mean μ_g, of
+    which a share π_c is in class c, the server computes Σ = (B − N μ_g μ_gᵀ)/(N − 1), w_c = Σ⁻¹ μ_c and
+    b_c = log π_c − ½ μ_cᵀ Σ⁻¹ μ_c. Bytes up: 4·(K·d² + M·d) for K clients and M client-class pairs.
 
     Σ includes the scatter between classes. With the within-class covariance instead, the same formulas are
     linear discriminant analysis (`fedcof`, `fedcof_oracle`).

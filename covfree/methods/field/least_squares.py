@@ -1,4 +1,4 @@
-"""Sums over examples, computed part by part, and the solution of least squares from them."""
+"""Least squares from sums over examples, which are computed block by block."""
 
 from __future__ import annotations
 

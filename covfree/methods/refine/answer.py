@@ -30,9 +30,9 @@ class Answer(NamedTuple):
 def answer(numbers: Any, sent: tuple[jax.Array, jax.Array | None], rows: Rows, num_classes: int) -> Answer:
     """Compute a client's answer: the product of its scatter with the directions.
 
-    If the server sent no means, the scatter is about the client's own class means, with Σ_c (n_kc − 1)
-    degrees of freedom. If it sent the class means of all clients, the scatter is about those, with one degree
-    of freedom for each example.
+    If the server sent no means, the scatter is about the client's own class means, with n − 1 degrees of
+    freedom for a class of n examples. If it sent the class means of all clients, the scatter is about those,
+    with one degree of freedom for each example.
     """
     directions, mean = sent
     features, labels = jnp.asarray(rows.mean), jnp.where(jnp.asarray(rows.count) > 0, rows.label, -1)

@@ -104,8 +104,8 @@ def corrected(method: Method[Any], rounds: int = 4, *, penalty: Scalar = 0.003) 
 
     Returns:
         The method with m + 1 more rounds. If h₀ is linear, so is the head; else it is a `CorrectedHead`. A
-        softmax of its scores gives calibrated probabilities. Its hyperparameters are ``params.first``, those
-        of the given method, and ``params.penalty``.
+        softmax of its scores gives calibrated probabilities. The new ``params`` are ``first``, those of the
+        given method, and ``penalty``.
 
     Raises:
         TypeError: if ``method`` is no method.

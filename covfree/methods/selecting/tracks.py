@@ -19,7 +19,7 @@ class Running(NamedTuple):
     """The server's state before the heads are made.
 
     Attributes:
-        tracks: states of methods; methods whose rounds were identical so far share a track.
+        tracks: the methods' states; methods whose rounds were identical so far share one.
     """
 
     tracks: tuple[tuple[Any, ...], ...]
@@ -57,7 +57,7 @@ class Tracks(NamedTuple):
 
 
 def side_by_side(methods: Sequence[Method[Any]]) -> Tracks:
-    """Run the i-th rounds of all methods together: first those over rows, then those over examples."""
+    """Plan the i-th rounds of all methods as one round: first those over rows, then those over examples."""
     track = [0] * len(methods)
     found: list[tuple[tuple[Step, ...], ...]] = []
     for examples in (False, True):
@@ -99,7 +99,7 @@ def terms(
     steps: tuple[Step, ...],
     share: float,
 ) -> tuple[Any, ...]:
-    """Compute every track's terms from the rows that are not kept aside (all rows if ``share`` is 0)."""
+    """Compute the terms of each step's round from the rows not kept aside (all rows if ``share`` is 0)."""
     if share:
         rows = _labelled(rows, ~kept_aside(rows.mean, share))
     own = [(step.each, params[step.who]) for step in steps if step.each is not None]
@@ -120,7 +120,7 @@ def _labelled(rows: Rows, used: jax.Array) -> Rows:
 
 
 def ask(params: tuple[Any, ...], state: tuple[Any, ...], *, steps: tuple[Step, ...]) -> tuple[Any, ...]:
-    """Return the broadcasts, one for each track that has a round."""
+    """Return the broadcasts, one for each step that has a round."""
     tracks = tracks_of(state)
     found = []
     for step in steps:
@@ -131,14 +131,14 @@ def ask(params: tuple[Any, ...], state: tuple[Any, ...], *, steps: tuple[Step, .
 
 
 def tracks_of(state: tuple[Any, ...]) -> tuple[tuple[Any, ...], ...]:
-    """Return the states of all tracks; before the first round one empty state."""
+    """Return the states in `Running.tracks`; before the first round one empty state."""
     return state[0].tracks if state else ((),)
 
 
 def serve(
     params: tuple[Any, ...], state: tuple[Any, ...], total: tuple[Any, ...], *, steps: tuple[Step, ...]
 ) -> Running:
-    """Compute the states of all tracks after a round."""
+    """Compute the states after a round, one for each step."""
     tracks, totals, found = tracks_of(state), iter(total), []
     for step in steps:
         before = tracks[step.parent]
@@ -152,6 +152,6 @@ def serve(
 
 
 def receive(state: tuple[Running], rows: Rows, *, steps: tuple[Step, ...]) -> tuple[Running]:
-    """Call each track's ``received`` with clients' rows; ``steps`` are those of the last round over rows."""
+    """Call each step's ``received`` with clients' rows; ``steps`` are those of the last round over rows."""
     tracks = zip(state[0].tracks, steps, strict=True)
     return (Running(tuple(s if step.received is None else step.received(s, rows) for s, step in tracks)),)
