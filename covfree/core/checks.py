@@ -249,7 +249,7 @@ def check_positive(name: str, value: Any) -> int:
 
 
 def check_integers(name: str, values: Any, minimum: int) -> np.ndarray:
-    """Convert integers to a 1-D NumPy array; raise an error if one is too small, or none is given."""
+    """Convert integers to a 1-D NumPy array; raise an error if one is below ``minimum``, or none is given."""
     array = np.asarray(values)
     if array.ndim != 1 or array.size == 0:
         raise ValueError(f"{name}: expected shape [examples], not empty, got {list(array.shape)}")

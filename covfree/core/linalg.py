@@ -63,8 +63,9 @@ class Factorisation(NamedTuple):
     Attributes:
         scatter: the matrix that was factorised.
         basis: Cholesky factor of the scaled core (`Scatter.core` plus the shift), or the core's eigenvectors.
-        diagonal: the scaling, or the inverse eigenvalues (0 for those that count as rounding).
-        deficient: whether Cholesky failed, so that ``basis`` holds eigenvectors.
+        diagonal: the diagonal of the scaling D (see `factorise`), or the core's inverse eigenvalues (0 for
+            those that count as rounding).
+        deficient: whether Cholesky failed: then the core's eigenvectors and eigenvalues are stored.
         smallest_pivot: see `Diagnostics`.
     """
 

@@ -224,8 +224,8 @@ class Message:
 
     Attributes:
         rows: class means and counts of the client's classes, or the other rows that its method sends.
-        matrix: Fed3R's F Fᵀ or AFL's F Fᵀ + γI, to be added up over clients. The sum of a class's
-            features, for Fed3R, is its mean times its count.
+        matrix: Fed3R's F Fᵀ or AFL's F Fᵀ + γI, to be added up over clients. Fed3R's class sums are
+            not stored: they are means times counts of ``rows``.
         solved: whether the means in ``rows`` are columns of the client's own ridge solution, as in AFL's
             messages. False in the result of `collect`.
         sends: the kind of message, ``method.sends``; None if it was made by hand.

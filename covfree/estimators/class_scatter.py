@@ -18,10 +18,11 @@ _BLOCK = 64
 def class_scatters(rows: Rows, moments: Moments) -> Float[Array, "classes dim dim"]:
     """Compute S_c = Σ_r n_r (x_r − μ_c)(x_r − μ_c)ᵀ + Σ_r (n_r − 1) S_r over each class's rows r.
 
-    S_r is the full matrix ``rows.covariance[r]``, or 0 if rows carry none. Let class c have K_c rows and N_c
-    examples. On examples, or on means with covariances, S_c/(N_c − 1) is the class's exact sample covariance
-    (CCVR eq. 3, FedCOF eq. 24, without cancellation). On means alone S_c/(K_c − 1) is FedCOF's estimate.
-    Costs (rows + 64·C)·d² in one pass over the sorted rows, and C·d² memory.
+    Row r is the mean x_r of n_r examples, and μ_c is the class mean. S_r is the full matrix
+    ``rows.covariance[r]``, or 0 if rows carry none. Let class c have K_c rows and N_c examples. On examples,
+    or on means with covariances, S_c/(N_c − 1) is the class's exact sample covariance (CCVR eq. 3, FedCOF eq.
+    24, without cancellation). On means alone S_c/(K_c − 1) is FedCOF's estimate. Costs (rows + 64·C)·d² in
+    one pass over the sorted rows, and C·d² memory.
 
     Returns:
         The scatters; 0 for a class without rows.

@@ -41,7 +41,8 @@ class ClientParts(NamedTuple):
     """Deviations of rows split in two: client mean from class mean, and row from client mean.
 
     Attributes:
-        between: √n_r (x̄_kc − μ_c), with x̄_kc the mean of client k's rows of class c; 0 in padding rows.
+        between: √n_r (x̄_kc − μ_c), with x̄_kc the mean of client k's rows x_r of class c, weighted by their
+            counts n_r; 0 in padding rows.
         within: √n_r (x_r − x̄_kc); 0 in padding rows.
         group: number of the row's pair of client and class, see `client_groups`; −1 for padding.
     """
@@ -117,10 +118,10 @@ def component_factor(
 ) -> Float[Array, "rows dim"]:
     """Make Y with YᵀY = Ŵ, an estimate of the within-class scatter that client shift does not bias.
 
-    Let x̄_kc be the mean of client k's J_kc rows of class c, and B_c = Σ_k Σ_r n_r (x_r − x̄_kc)(x_r −
-    x̄_kc)ᵀ. B_c is free of client shift, and E[B_c] = Σ_k (J_kc − 1) V_c, with V_c the covariance of class c.
-    The scatter of the N_c examples is that of the K_c rows about the class mean, S_c, plus that of examples
-    about their rows' means, with expectation (N_c − K_c) V_c:
+    Let row r be the mean x_r of n_r examples, x̄_kc the mean of client k's J_kc rows of class c, and B_c =
+    Σ_k Σ_r n_r (x_r − x̄_kc)(x_r − x̄_kc)ᵀ. B_c is free of client shift, and E[B_c] = Σ_k (J_kc − 1) V_c,
+    with V_c the covariance of class c. The scatter of the N_c examples is that of the K_c rows about the
+    class mean, S_c, plus that of examples about their rows' means, with expectation (N_c − K_c) V_c:
 
         Ŵ = Σ_c (S_c + w_c B_c)    per_class  w_c = (N_c − K_c) / Σ_k (J_kc − 1)
                                    pooled     w = Σ_c (N_c − K_c) / Σ_c Σ_k (J_kc − 1)

@@ -93,7 +93,10 @@ def centred_rows(
     class_weight: Float[Array, " classes"],
     centres: Float[Array, "classes dim"] | None = None,
 ) -> Float[Array, "rows dim"]:
-    """Return √(w_c n_r) (x_r − μ_c) for each row, with μ_c from ``centres`` if given; 0 in padding rows."""
+    """Return √(w_c n_r) (x_r − μ_c) for rows of mean x_r and count n_r; 0 in padding rows.
+
+    w_c is the entry of ``class_weight`` for the row's class; μ_c is that of ``centres``, if given.
+    """
     centres = moments.mean if centres is None else centres
     valid = valid_rows(rows, class_weight.shape[0])
     label = jnp.where(valid, row_labels(rows), 0)
@@ -134,8 +137,9 @@ def within_scatter(
 ) -> Float[Array, "dim dim"]:
     r"""Estimate the within-class scatter from class rows, as one product YᵀY.
 
-    The estimated matrix is Σ_c (N_c − 1) V_c, with V_c the covariance of class c. The K_c rows of class c
-    have the scatter S_c = Σ_r n_r (x_r − μ_c)(x_r − μ_c)ᵀ, and E[S_c] = (K_c − 1) V_c:
+    The estimated matrix is Σ_c (N_c − 1) V_c, with V_c the covariance and N_c the number of examples of class
+    c. Its K_c rows, of means x_r and counts n_r, have the scatter S_c = Σ_r n_r (x_r − μ_c)(x_r − μ_c)ᵀ, and
+    E[S_c] = (K_c − 1) V_c:
 
     - ``"per_class"``: Σ_c (N_c − 1)/(K_c − 1) · S_c, the paper's. Unbiased for any covariances V_c, but
       a class of few rows and many examples weighs its noise heavily. A class with K_c = 1 adds 0.

@@ -29,7 +29,8 @@ class ShiftTest(NamedTuple):
         p_value: probability of a z this large without client shift, by the normal approximation; NaN if not
             informative.
         relative_shift: by how much client shift raises the trace of FedCOF's estimate (eq. 5) on these rows,
-            as a share of tr Σ; estimated, and may be below 0 by chance. NaN if not informative.
+            as a share of the trace without shift; estimated, and may be below 0 by chance. NaN if not
+            informative.
         informative: whether the rows allow a test.
     """
 

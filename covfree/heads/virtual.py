@@ -26,15 +26,15 @@ def sample_rows(
 ) -> tuple[Float[Array, "samples dim"], Integer[Array, " samples"]]:
     """Draw features of the classes from normal distributions with the rows' means and covariances.
 
-    Row r, with mean μ_r, covariance S_r and count n_r, gives x = μ_r + S_r^½ z with z standard normal. It is
-    drawn ⌊s⌋ or ⌈s⌉ times, where s = num_samples·n_r/Σ n_r. The sampling is systematic, with one random
-    offset. Features come in the order of their rows. If rows are components of a mixture, the features are a
+    Row r, with mean μ_r, covariance S_r and count n_r, gives ⌊s⌋ or ⌈s⌉ features x = μ_r + S_r^½ z, with
+    z standard normal and s = num_samples·n_r/Σ n_r. The sampling is systematic, with one random offset. Features come in the order of their rows. If rows are components of a mixture, the features are a
     sample of the mixture.
 
-    Memory is num_samples·d beside the rows. Full covariances cost one Cholesky factor (d³/3 operations) for
-    each row that is drawn, and 2·d² operations for each feature; rows are processed one at a time, in blocks
-    of 128 features, so that only a few matrices [dim, dim] are in memory. If a matrix has no Cholesky factor
-    because of negative eigenvalues beyond rounding, ``eigh`` is used and these eigenvalues are set to 0.
+    Memory is num_samples·d numbers beside the rows. Full covariances cost one Cholesky factor (d³/3
+    operations) for each row that is drawn, and 2·d² operations for each feature; rows are processed one at a
+    time, in blocks of 128 features, so that only a few matrices [dim, dim] are in memory. If a matrix has no
+    Cholesky factor because of negative eigenvalues beyond rounding, ``eigh`` is used and these eigenvalues
+    are set to 0.
 
     Args:
         rows: rows with full covariances, their diagonals, or one variance each; without covariances all

@@ -19,8 +19,8 @@ def class_covariances(
 ) -> Float[Array, "classes dim dim"]:
     """Compute the unbiased sample covariance of each class, for one client.
 
-    S_kc = Σ_i (f_i − μ_kc)(f_i − μ_kc)ᵀ / (n_kc − 1), or 0 if n_kc < 2. Classes are computed one at a time:
-    memory beyond the result is n·d.
+    S_kc = Σ_i (f_i − μ_kc)(f_i − μ_kc)ᵀ / (n_kc − 1) over client k's n_kc examples f_i of class c, with
+    mean μ_kc; 0 if n_kc < 2. Classes are computed one at a time: memory beyond the result is n·d numbers.
 
     Args:
         features: features of the client's examples.

@@ -49,7 +49,7 @@ def nearest_seeds(
     """Draw seeds among the examples by greedy k-means++; return the nearest seed's number for each example.
 
     For each seed, a few examples are drawn with probability proportional to the squared distance from the
-    nearest earlier seed. The one that leaves the least sum of squared distances becomes the seed.
+    nearest earlier seed. The drawn example that leaves the least sum of squared distances becomes the seed.
     """
     # scikit-learn draws the same number of candidates.
     num_draws = 2 + int(math.log(num_components))

@@ -30,15 +30,15 @@ _ROUNDING = 4.0
 class Basis(NamedTuple):
     """Class means and clients' offsets in the eigenbasis of a covariance.
 
-    If the covariance is stored as a factor Y, the basis spans only its rows; every other direction has
-    eigenvalue ``floor``.
+    If the covariance is stored as a factor Y, the basis spans only the rows of Y. Directions orthogonal to
+    them have eigenvalue ``floor``.
 
     Attributes:
         values: eigenvalues of the covariance minus ``floor`` · I.
         floor: the multiple of the identity that the covariance contains.
         means: coordinates of the class means about the grand mean; 0 for an absent class.
         outside: inner products of the means' components outside the basis' span.
-        vectors: coordinates of the offsets' directions z_j (see `Offsets`), which lie in the basis.
+        vectors: coordinates of the offsets' directions z_j (see `Offsets`), which lie in its span.
         dim: d, the dimension of the features.
     """
 

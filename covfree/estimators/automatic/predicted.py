@@ -40,7 +40,7 @@ class Margins(NamedTuple):
 def sampled_classes(
     moments: Moments,
 ) -> tuple[Integer[Array, " chosen"], Float[Array, " chosen"]]:
-    """Choose classes; return their numbers, and the share of all examples that each one represents.
+    """Choose classes; return their indices, and the share of all examples that each chosen class represents.
 
     Up to 128 classes are all chosen. Of more, 128 are drawn by systematic sampling, with probability
     proportional to their examples.

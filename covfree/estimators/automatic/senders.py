@@ -73,10 +73,10 @@ def projections(mean: Any, count: Any, xp: Any) -> Any:
 def sample_numbers(keys: Any, projected: Any, senders: Any, xp: Any) -> Any:
     """Number clients by sums over their rows, so that clients numbered below 256 are a fair sample.
 
-    Clients are sorted by key. `fair_numbers` draws positions in this order. If k of them are in a group of
-    equal keys, the sample takes its first k clients by a hash: space is divided into cells about the mean of
-    the group's projections, and the index of a client's cell is hashed. Rounding can move only a client at
-    the edge of a cell, and that changes at most one client of the sample.
+    Clients are sorted by key. `fair_numbers` draws positions in this order. If k of the drawn positions fall
+    in a group of clients with equal keys, the sample takes the group's first k clients by a hash: space is
+    divided into cells about the mean of the group's projections, and the index of a client's cell is hashed.
+    Rounding can move only a client at the edge of a cell, and that changes at most one client of the sample.
 
     Args:
         keys: [clients] sums of `count_keys`.
