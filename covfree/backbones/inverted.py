@@ -12,7 +12,7 @@ from covfree.backbones.layers import Dropout, Renaming, Style, pooled
 
 
 class Stage(NamedTuple):
-    """A stage of ``repeats`` blocks of ``channels`` channels; blocks after the first have stride 1."""
+    """``repeats`` blocks of ``channels`` channels each; only the first block has ``stride``, the others 1."""
 
     expansion: int
     kernel: int

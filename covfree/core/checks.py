@@ -137,7 +137,7 @@ def check_example_structure(features: Any, labels: Any = None, clients: Any = No
 
 
 def _on_host(features: Any, labels: Any, clients: Any, most: int) -> bool:
-    """Return whether NumPy finds labels ≤ ``most`` and features valid; if not, `check` reads all features."""
+    """Return whether NumPy finds labels ≤ ``most`` and features valid; may be False for tiny features."""
     labels = np.asarray(labels)
     used = labels >= 0 if clients is None else (labels >= 0) & (np.asarray(clients) >= 0)
     if (labels > most).any() or first_non_finite(features, used) is not None:
@@ -159,7 +159,7 @@ def _on_device(features: jax.Array, labels: Any, clients: Any, most: int) -> boo
 
 @jax.jit
 def _sound(features: jax.Array, kept: list[jax.Array]) -> jax.Array:
-    """Return whether features are finite in rows where all masks are True, and not all too small to sum."""
+    """Return whether features are finite where all masks are True, and not all so small that sums are 0."""
     largest = jnp.abs(features).max(1)
     wrong = ~jnp.isfinite(largest)
     for own in kept:

@@ -46,7 +46,7 @@ class Entry(Generic[Made]):
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """Return text for the end of an error that suggests the most similar known name; "" if none is similar.
+    """Return the end of an error message, which suggests the most similar known name; "" if none is similar.
 
     Of names that are equally similar, the first is suggested.
 

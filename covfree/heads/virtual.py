@@ -26,9 +26,10 @@ def sample_rows(
 ) -> tuple[Float[Array, "samples dim"], Integer[Array, " samples"]]:
     """Draw features of the classes from normal distributions with the rows' means and covariances.
 
-    Row r, with mean μ_r, covariance S_r and count n_r, gives ⌊s⌋ or ⌈s⌉ features x = μ_r + S_r^½ z, with
-    z standard normal and s = num_samples·n_r/Σ n_r. The sampling is systematic, with one random offset. Features come in the order of their rows. If rows are components of a mixture, the features are a
-    sample of the mixture.
+    Row r, with mean μ_r, covariance S_r and count n_r, gives ⌊s⌋ or ⌈s⌉ features x = μ_r + S_r^½ z, with z
+    standard normal and s = num_samples·n_r/Σ n_r. The sampling is systematic, with one random offset.
+    Features come in the order of their rows. If rows are components of a mixture, the features are a sample
+    of the mixture.
 
     Memory is num_samples·d numbers beside the rows. Full covariances cost one Cholesky factor (d³/3
     operations) for each row that is drawn, and 2·d² operations for each feature; rows are processed one at a
