@@ -182,7 +182,7 @@ class PrivateSteps:
         return Upload(number, 0, [own.values, np.asarray(own.noises, np.int64)], []), memory
 
     def serve(self, state: _State, total: Any) -> tuple[_State, bool]:
-        """Return the server's next state, and True; the first total decides what sites upload next."""
+        """Return the next state, and True, as it is finite; the first total decides what sites send next."""
         values, noises = (np.asarray(part) for part in total)
         counted = np.array(state.noises)
         turn = int((counted > 0).sum())

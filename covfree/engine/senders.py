@@ -50,7 +50,10 @@ def numbers_of(rows: Rows, known: np.ndarray, types: RowTypes, part_rows: int) -
 def numbers_of_messages(
     counted: Sequence[tuple[np.ndarray, np.ndarray]], rows: Callable[[int], Rows], dim: int
 ) -> np.ndarray:
-    """Number the clients of messages by `sample_numbers`; read rows only of messages with equal counts."""
+    """Number the clients of messages by `sample_numbers`; read rows only of messages with equal counts.
+
+    ``counted`` has the labels and counts of each message's rows.
+    """
     if len(counted) <= SAMPLE:
         return np.arange(len(counted), dtype=np.int32)
     keys = np.array([count_keys(count, label, np).sum(dtype=np.uint32) for label, count in counted])

@@ -120,7 +120,7 @@ def _squares_of(
     layout: Layout,
     dim: int,
 ) -> np.ndarray | None:
-    """Add up the rows' own ``squares`` by group."""
+    """Add up the rows' own ``squares`` by group; row order[i] of the stacked tables is in group[i]."""
     if layout.squares is None or layout.pooled:
         return None
     shape = {"full": (dim, dim), "diagonal": (dim,), "spherical": ()}[layout.squares]

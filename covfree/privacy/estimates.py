@@ -67,11 +67,11 @@ def noisy_rows_covariance(
 ) -> Float[Array, "dim dim"]:
     """Estimate a class's covariance from client means to which each client added noise.
 
-    With x_r = mean + noise of variance σ_r² in each coordinate, weights w_r and W = Σ w_r, the scatter
-    S = Σ w_r (x_r − x̄)(x_r − x̄)ᵀ about the weighted mean x̄ has E[S] = aΣ + bI, where
-    a = Σ w_r (1 − w_r/W)/n_r and b = Σ w_r (1 − w_r/W) σ_r². The estimate is (S − bI)/a, unbiased. The
-    weights are w_r = n_r/(1 + n_r σ_r²/λ)², near-optimal for an average eigenvalue λ of Σ. If λ is estimated
-    from the same rows, a bias remains, of the order of one over the number of rows.
+    Row x_r is the mean of n_r examples with covariance Σ, plus noise of variance σ_r² in each coordinate.
+    With weights w_r and W = Σ_r w_r, the scatter S = Σ_r w_r (x_r − x̄)(x_r − x̄)ᵀ about the weighted mean x̄
+    has E[S] = aΣ + bI, where a = Σ_r w_r (1 − w_r/W)/n_r and b = Σ_r w_r (1 − w_r/W) σ_r². The estimate
+    (S − bI)/a is unbiased. The weights w_r = n_r/(1 + n_r σ_r²/λ)² are near-optimal for an average eigenvalue
+    λ of Σ. If λ is estimated from the same rows, a bias of the order of one over their number remains.
 
     Args:
         means: x_r, for one class; ``vmap`` batches classes.

@@ -24,7 +24,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 def _step(number: int) -> Callable[[F], F]:
-    """Decorate a step's method: it can be called once, after all earlier steps; an error ends the session."""
+    """Decorate a step's method: it runs once, after all earlier steps; an error in it ends the session."""
 
     def in_order(method: F) -> F:
         @wraps(method)
@@ -50,8 +50,9 @@ def _step(number: int) -> Callable[[F], F]:
 class Client:
     """One client in one session. Call the methods in order; each step can be tried only once.
 
-    After a refusal, or any other error, the client takes no further step, so that nobody can probe what it
-    would reveal. After an error, and after the last step, it has deleted all secrets of the session.
+    After an error in a step, such as a refusal, the client takes no further step, so that nobody can probe
+    what it would reveal. After an error in a step, and after the last step, it has deleted all secrets of the
+    session. A call out of order raises `Refused`, but changes nothing.
 
     Args:
         session: the settings on which all parties agree.
