@@ -69,7 +69,7 @@ def named_option(name: str) -> Iterator[None]:
 
 
 def method_names(methods: str) -> list[str]:
-    """Split method names at commas; 'all' stands for every named method."""
+    """Split method names at commas; 'all' stands for every method of the registry."""
     return [each for name in split_names(methods) for each in (registry() if name == "all" else [name])]
 
 
@@ -79,7 +79,7 @@ def split_names(text: str) -> list[str]:
 
 
 def names_of(option: str, text: str, known: Collection[str]) -> list[str]:
-    """Split names at commas; raise ValueError unless all are in `known` and different."""
+    """Split names at commas; raise ValueError if there are none, one is not in `known`, or one repeats."""
     names = split_names(text)
     for name in names:
         if name not in known:
@@ -92,7 +92,7 @@ def names_of(option: str, text: str, known: Collection[str]) -> list[str]:
 
 
 def values_of(option: str, text: str, kind: Callable[[str], T], expected: str) -> list[T]:
-    """Convert values between commas by `kind`; raise ValueError if one repeats or cannot be converted."""
+    """Convert values between commas by `kind`; raise ValueError if there is none, or one fails or repeats."""
     parts, values = [each for each in text.split(",") if each.strip()], list[T]()
     wrong = text
     for wrong in parts:

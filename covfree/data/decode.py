@@ -113,7 +113,7 @@ def _batches(
             try:
                 future.result()
             except damage as error:
-                # Give the cause of the image set's error alone: both that error and `text` name the image.
+                # Give only the cause of the image set's error: that error, like `text`, names the image.
                 cause = error.__cause__ or error
                 reason = " ".join(str(cause).split()) or type(cause).__name__
                 text = f"images: {images.ids[index]}: cannot be read ({reason})"

@@ -128,7 +128,7 @@ def locked(folder: Path) -> BinaryIO:
 
 
 def remove_folder(folder: Path) -> None:
-    """Remove a folder. Its state file goes first, as it must not outlive the data that it counts."""
+    """Remove a folder. Its state file goes first, as it must not outlive the features that it describes."""
     (folder / "state.json").unlink(missing_ok=True)
     shutil.rmtree(folder, ignore_errors=True)
 

@@ -1,8 +1,8 @@
 """Writing features in a process that may be killed at any moment.
 
 Until all features are computed, a folder next to the file contains their bytes, and a small state file that
-says how many examples are finished. The state file is replaced atomically after each piece, so that a later
-process can continue.
+says how many examples are finished. The state file is replaced atomically after each `append`, so that a
+later process can continue.
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ class Arrival(NamedTuple):
 
     Attributes:
         record: costs of the round (numbered from 1), with its ``accuracy`` if that was measured.
-        head: the latest head, of all clients that had sent when it was made; None before the first.
+        head: the latest head, from all clients that had sent when it was made; None before the first head.
     """
 
     record: Record

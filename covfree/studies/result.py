@@ -141,7 +141,7 @@ def summarise(runs: Iterable[Run], titles: Mapping[str, str] | None = None) -> l
 
 
 def place_names(places: Sequence[tuple[str, Federation | None]]) -> tuple[str, ...]:
-    """Name each place (data, federation) by the settings that differ between places, or by its data."""
+    """Name each place (data, federation) by settings that differ between places; by its data if none."""
     datasets = {dataset for dataset, _ in places}
     made = [federation for _, federation in places if federation is not None]
     partitions, clients = ({getattr(each, name) for each in made} for name in ("partition", "clients"))

@@ -35,7 +35,7 @@ def variants(names: Iterable[str], numbers: Mapping[str, Sequence[Any]] | None =
         names: names of methods (see `entry_of`), perhaps with numbers: ``"fedcof:shrinkage=0.1:head=ridge"``.
             Among methods joined as ``"fedcof-or-fedncm"`` the clients choose one, see `covfree.select`; such
             joined methods come last.
-        numbers: values by argument; a method takes the arguments that it accepts and its name does not set.
+        numbers: values of arguments, by name. A method takes those that it accepts and its name does not set.
 
     Returns:
         The methods by name. A name contains arguments that have more than one value, or that ``names`` set.

@@ -24,7 +24,7 @@ _DRAWS, _ERRORS = 4096, 6
 
 
 class Given(NamedTuple):
-    """Rows, the seed of a key, and ``step``, which is added to the transform's floats."""
+    """Rows, the seed of a key, and ``step``, added to the transform's floats for derivatives by them."""
 
     rows: Rows
     seed: Any = np.int32(0)
@@ -104,7 +104,7 @@ def independent(case: Case) -> None:
 
 
 def order(case: Case) -> None:
-    """Means, or counts, that do not change with the key do not change with the order of the rows either."""
+    """If means, or counts, do not depend on the key, they do not depend on the order of the rows either."""
     before = select_rows(case.example.rows, used(case.example.rows))
     back = np.arange(len(before.label))[::-1]
     one, other = (case.direct(Given(before, np.int32(seed))) for seed in (1, 2))

@@ -205,7 +205,8 @@ def dirichlet(
         labels: [n] class of each example, integers ≥ 0.
         num_partitions: the number of clients K, at most n.
         alpha: α > 0, the concentration of the symmetric Dirichlet; or [K] one for each client, Dir(α_1, …,
-            α_K). The smaller, the fewer clients hold most of a class; client k has α_k/Σα of each on average.
+            α_K). The smaller, the fewer clients hold most of a class. Client k's mean share of a class is
+            α_k/Σα.
         min_partition_size: redraw everything until each client has at least this many examples.
         self_balancing: go through the classes in ascending order, and give no more to a client that holds
             more than n/K examples. Client sizes become more even, and fewer clients share the later classes.

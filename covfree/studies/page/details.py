@@ -32,7 +32,7 @@ def detail(
     partitions: Mapping[int, PartitionStatistics],
     names: Sequence[str],
 ) -> dict[str, Any]:
-    """Return a method's section of the page: bars by class, a histogram of clients, confused classes."""
+    """Return a method's section of the page: accuracies by class, their histogram by client, confusions."""
     counts = confusion_counts(predictions.values(), len(names))
     accuracy = class_accuracy(counts)
     confused = _confused(counts, names)
@@ -91,7 +91,7 @@ def class_by_class(
 
 
 def histogram(shares: Float[np.ndarray, " values"], what: str) -> dict[str, Any] | None:
-    """Count finite shares (``what`` names their owners) in bins of 1, 2, 5 or 10 percent; None without any.
+    """Count finite shares per bin of 1, 2, 5 or 10 %; None if there are none. ``what``: what has a share.
 
     >>> found = histogram(np.array([0.905, 0.925, 0.93, 1.0, np.nan]), "clients")
     >>> [(bar['name'], bar['text']) for bar in found['bars'] if bar['text']]
@@ -126,7 +126,7 @@ def _bar(name: str, length: float, text: str) -> dict[str, Any]:
 def _expected(
     by_seed: Mapping[int, Predictions], partitions: Mapping[int, PartitionStatistics]
 ) -> np.ndarray:
-    """Return each client's accuracy in each run, as expected from the accuracies of the classes."""
+    """Return each client's expected accuracy in each run, by `expected_client_accuracy`."""
     found = []
     for seed, predictions in by_seed.items():
         accuracy = class_accuracy(confusion_counts([predictions], partitions[seed].num_classes))
@@ -144,7 +144,7 @@ def _class_bar(name: str, counts: Integer[np.ndarray, " predicted"], accuracy: f
 
 
 def _confused(counts: Integer[np.ndarray, "classes predicted"], names: Sequence[str]) -> list[dict[str, Any]]:
-    """Return the most frequent wrong predictions, the most frequent first."""
+    """Return up to `_PAIRS` pairs of class and wrong prediction, the most frequent first."""
     wrong = counts.copy()
     np.fill_diagonal(wrong, 0)
     labels, predicted = wrong.nonzero()

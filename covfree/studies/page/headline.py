@@ -197,7 +197,7 @@ def _ahead(best: Scored, second: Scored, share: str, over: str) -> list[str]:
 
 
 def _sureness(best: Scored, num_tests: int) -> list[str]:
-    """If all seeds give one accuracy, return a sentence on its standard error over the test examples."""
+    """Return a sentence on the accuracy's standard error over test examples; none if seeds' values differ."""
     values = best.accuracy.values()
     if max(values) - min(values) >= 1e-7 or not num_tests:
         return []

@@ -104,7 +104,7 @@ def _settle(
 def _candidates(
     point: np.ndarray, size: np.ndarray, marks: np.ndarray, bounds: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return free boxes [m, 4] for a label around its point, and where they are nearest to it, [m, 2]."""
+    """Return free boxes [m, 4] for a label around its point, and each box's spot nearest to it [m, 2]."""
     reach = np.hypot(*(bounds[2:] - bounds[:2]))
     radii = np.concatenate([np.arange(5, 40, 3), np.arange(40, reach, 8)])
     direction = np.stack([np.cos(_ANGLES), np.sin(_ANGLES)], 1)
@@ -120,7 +120,7 @@ def _candidates(
 
 
 def _meet(first: np.ndarray, second: np.ndarray, sideways: float = _GAP) -> np.ndarray:
-    """Return whether boxes [m, 4] and [k, 4] are nearer than ``sideways`` and, vertically, `_GAP`: [m, k]."""
+    """Return [m, k]: whether boxes [m, 4] and [k, 4] are nearer than ``sideways`` in x and `_GAP` in y."""
     gap = np.array([sideways, _GAP])
     near = (first[:, None, :2] < second[:, 2:] + gap) & (first[:, None, 2:] > second[:, :2] - gap)
     return np.asarray(near.all(-1))

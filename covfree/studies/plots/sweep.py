@@ -23,12 +23,12 @@ _PANELS = 3  # beside each other on a page
 _TICKS = 7  # the largest number of tick labels that fit below a panel
 _DASHES = ("-", "--", "-.", (0, (6, 1, 1, 1, 1, 1)), (0, (3, 1)), (0, (9, 1, 3, 1)))
 _WORDS = {"alpha": "alpha of the partition", "clients": "number of clients"}
-# A curve is left out of the axes if it lies below all others by more than this many times their range.
+# A curve is left out of the axes if it is below all others by more than this many times the others' range.
 _FAR = 3.0
 
 
 class _Point(NamedTuple):
-    """A result in the picture; ``place`` is the number that varies, None if the method does not take it."""
+    """A result in the picture; ``place``: its value of the swept number, None if the method takes none."""
 
     panel: tuple[str, Any]
     curve: str
