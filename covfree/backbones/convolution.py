@@ -36,8 +36,8 @@ def convolve(
 ) -> jax.Array:
     """Convolve images (channels last); a replacement for ``lax.conv_general_dilated`` in Flax's layers.
 
-    For networks of your own, use ``nn.Conv(…, conv_general_dilated=convolve)``. Results are equal up to
-    rounding. On a CPU, this is faster for groups of one channel, and for derivatives inside a loop, as in
+    For networks of your own, use ``nn.Conv(…, conv_general_dilated=convolve)``. Only rounding
+    differs. On a CPU, this is faster for groups of one channel, and for derivatives inside a loop, as in
     training by rounds: there, derivatives of XLA's convolutions of 64 channels take 40 times as long.
 
     With one group, forward-mode derivatives (``jvp``, ``hessian``) may be missing.

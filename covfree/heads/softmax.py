@@ -52,7 +52,8 @@ def softmax_head(
         ValueError: if shapes do not fit, or a number is out of its range.
         TypeError: if labels are no integers.
 
-    Equivalent to ``sklearn.linear_model.LogisticRegression(C=1 / (l2 * n))`` on standardised features.
+    With n examples of weight 1, equivalent to ``sklearn.linear_model.LogisticRegression(C=1 / (l2 * n))`` on
+    z.
 
     >>> import jax.numpy as jnp
     >>> head = softmax_head(jnp.array([[1.0], [2.0], [5.0], [6.0]]), jnp.array([0, 0, 1, 1]), 2)

@@ -42,7 +42,7 @@ def calibrate_temperature(
     """Find the T > 0 that minimises the mean cross-entropy of softmax(head(x)/T), e.g. before fine-tuning.
 
     The loss is convex in β = 1/T. Newton's method finds the zero of its derivative within a bracket. If a
-    step would leave the bracket, or exceeds half the step before, the bracket is halved in log β.
+    step would leave the bracket, or exceeds half the previous step, the bracket is halved in log β.
 
     The minimum may lie at an end: at β = ∞ if the scores put every example's class first, at β = 0 if they
     are no better than chance. T is therefore kept within a factor of 1,000 of the spread of the scores

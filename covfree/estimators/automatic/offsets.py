@@ -17,7 +17,7 @@ from covfree.estimators.moments import row_clients, row_counts, row_labels, vali
 from covfree.estimators.scatter import Freedom
 
 # A direction of offsets is split off from Σ̂ only if its strength λ_j (see `Offsets`) is above this share of
-# their mean; below it, rounding would dominate.
+# the mean of Σ_c w_c n_ck over clients k; below it, rounding would dominate.
 _LEAST_STRENGTH = 1e-3
 # Offsets are separated only if at least this share of the degrees of freedom lies within clients.
 _LEAST_WITHIN = 0.25

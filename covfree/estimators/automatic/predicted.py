@@ -26,7 +26,7 @@ class Margins(NamedTuple):
         mean: the mean margin, without the term from class frequencies.
         variance: the margin's variance.
         odds: the log-odds of the own class against each other class, from class frequencies.
-        rival: whether the other class may be predicted.
+        rival: whether the other class may be predicted: False for absent classes and the own class.
         share: the share of all examples that each chosen class represents.
     """
 
