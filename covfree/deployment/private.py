@@ -124,7 +124,7 @@ class _State(NamedTuple):
         kind: the index in `_KINDS` of what sites upload in the next round, or uploaded in the last.
         noises: [rounds] how many shares of noise each total has; 0 if the total is still to come.
         first: [C, d + 2], the first total.
-        second: [n], the second total, flat, padded to the length of the longer kind of upload.
+        second: [n], the second total, flat, padded to the length of class sums or second moment, the longer.
     """
 
     kind: AnyArray

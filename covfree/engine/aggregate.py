@@ -63,7 +63,7 @@ class Aggregate(Generic[H]):
         num_classes: C.
         layout: which sums are kept.
         dtype: data type of the features, in which products are computed; None if no examples were added.
-        rows: merged rows, one for each client and class, sorted by both; None if there are none.
+        rows: merged rows, one for each client and class, sorted by these; None if there are none.
         waiting: rows that are not merged yet.
         pooled: [dim, dim] float64, the scatter of examples about the means in ``rows``; None if it is 0 or
             not kept.

@@ -87,7 +87,7 @@ class Promise:
             return (
                 "if at least 1 client adds its noise and does not tell it (from this one nothing is hidden)"
             )
-        # A client that adds noise knows its own, so the rest of the sum's noise has less variance.
+        # A client knows the noise that it adds, so to it the noise in the sum has less variance.
         known = [replace(each, rho=each.rho * number / (number - 1)) for each in self.releases]
         return (
             f"if at least {number} clients add their noise and do not tell it (each of "

@@ -294,7 +294,7 @@ def _presence(seen: _Seen, world: _World) -> float:
 def _difference(
     grid: Grid, world: _World, places: np.ndarray, number: int, noisy: bool, random_bytes: RandomBytes
 ) -> float:
-    """Return the relative error of client 0's sums, all sums minus the others'; ``places`` are clients."""
+    """Return the relative error of all clients' sums minus the others' sums, taken for client 0's sums."""
     totals = []
     for kept in (np.ones(len(places), bool), places != 0):
         part = world._replace(features=world.features[kept], labels=world.labels[kept])

@@ -74,7 +74,7 @@ class Grid:
         weight: if the unit is a client, the largest number of examples with which its upload may count; None
             if it is an example.
         bound: the bound on the integers' norm, for an example's features or a client's whole upload.
-        both: whether a client's sums and matrix are scaled down by one factor, as it may be asked for both.
+        both: whether a client's sums and matrix are scaled down by one factor, as it may send both.
         count: the integer that counts one example; 0 if the unit is a client, or for a matrix.
         square: the integer that represents a squared norm of B²; 0 in the same cases.
     """

@@ -58,7 +58,7 @@ def save_message(message: Message, path: str | PathLike[str]) -> None:
     Args:
         message: from `client_message`, or from `collect`.
         path: the file, which is replaced if it exists. Its name without the ending is the client's name in an
-            `Inbox`; the ending should be ``.safetensors``, as `Inbox` skips others by default.
+            `Inbox`; the ending should be ``.safetensors``, as `Inbox` skips other files by default.
     """
     check_type("message", message, Message)
     metadata = {

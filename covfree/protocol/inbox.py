@@ -128,7 +128,7 @@ class Inbox(Mapping[str, Message]):
             return self._kept[name]
         if name not in self.receipts:
             raise KeyError(name)
-        # Keep the last message, as a large one may be asked for several times in a row.
+        # Keep the last message, as a large one may be read several times in a row.
         if self._last is None or self._last[0] != name:
             message, _, receipt = self._read(name)
             if receipt != self.receipts[name]:

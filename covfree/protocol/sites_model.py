@@ -11,7 +11,7 @@ from covfree.core.types import Rows
 
 # Steps of Weiszfeld's iteration; only the weights matter, so few digits are enough.
 _STEPS = 15
-# In S of `fit_model`, the weight of the spatial sign covariance; the identity has the rest.
+# In S of `fit_model`, the weight of the spatial sign covariance; the identity has 1 minus this.
 _SHARE = 0.6
 # A class is compared only if at least this many sites have a mean of it.
 HOLDERS = 3

@@ -18,7 +18,7 @@ _MOST_EXAMPLES = 2**53
 
 
 def check_rows(rows: Rows, *, num_classes: int, dim: int | None = None) -> None:
-    """Raise an error if rows, such as a server receives, have a wrong shape, data type or value.
+    """Raise an error if a shape, data type or value of rows (e.g. received ones) is wrong.
 
     Args:
         rows: the rows to check.

@@ -1,4 +1,4 @@
-"""Leave classes that few clients hold out of secure sums, as such a class's sum would reveal its clients."""
+"""Leave classes of few clients out of secure sums, as the sum of such a class would reveal their data."""
 
 from __future__ import annotations
 
