@@ -203,9 +203,8 @@ def read_json(path: Path, kind: type = dict, *, where: str | None = None) -> Any
     except ValueError as error:
         raise ValueError(f"{where or path}: expected JSON ({error})") from error
     if not isinstance(parsed, kind):
-        raise ValueError(
-            f"{where or path}: expected a {kind.__name__} in JSON, got a {type(parsed).__name__}"
-        )
+        wanted = "an object" if kind is dict else "a list"
+        raise ValueError(f"{where or path}: expected {wanted} in JSON, got {json.dumps(parsed)[:40]}")
     return parsed
 
 

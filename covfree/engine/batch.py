@@ -76,8 +76,8 @@ def _check_scale(totals: tuple[Any, ...]) -> None:
     count = np.asarray(moments.count).max(initial=1)
     if 0 < total < _LEAST * np.sqrt(np.finfo(total.dtype).tiny) * count:
         raise ValueError(
-            f"features: expected numbers whose squares do not underflow in {total.dtype}, got class means of "
-            f"at most {total / count:.0e}; multiply all features by one number, the same at all clients"
+            f"features: expected numbers whose squares do not underflow in {total.dtype}, got sums over "
+            f"classes of at most {total:.0e}; multiply all features by one number, the same at all clients"
         )
 
 

@@ -193,7 +193,7 @@ def _of_covariance(found: Diagnosis) -> str:
     if _means_are_equal(found):
         return (
             f"The means of each class are equal in {found.offset.dtype}, so that no covariance is seen. If "
-            "features lie far from zero, they hold too few digits for any method: subtract one point, the "
+            "features lie far from zero, they hold too few digits for any method: subtract one vector, the "
             "same at all clients, before features are rounded."
         )
     if not found.degrees > 0:

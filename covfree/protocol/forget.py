@@ -100,8 +100,9 @@ def _of_class(collected: Collected, client: Hashable, mine: np.ndarray, label: i
 def _sent_by(collected: Collected, client: Hashable, message: Message | None) -> np.ndarray:
     """Return the matrix in a client's message; a ValueError if the digest is not the stored one."""
     if message is None or message.matrix is None:
+        got = "None" if message is None else "one without a matrix"
         raise ValueError(
-            "message: expected the client's message, to subtract its matrix from the sum; got None"
+            f"message: expected the client's message, to subtract its matrix from the sum; got {got}"
         )
     expected, got = collected.receipts.get(client, "none").partition("-")[0], digest(message)
     if got != expected:

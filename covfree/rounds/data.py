@@ -160,7 +160,8 @@ def _owners(features: Any, labels: Any, clients: Any, num_classes: int | None) -
     if classes:
         owner = np.where(np.asarray(as_int32("labels", labels)) >= 0, owner, -1)
     if not (owner >= 0).any():
-        raise ValueError("clients: expected at least one example, of a client 0 or above; got none")
+        label = " and a label 0 or above" * classes
+        raise ValueError(f"clients: expected at least one example of a client 0 or above{label}; got none")
     if owner.max() >= number + 2**20:
         raise ValueError(
             f"clients: expected numbers from 0 without large gaps, got {owner.max()}; number them anew: "

@@ -206,9 +206,10 @@ def _checked(source: Source) -> Source:
             file=sys.stderr,
         )
     if data.train_features.size and (offset := _offset(data.train_features)) > _FAR:
+        others = ", fedncm and ridge heads" if offset > _VERY_FAR else ""
         print(
             f"covfree: {data.name}: the features' mean lies {offset:,.0f} times their spread from zero, "
-            f"where fed3r, afl{', fedncm and ridge heads' if offset > _VERY_FAR else ''} fail in float32; "
+            f"where fed3r, afl{others} may fail in float32: "
             "subtract one vector, such as the mean of public examples, from the features of all clients",
             file=sys.stderr,
         )
@@ -224,7 +225,7 @@ def _offset(features: np.ndarray) -> float:
     """Return ‖mean‖ / ‖standard deviation‖ of up to 1,000 examples' features; 0 if all are equal."""
     some = features[:: 1 + len(features) // 1000].astype(np.float64)
     with np.errstate(all="ignore"):  # numbers that are not finite are refused when a method gets them
-        spread = np.linalg.norm(some.std(0))
+        spread = np.linalg.norm((some - some[0]).std(0))
         return float(np.linalg.norm(some.mean(0)) / spread) if spread > 0 else 0.0
 
 
@@ -296,16 +297,16 @@ def cache_file(stem: str, key: dict[str, Any]) -> Path:
     folder = Path(own) if own else (Path(common) if common else Path.home() / ".cache") / "covfree"
     digest = hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()[:16]
     file = folder / f"{re.sub(r'[^A-Za-z0-9._-]+', '_', stem)[:80]}-{digest}.npz"
-    if not file.exists():
-        try:
+    try:
+        if not file.exists():
             folder.mkdir(parents=True, exist_ok=True)
             with TemporaryFile(dir=folder):
                 pass
-        except OSError as error:
-            raise OSError(
-                f"{folder}: features cannot be kept in this folder ({error.strerror}); set COVFREE_CACHE to "
-                "a folder that can be written"
-            ) from error
+    except OSError as error:
+        raise OSError(
+            f"{folder}: features cannot be kept in this folder ({error.strerror}); set COVFREE_CACHE to a "
+            "folder that can be written"
+        ) from error
     return file
 
 

@@ -213,7 +213,7 @@ def test_configurations_of_other_kinds(hub):
     assert get() == (get().path, SHA256, f"{REPOSITORY}@{COMMIT}", None, None)
 
 
-@pytest.mark.parametrize(("content", "got"), [(b"{", "Expecting"), (b"[]", "list")])
+@pytest.mark.parametrize(("content", "got"), [(b"{", "Expecting"), (b"[]", r"an object in JSON, got \[\]")])
 def test_configurations_that_are_none(hub, content, got):
     hub.files["config.json"] = content
     with pytest.raises(ValueError, match=rf"config\.json of .*: expected .*{got}"):
