@@ -207,7 +207,7 @@ class Training:
             trained: the parameters to start from.
             statistics: the running statistics to start from.
             data: the client's examples.
-            key: PRNG key of the examples' order and of dropout.
+            key: PRNG key of the examples' order, and of each step's dropout, augmentation and noise.
             round: the round, for the schedule.
             penalty: ``(features [batch, dim], labels [batch]) -> [batch]``, added to the loss.
             extra: extra arguments of the optimiser, such as the ``anchor`` of `add_proximal`.

@@ -47,7 +47,7 @@ class Model:
         statistics: running statistics of batch norms, which training changes without gradients. Servers
             average them like the parameters, but outside their optimiser. ``()`` if there are none.
         features: ``(trained, frozen, statistics, inputs, train, key) -> (features [batch, dim], statistics)``
-            with ``train`` a static bool, and ``key`` for dropout.
+            with ``train`` a static bool, and ``key`` for dropout and augmentation.
         scores: ``(trained, frozen, features) -> scores [batch, classes]``.
         finish: ``(trained, frozen, statistics) -> result``, a callable that a run returns, such as a head;
             None if it returns a `Model`.

@@ -51,7 +51,7 @@ class State(NamedTuple):
 
     Attributes:
         states: the candidates' states, stacked.
-        counted: sums over clients: errors or losses of the models that the server sent in the last round.
+        counted: errors or losses of the models sent to clients, from the last round in which any counted.
     """
 
     states: Any

@@ -168,7 +168,7 @@ def fedcof_oracle(
 
     As with `fedcof`, the paper's settings are ``shrinkage=1.0, head="ridge"``.
 
-    Bytes up: 4·M·(d² + d); diagonal 8·M·d; spherical 4·M·(d + 1).
+    Bytes up: 4·M·(d² + d) for M client-class pairs; diagonal 8·M·d; spherical 4·M·(d + 1).
 
     Args:
         shrinkage: see `fedcof`.

@@ -27,7 +27,7 @@ class Layer(NamedTuple):
     bias: Array
 
     def __call__(self, x: Array) -> Array:
-        """Compute X W + b."""
+        """Compute x W + b, with W the weight and b the bias."""
         return jnp.matmul(x, self.weight, precision=jax.lax.Precision.HIGHEST) + self.bias[None, :]
 
 
@@ -95,7 +95,7 @@ def log_likelihood(
     With probability p_i a client has one prompt from centre i, drawn from N(θ_i, diag σ_i²). If prompt w_j
     comes from centre z_j, and no two prompts from the same centre, the log-likelihood is
 
-        Σ_j [log N(w_j; θ_z, σ_z) + log p_z/(1 − p_z)] + Σ_i log(1 − p_i),
+        Σ_j [log N(w_j; θ_z, σ_z) + log p_z/(1 − p_z)] + Σ_i log(1 − p_i),    z = z_j,
 
     whose second sum is over all centres, since log p_z = log p_z/(1 − p_z) + log(1 − p_z).
 

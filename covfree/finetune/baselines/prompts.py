@@ -19,7 +19,7 @@ from covfree.finetune.model import Model, check_params
 
 
 def random_prompts(backbone: Backbone, number: int, *, key: PRNGKey) -> Float[Array, "prompts features"]:
-    """Draw prompts as visual prompt tuning does: uniform in ±√(6/(3·p² + d)), for patches of p×p pixels.
+    """Draw prompts as visual prompt tuning does: uniform in ±√(6/(3·p² + d)), for p×p patches and d features.
 
     Args:
         backbone: a vision transformer.
@@ -140,7 +140,7 @@ def prompt_model(
         head: a head on its features, calibrated as `linear_model` says.
         prompts: the prompts to start from, e.g. `random_prompts`.
         top: the number of prompts that an image reads; None for all of them.
-        preprocessing: normalises images given as grey levels, see `network_model`.
+        preprocessing: normalises uint8 images; None if images are already normalised.
 
     Raises:
         TypeError: if prompts are not floats.

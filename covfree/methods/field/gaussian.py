@@ -207,8 +207,8 @@ def naive_bayes(
 ) -> Method[GaussianHead]:
     """Make Gaussian naive Bayes: every class has its own variance of each feature, and no correlations.
 
-    v_c = (s_c + κ v)/(ν_c + κ), where s_c are the class's sums of squares with ν_c degrees of freedom, v the
-    variances of all classes together, and κ = prior. The variance of feature j is at least its rounding,
+    v_c = (s_c + κ v)/(ν_c + κ), where s_c is the diagonal of the class's scatter with ν_c degrees of freedom,
+    v the variances of all classes pooled, and κ = prior. The variance of feature j is at least its rounding,
     (16·eps)²(v_j + max_c μ_cj²). It scales with the feature's unit. Bytes up: 8·M·d; from means alone 4·M·d.
 
     Args:

@@ -61,7 +61,7 @@ def ccvr(num_samples: int = _SAMPLES, *, l2: Scalar = _L2, seed: Scalar = 0) -> 
 
     Clients send class means and covariances, which aggregate exactly (`aggregate_covariances`). The server
     draws virtual features from N(μ_c, Σ_c), in proportion to the classes' examples, and trains a softmax head
-    on them. Memory C·d² at the server. Bytes up: 4·M·(d² + d).
+    on them. Memory C·d² at the server. Bytes up: 4·M·(d² + d) for M client-class pairs.
 
     Args:
         num_samples: virtual features of all classes together.
@@ -131,8 +131,8 @@ def fedpft(
     baselines in the FedCGS paper's tables: by gradient descent with momentum in batches, from 0 and without a
     penalty, on one draw for each example of the clients. ``fedpft(10, epochs=50)`` is their setting.
 
-    Bytes up, with k components (fewer for a class of few examples): 4·k·M·(2·d) diagonal, 4·k·M·(d + 1)
-    spherical, 4·k·M·(d² + d) full.
+    Bytes up for M client-class pairs of k components (fewer if examples are few): 4·k·M·(2·d) diagonal,
+    4·k·M·(d + 1) spherical, 4·k·M·(d² + d) full.
 
     Args:
         num_components: k, the largest number of components of a client's class.

@@ -37,7 +37,7 @@ class Correction(NamedTuple):
         moments: counts and sums of each class.
         start: h₀, the head of the method.
         scale: β, its inverse temperature.
-        unit: the unit of candidates of β: 1 over the standard deviation of h₀'s scores over classes.
+        unit: the unit of candidates of β: 1 over the standard deviation of h₀'s scores at the class means.
         metric: Σ̃, factorised.
         descent: the minimisation over [W; a], for the correction Wᵀ(x − μ_g) + a.
     """

@@ -58,7 +58,8 @@ def descend(
     −H·slope, with H ≈ the inverse Hessian. H is built on P = A⁻¹ ⊕ 1 (metric A; 1 for the bias), scaled by
     sᵀy/(yᵀPy) of the newest pair (s, y), if there is one. Products sᵀy do not depend on coordinates, so this
     is L-BFGS in coordinates in which A is the identity. If the loss has not fallen enough, the point stays.
-    The next trial is then at the minimum of the parabola through both losses and the slope at the point.
+    The next trial is then at the minimum of the parabola through both losses and the slope at the point, or
+    at the nearer of 0.1 and 0.5 of the step if the minimum is not between these.
 
     Args:
         descent: the minimisation so far.
