@@ -141,7 +141,7 @@ def within_scatter(
     c. Its K_c rows, of means x_r and counts n_r, have the scatter S_c = Σ_r n_r (x_r − μ_c)(x_r − μ_c)ᵀ, and
     E[S_c] = (K_c − 1) V_c:
 
-    - ``"per_class"``: Σ_c (N_c − 1)/(K_c − 1) · S_c, the paper's. Unbiased for any covariances V_c, but
+    - ``"per_class"``: Σ_c (N_c − 1)/(K_c − 1) · S_c, FedCOF's. Unbiased for any covariances V_c, but
       a class of few rows and many examples weighs its noise heavily. A class with K_c = 1 adds 0.
     - ``"pooled"``: (N − C)/Σ_c (K_c − 1) · Σ_c S_c. Each degree of freedom has the same weight. If classes
       share one covariance, as linear heads assume, this has the least variance. If they do not, it
@@ -151,9 +151,9 @@ def within_scatter(
     within-class scatter.
 
     Args:
-        rows: class rows, all of them or a chunk (terms add up).
+        rows: class rows, all of them or a chunk (the scatters of chunks add up).
         moments: `first_moments` of *all* rows.
-        weighting: one of the two above.
+        weighting: ``"per_class"`` or ``"pooled"``.
 
     Returns:
         The scatter. For a covariance divide it by Σ_c w_c (K_c − 1): N − C if every class has two rows.

@@ -76,7 +76,7 @@ def _identity(strength, covariance, moments, freedom, statistics):
 
 
 def diagonal_loading(gamma: Scalar) -> Shrinkage:
-    """Shrink to Σ̂ + γI, as the paper does. The right γ depends on the features' scale.
+    """Shrink to Σ̂ + γI, as FedCOF does. The right γ depends on the features' scale.
 
     Source: FedCOF (Goswami et al. 2024), eq. 6.
     """
@@ -163,7 +163,7 @@ def oas() -> Shrinkage:
 
     ρ = (tr Σ̂² + tr² Σ̂) / ((ν + 1)(tr Σ̂² − tr² Σ̂/d)), at most 1, with ν in place of the number of
     observations, whose mean is known. Equivalent to ``sklearn.covariance.OAS(assume_centered=True)`` on ν
-    observations with the same Σ̂. Both leave out the terms of order 1/d of the paper's eq. 23.
+    observations with the same Σ̂. Both leave out the terms of order 1/d that the source's eq. 23 has.
 
     Source: Chen, Wiesel, Eldar and Hero (2010).
     """

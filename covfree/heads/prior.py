@@ -58,7 +58,7 @@ def with_prior_means(
     Args:
         head: a head from data, on the same features (normalised, as for CLIP).
         prior_means: t_c of every class.
-        strength: factor of the head's scores, at least 0; may be swept. The paper chooses it on validation
+        strength: factor of the head's scores, at least 0; may be swept. GDA-CLIP chooses it on validation
             examples.
         scale: factor of the prior scores, at least 0; 100 is CLIP's inverse temperature.
 

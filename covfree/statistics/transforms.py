@@ -85,7 +85,7 @@ _NOISES = {"uniform": _uniform, "gaussian": _gaussian, "laplace": _laplace}
 def count_noise(kind: CountNoise, epsilon: Scalar) -> Transform:
     """Make a transform that adds noise to the counts of a client's rows: ñ = max(n + σ, 0).
 
-    σ has one of the paper's three distributions:
+    σ has one of FedCOF's three distributions:
 
     - ``"uniform"``: σ uniform on [−(1 − ε)n, (1 − ε)n].
     - ``"gaussian"``: σ normal with mean 0 and *variance* 1/ε.
