@@ -146,6 +146,7 @@ def federation(num=900, dim=12):
     return np.float32(features), labels.astype(np.int32), clients.astype(np.int32)
 
 
+@pytest.mark.slow
 def test_every_estimate_of_the_shared_covariance_takes_it():
     features, labels, clients = federation()
     tests, truth, _ = federation(num=3000)

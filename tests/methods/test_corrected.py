@@ -11,6 +11,7 @@ import scipy.optimize
 import scipy.special
 from precision import x64
 from sklearn.linear_model import LogisticRegression
+from variants import slow
 
 import covfree
 from covfree import rounds as federated
@@ -207,7 +208,10 @@ SCORED = {
 }
 
 
-@pytest.mark.parametrize("name", METHODS)
+FIRST = ["nearest mean", "Student"]
+
+
+@pytest.mark.parametrize("name", [*FIRST, *slow(*(name for name in METHODS if name not in FIRST))])
 def test_any_method(name):
     method = covfree.corrected(METHODS[name], 2)
     features, labels, clients = DATA[0].astype(np.float32), *DATA[1:]

@@ -100,6 +100,7 @@ def test_temperatures_by_losses():
         fit(CANDIDATES[3].with_temperature(2.0))
 
 
+@pytest.mark.slow
 def test_messages_of_matrices():
     """Rows of rounds are examples here, in memory, in sums and in parts."""
     candidates = [covfree.fed3r(0.01), covfree.fed3r(1e4), covfree.fedcgs()]
@@ -193,6 +194,7 @@ class OfOneNumber(NamedTuple):
         return self.scale * (features @ self.weight)
 
 
+@pytest.mark.slow
 def test_heads_hold_what_they_like():
     def made(covariance, moments):
         return OfOneNumber(moments.mean.T, jnp.ones(()))
