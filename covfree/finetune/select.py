@@ -170,7 +170,7 @@ def _report(params: Numbers, state: State, *, by: By) -> dict[str, Any]:
 
 
 def _best(state: State) -> Array:
-    """Return the index of the best candidate; if several are equal, of the first of them."""
+    """Return the index of the best candidate; if candidates are equally good, of the first of them."""
     return state.counted.scores.argmin()
 
 

@@ -232,8 +232,8 @@ def send_directions(num_directions: int, centred: bool = True) -> Summary:
 
     Args:
         num_directions: the largest number of directions of a client.
-        centred: whether directions are singular vectors of the examples minus class means. If not, they are
-            those of the examples, and one number is sent for the scatter in all others (`directed_rows`).
+        centred: whether directions are singular vectors of the examples minus class means. If not, they
+            are those of the examples, and one number is sent for the scatter left out (`directed_rows`).
     """
     check_positive("num_directions", num_directions)
     options = {"num_directions": num_directions, "centred": centred}

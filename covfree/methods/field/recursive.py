@@ -91,7 +91,7 @@ def update(
 
     Args:
         state: the state after the clients so far.
-        features: features of one client, or of several clients together.
+        features: features of one client, or of more clients together.
         labels: their classes; a label outside [0, num_classes) is padding.
 
     Returns:

@@ -106,8 +106,8 @@ def select(candidates: Sequence[Method[H]], *, by: By = "errors", keep: float = 
             some of them `refined` or `corrected`. Leave γ to the automatic rule.
         by: what clients add up: ``"errors"``, or ``"losses"`` (−log softmax of the example's class, at most
             100), which judges probabilities too.
-        keep: the share of examples that are kept aside, between 0 and 1. The head is fitted to all others: if
-            all examples of a class are kept aside, the head lacks the class.
+        keep: the share of examples that are kept aside, between 0 and 1. The head is fitted to all other
+            examples: if all examples of a class are kept aside, the head lacks the class.
 
     Returns:
         The method; its ``params`` are a tuple of the candidates'. Its head is that of the chosen

@@ -29,7 +29,7 @@ _ORTHONORMAL = 0.02
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Gaussian:
-    """Mean and covariance of a client's features in the subspace; for several clients with a leading axis.
+    """Mean and covariance of a client's features in the subspace; a leading axis if of more than one client.
 
     Attributes:
         mean: m.
@@ -50,7 +50,8 @@ def principal_basis(rows: Rows, num_components: int) -> Float[Array, "dim rank"]
         num_components: r, at most d; static.
 
     Returns:
-        Q, orthonormal columns: eigenvectors of Σ_r n_r (x_r − μ)(x_r − μ)ᵀ, the largest eigenvalue first.
+        Q, orthonormal columns: eigenvectors, by falling eigenvalue, of Σ_i n_i (x_i − μ)(x_i − μ)ᵀ, for rows
+        x_i of n_i examples with mean μ in all.
 
     Raises:
         ValueError: if r is below 1 or above d.
