@@ -189,8 +189,8 @@ def merge(first: Aggregate[H], second: Aggregate[H]) -> Aggregate[H]:
 
     Args:
         first: a total.
-        second: a total with the same number of classes and dimension. Clients of both methods must send
-            the same statistics. `finish` uses the method of ``first``, with its shrinkage.
+        second: a total with the same number of classes and dimension. Its method may be another, such as
+            one with other shrinkage, if clients send the same statistics; `finish` uses that of ``first``.
 
     Raises:
         TypeError: if an argument is no total.

@@ -171,7 +171,7 @@ def with_numbers(rows: Rows, axis_name: AxisName | None = None, few: bool = Fals
 @jax.tree_util.register_static
 @dataclass(frozen=True)
 class _Kept:
-    """A state's structure, and which leaves are the rows' means; compiled code would copy these."""
+    """A state's structure, and the positions of its leaves that are the rows' means, which are not copied."""
 
     structure: Any
     places: tuple[int, ...]

@@ -51,7 +51,7 @@ class Promise:
         noise: who adds the noise: ``"central"``, ``"distributed"`` or ``"local"``, as in `private`.
         honest: for distributed noise, the number of clients that surely take part and add their noise; else
             None.
-        releases: what is released.
+        releases: the releases whose joint ε this is.
     """
 
     epsilon: float

@@ -41,7 +41,7 @@ class Finding(NamedTuple):
         single: share of the sums that consist of one example, and so reveal it; NaN with noise.
         named: share of the sums for which the most likely of 10 candidates, one of them a member, is the
             member; chance is 0.1. NaN if no class has so many candidates.
-        presence: AUC of inferring from a count whether a sender has a class; NaN if all have all classes.
+        presence: AUC of inferring from a count whether a sender has a class; NaN if each has all classes.
         difference: relative error of one client's sums, computed as the sums over all clients minus those
             over all clients but this one; NaN if the attacker does not see the sums over all clients.
         sums: number of class sums attacked. All scores from one sum share its noise, so the AUC from few sums

@@ -90,7 +90,7 @@ def audit_epsilon(
 
     Each class has one example, at the clipping norm, or none. The noise of classes is independent, so one
     release of ``runs`` classes equals ``runs`` releases of one class. The audit runs the code of clients and
-    of the server, ``made.upload`` and ``made.total``, on features of one number, without a map or a centre.
+    of the server, ``made.upload`` and ``made.total``, on features of dimension 1, without a map or a centre.
 
     Args:
         made: a private method whose unit is an example, with central or local noise.

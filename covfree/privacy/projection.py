@@ -58,7 +58,7 @@ def public_projection(num_features: int, *, seed: int = 0) -> PublicProjection:
     p may raise the accuracy, although it loses information (docs/privacy.md).
 
     Args:
-        num_features: p, at most the features' own number.
+        num_features: p, at most the dimension of the features.
         seed: public seed.
 
     >>> import jax.numpy as jnp

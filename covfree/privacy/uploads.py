@@ -67,7 +67,7 @@ class Grid:
     `step` and `deviation` are for features divided by B, the clip.
 
     Attributes:
-        kind: sums or matrix.
+        kind: ``"sums"`` or ``"matrix"``, as in `Upload`.
         log_deviation: log₂ of the standard deviation of one noise, in grid units; for the matrix, off the
             diagonal. On the diagonal the variance is twice as large.
         clip: B, the bound on a feature vector's norm.

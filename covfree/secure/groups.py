@@ -29,9 +29,9 @@ def group_means(
 
     Clients are assigned at random to groups of ``size`` or more. Within a group, `secure_sum` adds the
     classes' counts and sums of features. So the server sees the mean of a group's examples of a class, but
-    never a client's. A group's mean is over more examples, so the estimate of the covariance stays unbiased,
-    but it is made from fewer rows. A client sends C·(d + 1) words; in plain FedCOF it sends only the classes
-    that it has.
+    never a client's. A group counts as one client that has all of its examples, so the estimate of the
+    covariance stays unbiased, but it is made from fewer rows. A client sends C·(d + 1) words; in plain FedCOF
+    it sends only the classes that it has.
 
     Args:
         messages: each client's message, by its number; the method must send class means, as `covfree.fedcof`.

@@ -57,7 +57,7 @@ def secure_sum(
     Args:
         uploads: each client's upload, by its number: pytrees of one structure, with arrays that add up. At
             least three, as each of two clients would learn the other's upload from the sum.
-        point: how numbers are encoded as words: a `FixedPoint`, or made by `covfree.privacy.private_updates`.
+        point: the encoding of numbers as words, a `FixedPoint` or from `covfree.privacy.private_updates`.
         name: distinguishes this sum from others, see `Session`.
         threshold: t, see `Session`; by default the smallest number above half of a client's neighbours.
         least: the least number of clients in a sum. By default what ``point`` asks for: 2, or the number of
@@ -66,7 +66,7 @@ def secure_sum(
         leaves: for each client that leaves, the name in `STEPS` of the first step that it does not take.
 
     Returns:
-        The sum of the uploads of the clients that stayed until they sent them. The sum of words is exact.
+        The sum of the uploads that were sent before their clients left. The sum of words is exact.
         Rounding a number to words has an error of at most 2^−(bits + 1) for each client; see
         `FixedPoint.bits`.
 
