@@ -126,6 +126,18 @@ def test_no_page_is_wider_than_a_telephone(page, site, driver):
     assert all(shown == 690 for natural, shown in widths if natural == 1380), widths
 
 
+@pytest.mark.parametrize("page", ["index", "choosing", "from-pytorch"])
+def test_tables_of_the_first_pages_fit_a_telephone(page, site, driver):
+    """Their code is broken after brackets and commas, so that no column is off the screen."""
+    show(driver, site / f"{page}.html", 390)
+    right = driver.execute_script(
+        "return Array.from(document.querySelectorAll('.md-content table td:last-child'),"
+        " cell => cell.getBoundingClientRect().right)"
+    )
+    assert right
+    assert max(right) <= 390
+
+
 def test_search_works_from_the_disk(site, driver):
     show(driver, site / "index.html")
     driver.execute_script("document.querySelector('.md-search__button').click()")

@@ -30,6 +30,8 @@ from reference import page as reference_page
 # Pages outside docs/ that the menu names.
 PAGES = ("CONTRIBUTING.md", "CHANGELOG.md", "experiments/README.md", "benchmarks/README.md")
 _LINK = re.compile(r"""(\]\(|src=")([^)\s#"]+)(#[^)\s]*)?(?=[)"])""")
+_CELL = re.compile(r"<td.*?</td>", re.DOTALL)
+_CODE = re.compile(r"(?<=<code>)[^<]+(?=</code>)")
 _DOCTEST = re.compile(r"^( *)```python\n(?= *>>> )", re.MULTILINE)
 
 
@@ -110,6 +112,19 @@ def gather(folder: Path) -> None:
         write(site_name(path), text)
 
 
+def breakable(html: str) -> str:
+    """A page in which code in tables may be broken after signs, but not in names and numbers.
+
+    >>> breakable("<td><code>fedcof(head=1.0)</code></td> <code>f(x)</code>")
+    '<td><code>fedcof(<wbr>head=<wbr>1.0)</code></td> <code>f(x)</code>'
+    """
+
+    def in_code(found: re.Match[str]) -> str:
+        return re.sub(r"[(=,:/](?=[^\s)])|\.(?=[a-z_])", r"\g<0><wbr>", found[0])
+
+    return _CELL.sub(lambda cell: _CODE.sub(in_code, cell[0]), html)
+
+
 def menu(nav: list[dict[str, Any]]) -> None:
     """Add the reference's pages to the menu, those of one module together."""
     entries = next(entry["API"] for entry in nav if "API" in entry)
@@ -142,6 +157,8 @@ def main(folder: Path) -> None:
         gather(Path(work) / "docs")
         (Path(work) / "mkdocs.yml").write_text(json.dumps(settings()), encoding="utf-8")  # JSON is YAML
         subprocess.run([sys.executable, "-m", "zensical", "build", "--strict"], cwd=work, check=True)
+        for page in (Path(work) / "site").rglob("*.html"):
+            page.write_text(breakable(page.read_text(encoding="utf-8")), encoding="utf-8")
         shutil.rmtree(folder, ignore_errors=True)
         shutil.move(Path(work) / "site", folder)
 
