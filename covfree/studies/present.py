@@ -43,7 +43,8 @@ def present(
     for text in failed:
         say(text)
     if page is not None:
-        given = {**given, "report": page.name}
+        out = None if study.folder is None else str(study.folder)
+        given = {**given, "out": out, "report": str(page)}
         write_page(page_of(command, title, results, study.datasets, config, given, failed), page)
         say(f"wrote {page}")
     if study.folder is None:

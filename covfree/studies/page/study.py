@@ -10,14 +10,14 @@ from math import isnan, nan
 from typing import Any
 
 from covfree.data import FeatureSet
-from covfree.data.partitions import partition_statistics
+from covfree.data.partitions import PartitionStatistics, partition_statistics
 from covfree.studies import report
 from covfree.studies.page.details import class_by_class, detail
 from covfree.studies.page.headline import Scored, behind, gains, headline, over_places
 from covfree.studies.page.pictures import as_svg
 from covfree.studies.page.render import command_line
 from covfree.studies.plots import accuracy, curve, style, sweep
-from covfree.studies.plots.partition import plot_partition
+from covfree.studies.plots.partition import HEIGHT, plot_partition
 from covfree.studies.result import Result, accuracy_table, place_names
 from covfree.studies.source import class_name, law_of
 from covfree.studies.table import Table
@@ -119,7 +119,7 @@ def _place(
             {
                 "title": spread,
                 "text": partitions[seeds[0]].as_table(),
-                "drawings": [as_svg(plot_partition(partitions[seeds[0]]), f"{prefix}d")],
+                "drawings": _partition(partitions[seeds[0]], prefix),
             },
         ],
         "details": [detail(*each, partitions, names) for each in zip(titles, predictions, strict=True)],
@@ -140,6 +140,16 @@ def _with_gap(table: Table, scored: Sequence[Scored], place: int) -> Table:
         for line, gap in zip(table.lines, behind(scored), strict=True)
     )
     return Table(columns, lines, frozenset({(0, place)}), sorted_by=place)
+
+
+def _partition(statistics: PartitionStatistics, prefix: str) -> list[str]:
+    with style.style():
+        widths = {"d": style.PAGE, "e": style.PHONE}
+        drawn = {
+            size: plot_partition(statistics, style.new_figure(width, HEIGHT))
+            for size, width in widths.items()
+        }
+        return [as_svg(figure, f"{prefix}{size}") for size, figure in drawn.items()]
 
 
 def _points(results: Sequence[Result], bytes_name: str, prefix: str) -> dict[str, Any]:

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _MAP_CLIENTS = 30
-_SIZE = (figures.PAGE, 5.4)  # inches
+HEIGHT = 5.4  # inches
 
 
 def plot_partition(
@@ -53,7 +53,9 @@ def plot_partition(
     with figures.style():
         # Test for a path and not for a `Figure`, which would need an import of Matplotlib.
         figure: Figure = (
-            figures.new_figure(*_SIZE) if target is None or isinstance(target, str | PathLike) else target
+            figures.new_figure(figures.PAGE, HEIGHT)
+            if target is None or isinstance(target, str | PathLike)
+            else target
         )
         if title is not None:
             figures.set_title(figure, title)
@@ -78,8 +80,9 @@ def _draw_map(figure: "Figure", axes: "Axes", statistics: PartitionStatistics) -
     counts = statistics.pair_counts[first]
     largest = int(counts.max()) if counts.size else 1
     if statistics.num_classes <= 60:
-        # Areas in points²: the largest disc just fits in its cell of the default figure.
-        cell = min(430 / statistics.num_classes, 165 / shown)
+        # Areas in points²: the largest disc just fits in its cell of a figure of the default height.
+        width = 430 * figure.get_figwidth() / figures.PAGE
+        cell = min(width / statistics.num_classes, 165 / shown)
         axes.scatter(x, y, s=np.maximum(counts / largest * cell**2, 0.5), color=figures.BLUE, linewidths=0)
         scale = f"largest disc: {largest:,} examples"
     else:
