@@ -229,7 +229,7 @@ def _part(data: FeatureSet, every: bool) -> _Part:
 
 
 def _numbered(saved: SavedHead, data: FeatureSet) -> FeatureSet:
-    """Return the data with its classes numbered as in the head, if both have class names."""
+    """Return the data with its classes numbered as in the head, if the head has all of their names."""
     ours, theirs = saved.class_names or (), data.class_names or ()
     if len(set(ours)) < len(ours) or theirs == ours[: len(theirs)] or not set(theirs) <= set(ours):
         return data

@@ -126,7 +126,7 @@ def have_few_numbers(clients: Any) -> bool:
 
 
 def total_over_rows(rows: Rows, how: How, each: Round, params: Any, sent: Any) -> Any:
-    """Compute a round's total over rows."""
+    """Sum a round's client function over rows, in parts if they are many, and over the mesh axis."""
 
     def terms(rows: Rows) -> Any:
         return each.client(params, sent, rows, how.num_classes)

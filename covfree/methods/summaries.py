@@ -218,7 +218,7 @@ def _own_mixtures_sizes(labels: Any, num_classes: int) -> tuple[int, ...]:
 def _mixtures_cost(
     labels: Any, clients: Any, dim: int, *, num_components: int, covariance: Structure
 ) -> Cost:
-    """Count 50 EM steps for each component; if examples are equal, the true number is smaller."""
+    """Count 50 EM steps, though EM may end sooner and equal examples need fewer components."""
     sizes = pair_sizes(labels, clients)
     components = np.clip(sizes // 2, 1, num_components)
     rows, full = int(components.sum()), covariance == "full"

@@ -126,8 +126,8 @@ def _urn_draws(
 ) -> np.ndarray:
     """Draw a class for the client of each entry of `turns`; there are `counts` examples of each class.
 
-    Call a class open if it has examples left; `fresh` classes are open. n_c counts the client's earlier draws
-    of open class c; m = Σ n_c. An open class c is next with probability (α + n_c) / (α·fresh + m), a mixture:
+    `fresh` is the number of open classes, those with examples left. n_c counts the client's earlier draws of
+    open class c; m = Σ n_c. An open class c is next with probability (α + n_c) / (α·fresh + m), a mixture:
     with probability α·fresh / (α·fresh + m) any open class uniformly, else the class of a draw taken
     uniformly from the urn of the client's earlier draws. If that class has run out, the draw leaves the urn
     and the choice is repeated: this rejection sampling gives the same distribution.

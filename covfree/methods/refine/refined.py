@@ -74,7 +74,7 @@ class RefinePlan:
     head: Callable[..., Any] | None = None
 
     def most(self, shape: tuple[int, ...]) -> int:
-        """Return the largest number of directions of a round; ``shape`` is [dim, classes]."""
+        """Return the most vectors that a round multiplies; ``shape`` is [dim, classes]."""
         dim, num_classes = shape
         # Centred means of C classes span C − 1 dimensions.
         most = max(1, num_classes - (self.gram is None)) if self.directions is None else self.directions

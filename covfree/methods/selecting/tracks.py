@@ -138,7 +138,7 @@ def tracks_of(state: tuple[Any, ...]) -> tuple[tuple[Any, ...], ...]:
 def serve(
     params: tuple[Any, ...], state: tuple[Any, ...], total: tuple[Any, ...], *, steps: tuple[Step, ...]
 ) -> Running:
-    """Compute the states after a round, one for each step."""
+    """Compute the states of all methods after a round."""
     tracks, totals, found = tracks_of(state), iter(total), []
     for step in steps:
         before = tracks[step.parent]

@@ -147,7 +147,7 @@ def behind(scored: Sequence[Scored]) -> list[Cell]:
 
 
 def over_places(places: Sequence[Sequence[Scored]]) -> list[str]:
-    """Say on how many federations each method is best, and how often another method may be as good."""
+    """Say on how many federations each method is best or tied with the best, and how often it is tied."""
     tops = [_at_the_top(order) for each in places if (order := ranked(each))]
     if not tops:
         return ["No method has a test accuracy with all seeds."]
