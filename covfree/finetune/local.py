@@ -126,7 +126,7 @@ class Local(NamedTuple):
         steps: K_i, the number of steps.
         factor: the schedule's factor, by which the optimiser's updates were multiplied.
         optimiser: the last state of the client's optimiser.
-        metrics: ``loss``, the mean of the batches' losses before each step, and ``steps``.
+        metrics: ``loss``, the mean over steps of the batch's loss before the step; and ``steps``.
     """
 
     trained: Any

@@ -222,7 +222,11 @@ def client_accuracy(
 def _predicted(
     models: Any, features: Any, known: jax.Array | None, places: jax.Array, clients: jax.Array, who: jax.Array
 ) -> jax.Array:
-    """Predict the class of each example, batch by batch, in one compiled function."""
+    """Predict the classes of the examples ``places`` [blocks, batch], where −1 is padding.
+
+    If each client has a model, block b uses that of client ``who[b]``. ``known`` [clients, classes] is above
+    0 where ``clients`` [blocks, batch] may predict a class.
+    """
 
     def one_batch(batch: tuple[jax.Array, ...]) -> jax.Array:
         places, clients, number = batch

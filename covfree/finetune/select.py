@@ -51,7 +51,7 @@ class State(NamedTuple):
 
     Attributes:
         states: the candidates' states, stacked.
-        counted: errors or losses of the models sent to clients, from the last round in which any counted.
+        counted: errors or losses of the models sent to clients, in the last round with examples kept aside.
     """
 
     states: Any
@@ -253,7 +253,7 @@ def select(candidates: Sequence[Algorithm], *, by: By = "errors", keep: float = 
 
 
 def _form(algorithm: Algorithm) -> Any:
-    """Return an algorithm's structure, and its numbers' shapes, without its model and its name."""
+    """Return the structure of an algorithm without model and name, and its leaves' shapes, to compare."""
     own = replace(algorithm, params=algorithm.params._replace(model=None), name="")
     leaves, structure = jax.tree.flatten(own)
     return structure, list(map(jnp.shape, leaves))

@@ -23,7 +23,7 @@ from covfree.statistics.feature_maps import FeatureMap
 
 
 def gram_phase(params: object, totals: tuple[()], rows: Rows, num_classes: int) -> tuple[Moments, Factor]:
-    """Compute class sums, counts and the Gram matrix."""
+    """Compute class sums and counts, and a `Factor` that adds up to the Gram matrix."""
     return first_moments(rows, num_classes), Factor(gram_factor(rows, num_classes))
 
 
@@ -38,7 +38,7 @@ def gram_head(params: object, system: Scatter, totals: tuple[Any, ...], **option
 
 
 def gram_merge(params: object, message: Message, num_classes: int) -> tuple[tuple[Moments, Scatter]]:
-    """Make the totals of `gram_phase` from the clients' messages."""
+    """Make the state after the round of `gram_phase` from the merged message of all clients."""
     matrix = jnp.asarray(sent_matrix(message.matrix, "matrix"))
     moments = example_moments(message.rows, num_classes)
     # The server adds matrices up in float64; cast to the moments' type.
@@ -46,7 +46,7 @@ def gram_merge(params: object, message: Message, num_classes: int) -> tuple[tupl
 
 
 def within_phase(params: Scalar, totals: tuple[Moments], rows: Rows, num_classes: int) -> Factor:
-    """Compute the within-class scatter: exact from examples, estimated from class means."""
+    """Compute the within-class scatter; it is exact if rows are examples, an estimate if they are means."""
     return Factor(within_factor(rows, totals[0]))
 
 
@@ -57,12 +57,12 @@ def _within_system(ridge: Scalar, moments: Moments, within: Scatter) -> Scatter:
 def within_head(
     params: object, system: Scatter, moments: Moments, within: Scatter, **options: bool
 ) -> LinearHead:
-    """Make the head by `ridge_head`, which takes the ``options``, from the moments."""
+    """Make the head of ``system`` and ``moments`` by `ridge_head`, which takes the ``options``."""
     return ridge_head(system, moments, **options)
 
 
 def _within_merge(ridge: Scalar, message: Message, num_classes: int) -> tuple[Moments, Scatter]:
-    """Subtract Σ_c N_c μ_c μ_cᵀ (class means) from the Gram matrix; this needs only sums over clients."""
+    """Return the class moments, and the Gram matrix minus Σ_c N_c μ_c μ_cᵀ for N_c examples of mean μ_c."""
     ((moments, gram),) = gram_merge(ridge, message, num_classes)
     return moments, Scatter.from_matrix(scatter_about(moments.mean, moments.count, gram.value))
 

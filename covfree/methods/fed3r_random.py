@@ -1,4 +1,4 @@
-"""Fed3R-RF: Fed3R on random Fourier features; the kernel width is computed from sums over clients."""
+"""Fed3R-RF: Fed3R on random Fourier features; by default sums over clients give the kernel width."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def _size_terms(numbers: _Numbers, sent: tuple[()], rows: Rows, num_classes: int
 
 
 def _width(numbers: _Numbers, state: tuple[()], total: _Sizes) -> tuple[jax.Array]:
-    """Compute σ = 4·√v, v the total variance; of equal examples 4·√eps times their norm (4 if it is 0)."""
+    """Compute σ = 4·√v from the total variance v. If all examples equal x, σ is 4·√eps·‖x‖, or 4 if x = 0."""
     count = jnp.maximum(total.number, 1)
     square = total.square / count
     variance = square - jnp.square(total.total / count).sum()

@@ -216,7 +216,7 @@ def estimating(method: Method) -> tuple[Method, Within]:
 
 
 def _oracle_merge(shrinkage: Shrinkage, message: Message, num_classes: int) -> tuple[Moments, Spread]:
-    """Compute the state after the oracle's rounds from clients' covariances."""
+    """Compute the state after the oracle's rounds from the class means and covariances of all clients."""
     if message.matrix is None:
         sent_matrix(message.rows.covariance, "covariance with each of")
     as_matrix_shrinkage(shrinkage)

@@ -47,7 +47,7 @@ class Spread(NamedTuple):
 
 
 def _degrees(within: Within, first: Any) -> jax.Array:
-    """Return the divisor that makes Ŵ an unbiased covariance: N − C unless a class's scatter is unknown."""
+    """Return the divisor that makes Ŵ an unbiased covariance: N − C, or less if classes have a single row."""
     return jnp.maximum(moments_of(first).within_degrees, 1) * within.freedom(first).expected
 
 
@@ -60,7 +60,7 @@ def _first_phase(
 def _spread_phase(
     shrinkage: Shrinkage, state: tuple[Any], rows: Rows, num_classes: int, *, within: Within
 ) -> Spread:
-    """Compute the terms of `Spread`; ``scatter`` plus ``inner`` is the covariance before shrinkage."""
+    """Compute the terms of `Spread`; added up, ``scatter`` plus ``inner`` is the unshrunk covariance."""
     (first,) = state
     degrees = _degrees(within, first)
     factor = within.factor(rows, first) / jnp.sqrt(degrees)

@@ -49,7 +49,7 @@ def _own_sizes(labels: Any, num_classes: int) -> tuple[int, ...]:
 
 
 def _cost(labels: Any, clients: Any, dim: int) -> Cost:
-    """Bound the cost by 100 L-BFGS steps of 8·n·d·C each; a client with one class needs no training."""
+    """Bound the cost by 100 L-BFGS steps of 8·n·d·C for n examples of C classes; one class needs none."""
     rows = count_rows(labels, clients)
     classes, examples = (sizes.astype(float) for sizes in client_sizes(labels, clients))
     trained = 8 * _STEPS * examples * dim * np.where(classes > 1, classes, 0)

@@ -184,7 +184,7 @@ class Method(Generic[H]):
             transforms: e.g. ``count_noise("laplace", 1.0)``.
 
         Raises:
-            ValueError: if clients send more than rows, which transforms of rows would not change.
+            ValueError: if clients send sums or matrices, which transforms of rows would leave as they are.
 
         >>> import covfree
         >>> noisy = covfree.fedcof().with_transforms(covfree.count_noise("laplace", 1.0))

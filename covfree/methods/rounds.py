@@ -28,7 +28,7 @@ class Bound:
     options: tuple[tuple[str, Any], ...]
 
     def __call__(self, *arguments: Any) -> Any:
-        """Call the function."""
+        """Call the function with ``arguments`` and the options."""
         return self.function(*arguments, **dict(self.options))
 
 
@@ -43,7 +43,7 @@ def option(function: Any, name: str) -> Any:
 
 
 def of_first(numbers: Any, *, inner: Callable[[Any], Any] | None) -> Any:
-    """Return ``inner(first)``; ``first`` are the ``params`` of the method that is refined or corrected."""
+    """Return the ``params`` of the method that is refined or corrected; if given, apply ``inner`` to them."""
     return numbers.first if inner is None else inner(numbers.first)
 
 
@@ -117,7 +117,7 @@ def as_total(terms: Any) -> Any:
 
 
 def dense(terms: Any) -> Any:
-    """Convert terms to arrays whose size does not depend on the rows, and which add up; refuse a `Table`."""
+    """Convert terms to arrays that add up and have equal sizes for any number of rows; refuse a `Table`."""
 
     def one(term: Any) -> Any:
         if isinstance(term, Table):

@@ -31,7 +31,7 @@ class Student:
 
     Attributes:
         prior: κ/d for d features: the shared covariance weighs as much as κ observations of a class.
-        rank: the number of principal directions of a class's rows in its covariance; None for all.
+        rank: how many principal directions of its rows a class's covariance keeps; None for all.
     """
 
     prior: Scalar = 1.0
@@ -68,7 +68,7 @@ def student(prior: Scalar = 1.0, *, rank: int | None = None) -> Student:
 
 
 class StudentNumbers(NamedTuple):
-    """Hyperparameters, whose numbers ``vmap`` may sweep."""
+    """Hyperparameters of a method with a Student head, whose numbers ``vmap`` may sweep."""
 
     shrinkage: Shrinkage
     prior: Scalar
@@ -79,7 +79,7 @@ def _shrinkage(numbers: StudentNumbers) -> Shrinkage:
 
 
 def _means(rows: Rows, num_classes: int, examples: bool) -> Rows:
-    """Reduce rows to class means: examples are averaged by client and class."""
+    """Return rows that are class means; if rows are ``examples``, average them by client and class."""
     return client_means(rows, num_classes) if examples else replace(rows, covariance=None, sketch=None)
 
 

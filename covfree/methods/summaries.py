@@ -109,7 +109,7 @@ def send_class_means(
 def _class_means(
     features: Any, labels: Any, clients: Any, sizes: tuple[int, ...], key: Any, **options: Any
 ) -> Rows:
-    """Make class means, ordered by client and class."""
+    """Make rows of class means, or of means of their subsets, ordered by client and class."""
     return client_rows(features, labels, clients, num_rows=sizes[0], key=key, **options)
 
 
@@ -267,9 +267,9 @@ def _own_directions_sizes(labels: Any, num_classes: int) -> tuple[int, ...]:
 
 
 def _directions_cost(labels: Any, clients: Any, dim: int, *, num_directions: int, centred: bool) -> Cost:
-    """Count the means and, for client k of C_k classes, min(q, n_k − C_k, d) directions.
+    """Count means and directions: min(num_directions, n − c, d) of a client with n examples of c classes.
 
-    If not centred, it is min(q, n_k, d) directions, and each row has one more number. Operations of a client
+    If not centred, it is min(num_directions, n, d), and each row has one more number. Operations of a client
     are 2·n·d for means and residuals, 2·n·d·s for a product, and 9·s³ for an ``eigh``, with s = min(n, d).
     """
     rows, sizes = client_sizes(labels, clients)

@@ -27,11 +27,11 @@ class Within:
         first: ``(rows, num_classes) -> first``, sums over all rows, which the other functions need:
             `Moments`, or a record with a field ``moments``.
         factor: ``(rows, first) -> Y`` with Ŵ = YᵀY, plus ``inner`` if there is one.
-        freedom: ``(first) -> Freedom`` of Ŵ/(N − C).
+        freedom: ``(first) -> Freedom`` of Ŵ/(N − C), for N examples of C classes.
         inner: ``(rows, first) -> array``, the scatter of examples about their rows' means, from variances
             that clients sent: its diagonal, or one number for all features. None if they send no variances.
-        class_weight: ``(first) -> w_c`` with Ŵ/(N − C) = Σ_r w_c n_r (x_r − μ_c)(x_r − μ_c)ᵀ; None if Ŵ has
-            another form.
+        class_weight: ``(first) -> w_c`` with Ŵ/(N − C) = Σ_r w_c n_r (x_r − μ_c)(x_r − μ_c)ᵀ for rows x_r of
+            n_r examples, in class c of mean μ_c; None if Ŵ has another form.
     """
 
     first: Callable[[Rows, int], Any]
@@ -53,7 +53,7 @@ def moments_in(state: Any) -> Moments | None:
 
 
 def from_means(weighting: Weighting) -> Within:
-    """Make FedCOF's estimator: from the K_c rows of class c, with K_c − 1 degrees of freedom."""
+    """Make FedCOF's estimator, in which the K_c rows of class c have K_c − 1 degrees of freedom."""
     weight = bound(_class_weight, weighting=weighting)
     factor = bound(within_factor, weighting=weighting)
     return Within(first_moments, factor, bound(_class_freedom, weight=weight), class_weight=weight)
@@ -82,7 +82,7 @@ def _between_factor(rows: Rows, moments: Moments) -> jax.Array:
 
 
 def _sent_variances(rows: Rows, moments: Moments) -> jax.Array:
-    """Add up (n_r − 1) times the variances that came with row r, over all rows."""
+    """Sum the variances that came with the rows, those of a mean of n examples times n − 1."""
     if rows.covariance is None:
         raise ValueError("rows: expected a covariance with each row, as the method sends it; got none")
     return jnp.asarray(row_scatter(rows, moments.total.shape[0]))

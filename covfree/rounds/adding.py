@@ -21,7 +21,7 @@ def is_table(part: Any) -> bool:
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Parts:
-    """An upload as lists of arrays. Here arrays may have one more leading axis than in the upload.
+    """An upload as lists of arrays, which may have one more leading axis here (delays or members).
 
     Attributes:
         sums: arrays that are added.

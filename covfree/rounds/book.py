@@ -80,7 +80,7 @@ class Book:
     saved: int = 0
 
     def end(self, held: Held, record: dict[str, Any], due: bool = True) -> Held:
-        """Append a round's record: save the state if ``due``, evaluate the round, and ask whether to stop."""
+        """Append a round's record; save (only if ``due``), evaluate and stop as the book's settings say."""
         number = record["round"]
         self.records.append({**record})
         if self.folder is not None and due and number % self.save_every == self.save_every - 1:
@@ -144,7 +144,7 @@ class Book:
             )
 
     def load(self, first: Held, bank: Bank) -> Held:
-        """Return the saved state, or ``first`` if none is saved; repeat an evaluation that was not saved."""
+        """Load the saved run; return its state, ``first`` if there is none. Repeat a missing evaluation."""
 
         def structure(saved: Saved) -> Any:
             here = self.simulation._replace(delays=saved.delays)

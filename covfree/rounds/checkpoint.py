@@ -153,7 +153,7 @@ class Folder:
         for name, (shape, dtype) in about["empty"].items():
             arrays[name] = jnp.zeros(shape, dtype)
         tree = structure(saved)
-        # Orbax returns arrays committed to a device, for which all would be compiled again: uncommit them.
+        # Orbax commits arrays to a device, so that `jit` would compile every function again: uncommit them.
         held = tree.unflatten([jnp.asarray(np.asarray(arrays[f"leaf{i}"])) for i in range(tree.num_leaves)])
         return held, saved, [_numbers(json.loads(line)) for line in lines]
 
@@ -188,7 +188,7 @@ def _finite(value: Any) -> Any:
 
 
 def _numbers(value: Any) -> Any:
-    """Replace None by NaN."""
+    """Replace None by NaN in a record that was read from JSON."""
     if isinstance(value, dict):
         return {name: _numbers(part) for name, part in value.items()}
     if isinstance(value, list):

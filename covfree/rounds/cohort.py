@@ -90,7 +90,7 @@ def answers(
         algorithm: the algorithm.
         broadcast: the pytree that the server sends.
         examples: the examples of all clients.
-        members: the clients that take part, a multiple of ``width`` times the mesh's devices.
+        members: the clients that take part; their number is a multiple of ``width`` times the mesh's devices.
         memory: each member's memory, with a leading axis of members.
         key: the round's key.
         before: sums over earlier members of the round, to which these members' uploads are added.
@@ -185,7 +185,7 @@ def broadcast(algorithm: Algorithm, state: Any) -> Any:
 
 @jit
 def due(sums: Compensated, pending: Any) -> tuple[Any, Any]:
-    """Return the sums that arrive in this round, and those that arrive later (None without delays)."""
+    """Add new sums to pending ones; return those due now, and those due later (None without delays)."""
     whole = sums.value
     if pending is not None:
         whole = jax.tree.map(jnp.add, whole, pending)

@@ -45,7 +45,7 @@ class _Known:
     Attributes:
         state: the method's state.
         num_clients: K.
-        done: the number of the method's rounds that are done; one upload of messages can complete several.
+        done: how many of the method's rounds are done; one upload of messages can complete several rounds.
     """
 
     state: Any
@@ -72,7 +72,7 @@ class _Asked:
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class _Run:
-    """The algorithm's ``params``: the method, C and whether clients upload messages.
+    """The algorithm's ``params``: the method, C, and how many rounds clients' messages replace.
 
     Attributes:
         method: the method.
@@ -142,7 +142,7 @@ def _server(run: _Run, known: _Known, total: Any) -> _Known:
 
 def _result(run: _Run, known: _Known, memory: Any) -> Any:
     rounds = run.method.rounds
-    # There is no head before the first round, or if the first round was undone.
+    # There is no head before the first round, even if it was undone, nor after a round that gives none.
     if not known.done or not (known.done == len(rounds) or rounds[known.done - 1].head):
         return None
     return solve_totals(run.method, *known.state)
@@ -191,9 +191,9 @@ def as_algorithm(
     runs the method's rounds over the rows in the messages. With ``uploads="sums"`` each of the method's
     rounds becomes a round of the algorithm: the server broadcasts its state, and each client evaluates the
     round on its own rows and uploads only sums of fixed size. Secure aggregation needs this. FedCOF then
-    takes two rounds. In the first, clients upload `Moments`, which give the mean μ_c of class c, its
-    N_c examples and K_c client means. In the second, client k, with n_kc examples of mean μ_kc, uploads
-    Σ_c (N_c − 1)/(K_c − 1) n_kc (μ_kc − μ_c)(μ_kc − μ_c)ᵀ.
+    takes two rounds. In the first, clients upload `Moments`, which give, for class c, the mean μ_c and the
+    numbers N_c of examples and K_c of client means. In the second, client k, which has n_kc examples with
+    mean μ_kc, uploads Σ_c (N_c − 1)/(K_c − 1) n_kc (μ_kc − μ_c)(μ_kc − μ_c)ᵀ.
 
     Rounds over clients' examples, such as those of `covfree.refined`, upload sums in either case, and so do
     all rounds of methods without a message, such as `covfree.deepafl`.

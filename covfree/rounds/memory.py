@@ -20,7 +20,7 @@ Place = Literal["device", "host"]
 
 @dataclass(frozen=True)
 class Placement:
-    """The devices that run a simulation and keep clients' memory. They change results only by rounding.
+    """How a simulation uses its devices, and where it keeps clients' memory; results change by rounding only.
 
     Attributes:
         width: the number of clients that ``vmap`` simulates at once. More than 1 is faster on accelerators.

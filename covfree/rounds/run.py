@@ -79,8 +79,8 @@ def run(
             as ``{"ids": …, "mask": …}``.
         labels: [examples], integers; below 0 is padding. If the algorithm has no number of classes,
             [examples, …] numbers of any kind.
-        clients: [examples], integers from 0; below 0 is padding. A number without examples counts as a client
-            without examples if a larger number occurs.
+        clients: [examples], integers from 0; below 0 is padding. Any number below the largest that does not
+            occur is a client without examples.
         key: PRNG key of all random draws. A client's draws in a round depend on the round and its number.
         rounds: the number of rounds; may be left out if the algorithm takes a fixed number.
         participation: a `covfree.rounds.Schedule`; the clients of each round as an array, −1 for nobody;

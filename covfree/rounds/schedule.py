@@ -51,7 +51,7 @@ def schedule(
         The schedule.
 
     Raises:
-        TypeError: if an argument has another type.
+        TypeError: if an argument has a wrong type.
         ValueError: if an argument is out of its range.
 
     >>> schedule(5, 2, 3, seed=0, dropout=0.5).delay.tolist()
@@ -84,7 +84,7 @@ def as_schedule(
         seed: for the draw, if ``participation`` is a number or a share.
 
     Raises:
-        TypeError: if an argument has another type.
+        TypeError: if an argument has a wrong type.
         ValueError: if the schedule is too short, or has a client that does not exist or is twice in a round.
     """
     num_rounds = check_integer("rounds", num_rounds, 1)
@@ -158,7 +158,7 @@ def participation(
         The clients of each round, from 0, in no particular order; −1 where the round has fewer clients.
 
     Raises:
-        TypeError: if an argument has another type.
+        TypeError: if an argument has a wrong type.
         ValueError: if an argument is out of its range.
 
     >>> participation(5, 2, 3, seed=0, replacement=False).tolist()
@@ -230,7 +230,7 @@ def rounds_to_meet(num_clients: int, per_round: int | float, share: float = 1.0)
         Mean and standard deviation of the number of rounds.
 
     Raises:
-        TypeError: if an argument has another type.
+        TypeError: if an argument has a wrong type.
         ValueError: if an argument is out of its range.
 
     Source: Fed3R (Fanì et al. 2024), Appendix I. With ``per_round=1`` the mean is K (1 + 1/2 + … + 1/K).

@@ -63,7 +63,7 @@ class Round(NamedTuple):
 
 
 class Simulation(NamedTuple):
-    """The part of a run that does not change, with the functions that compute a round."""
+    """The part of a run that no round changes. An upload is at most ``delays`` − 1 rounds late, or lost."""
 
     algorithm: Algorithm
     federation: Federation
