@@ -187,7 +187,7 @@ def _values(name: str, text: str | None, kind: Callable[[str], T], expected: str
 
 
 def _check_places(name: str, source: Source, places: list[Federation]) -> None:
-    """Raise ValueError if a partition fails, or if data with its own clients gets several partitions."""
+    """Raise ValueError if a partition cannot be made, or data with its own clients has several partitions."""
     if source.outline.clients is not None and len(places) > 1:
         raise ValueError(
             f"--dataset: {name} has clients of its own; beside other data sets, whose clients are drawn, "

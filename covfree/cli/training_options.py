@@ -112,7 +112,7 @@ def check_prompts(
 
 
 def check_stage(starts: Mapping[str, Variant | None]) -> None:
-    """Raise ValueError unless a start is in closed form, and clients of each such start send only once."""
+    """Raise ValueError if all heads are random, or if the clients of a method send more than once."""
     closed = {name: start.method for name, start in starts.items() if start is not None}
     for name, method in closed.items():
         if not method.one_shot:

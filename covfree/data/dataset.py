@@ -354,7 +354,7 @@ def _numbered(clients: np.ndarray, train: np.ndarray) -> tuple[np.ndarray, tuple
 
 
 def _test_clients(clients: np.ndarray, other: dict[str, np.ndarray], path: Path) -> np.ndarray:
-    """Return the clients of a test file's examples: if it has none, ``""`` or −1, typed as ``clients``."""
+    """Return the client of each test example: if the file has none, ``""`` for text ``clients``, else −1."""
     count = len(other["labels"])
     theirs = other.get("clients")
     if theirs is None:

@@ -1,4 +1,4 @@
-"""Compute features of images or texts once, and keep them in a file."""
+"""Keep features of images or texts in a file, so that they are computed only once."""
 
 from __future__ import annotations
 

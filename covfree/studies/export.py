@@ -164,7 +164,7 @@ def _shape(session: Any, path: Path) -> tuple[int, ...]:
     batch, *sides = session.get_inputs()[0].shape
     if isinstance(batch, int):
         raise ValueError(f"network: expected a free batch size in {path}, got {batch}; export it with one")
-    # Of an image's three sizes, the first counts channels if it is free and the last is not 3, as in
+    # An image's first size counts channels, and not rows, if it is free and the last size is not 3, as in
     # `from_onnx`.
     free = len(sides) == 3 and not isinstance(sides[0], int) and sides[2] != 3
     sides = [3, *sides[1:]] if free else sides

@@ -26,7 +26,7 @@ class History:
         self._written, self._first, self._flops = 0, 0, np.zeros(0)
 
     def begin(self, records: list[Record], flops: np.ndarray) -> None:
-        """Set the records, up to a closed-form stage, and all clients' operations in each later round."""
+        """Set the records up to a closed-form stage, and ``flops`` of all clients in each round after it."""
         self.records, self._flops = list(records), flops
         self._first = self.records[-1]["round"]
 

@@ -283,7 +283,7 @@ def dealt(
         owners = federation.assign(data._replace(train_labels=labels), seed)
     every, own = (np.concatenate(pair[:number]) for pair in (features, inputs))
     kept = np.flatnonzero(owners >= 0)
-    # With the partition's own seed, the test part could be the uniform part of `dominant_classes`.
+    # Use another seed than the partition's: with it, `dominant_classes`' uniform part could be the test part.
     places = Part(kept, labels[kept], owners[kept])
     train, test = places.split(test_share, np.random.default_rng([1, seed]))
     owners = train.clients.astype(np.int32)

@@ -64,7 +64,7 @@ def pooled_head(
     most, second = [*np.sort(counts)[::-1], 0][:2]
     weight, bias = np.zeros((x.shape[1], num_classes)), np.zeros(num_classes)
     penalty = penalties[0]
-    # With fewer examples, three folds cannot be made, or a fold's training part may have only one class.
+    # Three folds need a class with three examples; so that each trains on two classes, another needs two.
     if len(penalties) > 1 and most >= _FOLDS and second > 1:
         with warnings.catch_warnings():
             # Silence the warning about a class with fewer examples than folds.

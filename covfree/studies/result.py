@@ -45,7 +45,7 @@ class Run:
         federation: the partition over clients, unused if the data has clients; None outside a `Study`.
         figures: other metrics of the test examples, by their names in `covfree.metrics.NAMES`.
         predictions: counts of the test predictions by class and client; None if they were not counted.
-        history: a training's records, one per round; round 0 is the last of the closed-form stage.
+        history: a training's records, one per round; round 0 is the start of training.
         rates: the learning rates of the clients and the server.
         tried: pairs of rates and their accuracy on clients set aside for tuning; None without tuning.
         diverged: the round that was undone, as the model was not finite after it; or None.

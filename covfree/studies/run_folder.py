@@ -73,7 +73,7 @@ def check_settings(folder: Path, settings: Mapping[str, Any], resume: bool) -> N
 
 
 def check_data(folder: Path, contents: Mapping[str, str]) -> None:
-    """Raise ValueError if a folder has runs on data with the same name but other contents."""
+    """Raise ValueError if a folder's runs are on data of the same name but other, or unknown, contents."""
     earlier = read_settings(folder, "data")
     if earlier is None and (folder / RUNS).exists():
         raise ValueError(

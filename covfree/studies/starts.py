@@ -49,7 +49,7 @@ class Start(NamedTuple):
     Attributes:
         head: a linear head, perhaps on mapped features. A fitted temperature has already divided the scores
             of a closed-form head.
-        records: the closed-form stage's records in the history; the last one is round 0.
+        records: the history up to round 0: a record per closed-form round, or one without costs if random.
         temperature: a number by which a closed-form head's scores are still to be divided, or None.
     """
 

@@ -55,7 +55,7 @@ def _in_batches(function: Callable[[np.ndarray], jax.Array], pixels: np.ndarray)
 
 @jit
 def _prompted(model: Any, images: jax.Array) -> jax.Array:
-    """Compute features of images by a network with a model's prompts."""
+    """Compute features of images by the network and the prompts of a prompted model."""
     return model.features(model.trained, model.frozen, model.statistics, images, False, None)[0]
 
 

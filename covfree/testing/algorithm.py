@@ -65,7 +65,7 @@ class _Subject:
         return self.algorithm.result(self.algorithm.params, state, memory)
 
     def scores(self, result: Any) -> np.ndarray | None:
-        """Score all examples by a result, or by its model for client ``_FEW``; None without a classifier."""
+        """Score the examples by a result, or by its model for client ``_FEW``; None without a classifier."""
         model = result.of(_FEW) if hasattr(result, "of") else result
         return np.asarray(model(jnp.asarray(self.features))) if callable(model) else None
 

@@ -106,7 +106,7 @@ def doubling(case: Case) -> None:
 
 
 def merging(case: Case) -> None:
-    """Two rows of one class and mean act like one of their total count, up to scale and a multiple of I."""
+    """Two rows equal in class and mean act like one of their total count, up to scale and a multiple of I."""
     rows = paired(case.about.dim)
     first = np.flatnonzero((rows.label >= 0) & (np.arange(len(rows.label)) % 5 == 0))
     count, label = rows.count.copy(), rows.label.copy()
@@ -126,7 +126,7 @@ def unbiased(case: Case) -> None:
     root = rng.normal(size=(dim, dim))
     covariance, centres = root @ root.T, 3 * rng.normal(size=(CLASSES, dim))
     # If an estimate is quadratic in the means, its average depends only on the distribution's mean and
-    # covariance. In the distribution used here, all rows but one are at the centre.
+    # covariance. In each draw of the one used here, a single row is off its class's centre.
     number = len(rows.label)
     away = np.sqrt(number * dim) * np.einsum("rs,ij->risj", np.eye(number), root.T).reshape(-1, number, dim)
     means = np.concatenate([away, -away]) / np.sqrt(rows.count)[None, :, None]

@@ -48,7 +48,7 @@ class Federation(NamedTuple):
 def federation(dim: int, seed: int = 0, absent: int = 3, offset: float = 0.0) -> Federation:
     """Draw examples of Gaussian classes with one covariance, and assign them to clients.
 
-    No client has the class ``absent``, only one client has the class after it, one has a single example.
+    No client has the class ``absent``, only one has the class after it, and one holds a single example.
 
     Args:
         dim: size of a feature.
@@ -114,7 +114,7 @@ def used(rows: Rows) -> np.ndarray:
 
 
 def paired(dim: int, seed: int = 0) -> Rows:
-    """Draw five rows a class, of the same counts in each; a class's first two rows share mean and client."""
+    """Draw rows with the same five counts in each class, whose first two rows share mean and client."""
     rng = np.random.default_rng(seed)
     label = np.repeat(np.arange(CLASSES), len(_COUNTS)).astype(np.int32)
     place = np.tile(np.arange(len(_COUNTS)), CLASSES)

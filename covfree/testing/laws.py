@@ -131,7 +131,8 @@ def centred(scores: Any) -> np.ndarray:
 def assert_derivative(name: str, slope: Any, after: Any, value: Any, moved: Any) -> None:
     """Raise AssertionError unless slopes at both ends of a `STEP` agree with the values' difference.
 
-    By the trapezoid rule, (f(h) − f(0))/h is (f′(0) + f′(h))/2, with an error of about h²/12 · f‴.
+    ``slope`` is f′(0), ``after`` f′(h), ``value`` f(0), ``moved`` f(h), and h is `STEP`. By the trapezoid
+    rule, (f(h) − f(0))/h is (f′(0) + f′(h))/2, with an error of about h²/12 · f‴.
     """
     found, expected = (slope + after) / 2, (moved - value) / STEP
     assert abs(found - expected) <= 1e-5 * abs(expected) + 1e-6, (

@@ -44,7 +44,7 @@ Reference: TypeAlias = Callable[[np.ndarray, np.ndarray, np.ndarray, int], Calla
 
 
 class Task(NamedTuple):
-    """A federation to fit; ``probes``: features to score; ``step``: by which `_About.fit` moves floats."""
+    """A federation to fit; ``probes``: features to score; ``step``: see `_About.fit`."""
 
     features: Any
     labels: Any

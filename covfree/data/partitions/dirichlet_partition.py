@@ -110,7 +110,7 @@ def inner_dirichlet(
 
 
 def _random_turns(room: list[int], rng: np.random.Generator) -> np.ndarray:
-    """Draw the order in which clients take examples: each step picks uniformly among clients with room."""
+    """Draw the order of clients, client k ``room[k]`` times: each step picks uniformly among those left."""
     uniform = _uniforms(rng).__next__
     clients = _OpenSet(room)
     turns = []

@@ -91,7 +91,7 @@ def class_by_class(
 
 
 def histogram(shares: Float[np.ndarray, " values"], what: str) -> dict[str, Any] | None:
-    """Count finite shares per bin of 1, 2, 5 or 10 %; None if there are none. ``what``: what has a share.
+    """Count finite shares per bin of 1, 2, 5 or 10 %; None if there are none. ``what``: whose they are.
 
     >>> found = histogram(np.array([0.905, 0.925, 0.93, 1.0, np.nan]), "clients")
     >>> [(bar['name'], bar['text']) for bar in found['bars'] if bar['text']]
@@ -126,7 +126,7 @@ def _bar(name: str, length: float, text: str) -> dict[str, Any]:
 def _expected(
     by_seed: Mapping[int, Predictions], partitions: Mapping[int, PartitionStatistics]
 ) -> np.ndarray:
-    """Return each client's expected accuracy in each run, by `expected_client_accuracy`."""
+    """Return [runs · clients]: the `expected_client_accuracy` of each client in each run."""
     found = []
     for seed, predictions in by_seed.items():
         accuracy = class_accuracy(confusion_counts([predictions], partitions[seed].num_classes))

@@ -163,7 +163,7 @@ def over_places(places: Sequence[Sequence[Scored]]) -> list[str]:
 
 
 def _at_the_top(order: Sequence[Scored]) -> list[str]:
-    """Return the titles of the best method and of its equals, or else of a second that may be as good."""
+    """Return titles of methods with the best printed mean; if one, also of a second not told apart."""
     best = percent(order[0].mean, None)
     level = [one.title for one in order if percent(one.mean, None) == best]
     if len(order) > len(level) == 1 and (found := interval(order[1].over(order[0]))) and found[1] >= 0:

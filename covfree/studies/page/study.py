@@ -163,7 +163,7 @@ def _points(results: Sequence[Result], bytes_name: str, prefix: str) -> dict[str
 
 
 def _sweep(results: Sequence[Result]) -> list[dict[str, Any]]:
-    """Draw accuracy against the number that varies most, in a list; an empty list if no number varies."""
+    """Return a list of one picture, accuracy by the number that varies most; empty if no number varies."""
     number = sweep.swept(results)
     if number is None:
         return []

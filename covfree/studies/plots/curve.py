@@ -133,7 +133,7 @@ def _draw_curve(
 
 
 def _stretch(axes: Axes, lasts: np.ndarray) -> None:
-    """If the longest curve is over 30 times the shortest, make the axis logarithmic beyond the shortest."""
+    """If the longest curve is over 30 times the shortest, make the x axis logarithmic but linear near 0."""
     lasts = lasts[lasts > 0]
     if len(lasts) and lasts.max() > 30 * lasts.min():
         linear = 10 ** np.floor(np.log10(lasts.min()))

@@ -46,7 +46,7 @@ def place_labels(
 
     Each label in turn takes the best of many places around its point, given the places of the others, in
     several sweeps. The result depends on the order of labels, so this is repeated in several orders, and the
-    best result is taken. Orders are in turn random, or begin with the labels that were placed worst before.
+    best result is taken. Every second order is random; the others begin with the labels placed worst before.
 
     Args:
         points: [n, 2] the points to label.
@@ -104,7 +104,7 @@ def _settle(
 def _candidates(
     point: np.ndarray, size: np.ndarray, marks: np.ndarray, bounds: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return free boxes [m, 4] for a label around its point, and each box's spot nearest to it [m, 2]."""
+    """Return boxes [m, 4] for a label, off marks if possible, and their spots [m, 2] nearest to ``point``."""
     reach = np.hypot(*(bounds[2:] - bounds[:2]))
     radii = np.concatenate([np.arange(5, 40, 3), np.arange(40, reach, 8)])
     direction = np.stack([np.cos(_ANGLES), np.sin(_ANGLES)], 1)
@@ -133,7 +133,7 @@ def _distance(boxes: np.ndarray, points: np.ndarray) -> np.ndarray:
 
 
 def _lines_meet(start: np.ndarray, ends: np.ndarray, boxes: np.ndarray) -> np.ndarray:
-    """Return whether lines from a point [2] to ends [m, 2] pass through boxes [k, 4]: [m, k]."""
+    """Return [m, k]: whether lines from a point [2] to ends [m, 2] pass through boxes [k, 4]."""
     step = (ends - start)[:, None]
     step = np.where(step == 0, 1e-9, step)
     # The parameter in [0, 1] where a line crosses each side: [m, k, x and y].
@@ -144,7 +144,7 @@ def _lines_meet(start: np.ndarray, ends: np.ndarray, boxes: np.ndarray) -> np.nd
 
 
 def _cross(start: np.ndarray, ends: np.ndarray, starts: np.ndarray, others: np.ndarray) -> np.ndarray:
-    """Return whether lines from a point [2] to ends [m, 2] cross lines from starts to others [k, 2]."""
+    """Return [m, k]: whether lines from start [2] to ends [m, 2] cross lines from starts [k, 2] to others."""
     ends = ends[:, None]
     here = _side(start, ends, starts) * _side(start, ends, others)
     there = _side(starts, others, start) * _side(starts, others, ends)

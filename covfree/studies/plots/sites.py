@@ -1,4 +1,4 @@
-"""A picture of sites: the distance of their class means from other sites', and whether classes agree."""
+"""A picture of sites, placed by two measures of how far their class means differ from other sites'."""
 
 from __future__ import annotations
 

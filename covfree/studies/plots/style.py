@@ -109,7 +109,7 @@ def palette(count: int) -> list[str]:
 
 
 def byte_axis(axis: Axis, most: int | None = None, unit: str = "B") -> None:
-    """Label an axis in bytes, or another unit, with prefixes: 10 kB, 100 kB, 1 MB."""
+    """Label about ``most`` ticks of an axis in bytes, or another unit, with prefixes: 10 kB, 1 MB."""
     from matplotlib.scale import SymmetricalLogTransform
     from matplotlib.ticker import EngFormatter, FixedLocator, LogLocator, MaxNLocator, NullLocator
 

@@ -179,7 +179,7 @@ def _set_limits(axes: Axes, ends: dict[str, np.ndarray]) -> set[str]:
     shown = order[:1]
     for curve in order[1:]:
         seen = np.concatenate([known[each] for each in shown])
-        # A single curve's own range may be small, so one more is always shown.
+        # Always show two curves, as the range of a single one may be small.
         if len(shown) > 1 and seen.min() - known[curve].max() > _FAR * max(np.ptp(seen), 1.0):
             break
         shown.append(curve)
