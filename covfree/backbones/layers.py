@@ -29,7 +29,7 @@ class Style:
         epsilon: added to a norm's variance.
         momentum: m in a batch norm's update: running statistics ← m · running + (1 − m) · the batch's.
         same: whether convolutions pad as TensorFlow's "SAME": if the number of added positions is odd, one
-            more is at the end. Otherwise both ends get equally many.
+            more is at the end. If False, both ends get equally many.
     """
 
     dtype: Any

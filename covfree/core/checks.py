@@ -91,7 +91,7 @@ def check(features: Any, labels: Any, clients: Any = None, *, num_classes: int |
 
 
 def num_classes_of(labels: Any) -> int:
-    """Return the largest label plus 1, 0 without labels; a ValueError if wide gaps suggest ids."""
+    """Return the largest label plus 1 (0 without labels); raise a ValueError if wide gaps suggest ids."""
     number = int(labels.max()) + 1 if np.size(labels) else 0
     if number > _MANY_CLASSES:
         known = np.unique(np.asarray(labels))
@@ -137,7 +137,7 @@ def check_example_structure(features: Any, labels: Any = None, clients: Any = No
 
 
 def _on_host(features: Any, labels: Any, clients: Any, most: int) -> bool:
-    """Return whether NumPy finds labels ≤ ``most`` and features valid; may be False for tiny features."""
+    """Return whether labels are ≤ ``most`` and features valid, by NumPy; False for some tiny features too."""
     labels = np.asarray(labels)
     used = labels >= 0 if clients is None else (labels >= 0) & (np.asarray(clients) >= 0)
     if (labels > most).any() or first_non_finite(features, used) is not None:
@@ -159,7 +159,7 @@ def _on_device(features: jax.Array, labels: Any, clients: Any, most: int) -> boo
 
 @jax.jit
 def _sound(features: jax.Array, kept: list[jax.Array]) -> jax.Array:
-    """Return whether features are finite where all masks are True, and not all so small that sums are 0."""
+    """Return whether features are finite where all masks ``kept`` hold, and the largest is not subnormal."""
     largest = jnp.abs(features).max(1)
     wrong = ~jnp.isfinite(largest)
     for own in kept:
@@ -223,7 +223,8 @@ def check_integer(name: str, value: Any, minimum: int) -> int:
 def check_means(means: Any, counts: Any, *_: Any, **__: Any) -> None:
     """Check the means [rows, dim] and counts [rows] of one class; raise an error if they are invalid.
 
-    Values of traced counts are not checked: rows of count below 0 or NaN are padding; ∞ makes results NaN.
+    Values of traced counts are not checked: a count below 0 or NaN marks padding; a count of ∞ makes results
+    NaN.
     """
     if not _holds(_dtype(means), "floats"):
         raise TypeError(f"means: expected floats, got {_dtype(means)}")

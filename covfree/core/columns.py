@@ -161,7 +161,7 @@ def read_columns(path: Path, columns: Mapping[str, str]) -> dict[str, np.ndarray
 
 
 def _names(table: Table, pattern: str | None, used: set[str]) -> list[str]:
-    """Return the columns that hold one feature: those in ``pattern``, or all but ``used`` and the index."""
+    """Return the columns of single features: those in ``pattern``, or all but ``used`` and the index."""
     if pattern is None and not table.wide:
         if {"format", "version", "kind"} <= set(table):
             raise ValueError(f"{table.path}: expected features and labels, got a saved head")

@@ -43,7 +43,7 @@ def compiled(
 
     Args:
         static_argnames: see ``jax.jit``.
-        check: called with the function's arguments before compilation; it raises if they are not as expected.
+        check: called with the function's arguments before each call; it raises if they are not as expected.
         padded: names of arguments with the same number of rows, each with a value for padding rows that does
             not change the result. They are padded (`pad_rows`), so that fewer shapes are compiled.
     """

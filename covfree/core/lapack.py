@@ -33,8 +33,8 @@ def lanes(one: Callable[..., Any], many: Callable[..., Any] | None = None) -> Ca
 
     Args:
         one: the function for one lane.
-        many: the function for all lanes at once, used elsewhere; by default ``vmap`` of ``one``. It takes
-            ``(in_axes, *arrays)`` and returns the results of ``one`` with a leading axis of lanes.
+        many: the function for all lanes at once, used on accelerators; by default ``vmap`` of ``one``. It
+            takes ``(in_axes, *arrays)`` and returns the results of ``one`` with a leading axis of lanes.
             ``in_axes`` has 0 for an array with lanes, else None.
     """
     each = custom_vmap(one)

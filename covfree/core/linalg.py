@@ -46,7 +46,7 @@ class Diagnostics(NamedTuple):
     Attributes:
         route: a `Route`.
         rank: numerical rank of the matrix (dim, unless ``eigh`` took eigenvalues as 0).
-        condition: λ_max / λ_min of the eigenvalues not taken as 0 (1 without any); near 1/eps a lower bound.
+        condition: λ_max / λ_min of the eigenvalues not taken as 0, or 1 if all are; near 1/eps a lower bound.
         smallest_pivot: the smallest squared pivot of Cholesky, on the matrix scaled to a diagonal between ½
             and 2; NaN if Cholesky broke down.
     """

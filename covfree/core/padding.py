@@ -62,7 +62,7 @@ def padded_size(rows: int) -> int:
     This is for tables of a whole federation, whose padding costs work. `few_sizes`, for the examples of one
     client, has half as many sizes and pads more.
 
-    There are two sizes per octave (224, 320, 448, …) up to 3584, and eight above. The gaps are wide because
+    There are two sizes per doubling (224, 320, 448, …) up to 3584, and eight above. The gaps are wide because
     another seed changes the number of client-class pairs by up to a tenth. No size is a multiple of 25, so
     counts just below and just above a round number share a size.
     """

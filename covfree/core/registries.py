@@ -1,4 +1,4 @@
-"""The types of the registries of methods and algorithms: a read-only mapping from names to entries."""
+"""Types for the registries of methods and algorithms: an entry, and a read-only mapping from names."""
 
 from __future__ import annotations
 

@@ -49,7 +49,7 @@ class RowTypes:
         )
 
     def cast(self, rows: Rows) -> Rows:
-        """Convert rows to NumPy arrays of these types, labels to int32: −1 for padding, or `DIRECTION`."""
+        """Convert rows to NumPy arrays of these types; int32 labels (padding −1, but `DIRECTION` stays)."""
         label = np.asarray(rows.label)
         # Values that overflow a narrower type become infinite.
         with np.errstate(over="ignore"):

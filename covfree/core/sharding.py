@@ -1,4 +1,4 @@
-"""``shard_map`` for all supported versions of jax, and arrays that are sharded over explicit mesh axes."""
+"""``shard_map`` for all supported versions of jax; replicate arrays sharded over explicit mesh axes."""
 
 from __future__ import annotations
 

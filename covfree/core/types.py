@@ -97,7 +97,7 @@ class Rows:
         """Flatten dense class means to rows.
 
         Args:
-            means: ``[classes, dim]`` of one client, or ``[clients, classes, dim]`` of several, as ``vmap``
+            means: ``[classes, dim]`` of one client, or ``[clients, classes, dim]`` of many, as ``vmap``
                 returns them. For means of subsets, see `from_subset_means`.
             counts: their counts; 0 if a client lacks the class (such a row is padding).
 
@@ -283,7 +283,7 @@ class LinearHead:
     In the mean of several heads, a class is present if it is present in any of them.
 
     ``present`` holds floats, as `jax.grad` refuses boolean leaves. (A bias of −∞ in its place would become
-    NaN under weight decay.) In training its gradient is 0, so only weight decay changes it: it
+    NaN under weight decay.) In training its gradient is 0, so only weight decay changes it. Decay
     multiplies all entries by one number, so 0 stays 0. If decay brings all entries to 0 or below, absent
     classes are still recognised by their zero column and bias, which training does not change (see `marks`).
     If noise is added to all leaves, or code refuses scores of −∞, use `with_finite_scores`.

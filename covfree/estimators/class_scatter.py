@@ -86,7 +86,7 @@ def class_squares(rows: Rows, moments: Moments) -> Float[Array, "classes dim"]:
 
 
 def row_scatter(rows: Rows, num_classes: int) -> AnyArray:
-    """Compute Σ_r (n_r − 1) S_r for S_r = ``rows.covariance[r]``: a matrix, a diagonal or one number."""
+    """Sum (n_r − 1) S_r over all rows r, S_r = ``rows.covariance[r]``: a matrix, a diagonal or one number."""
     valid = valid_rows(rows, num_classes)
     weight = jnp.maximum(row_counts(rows, valid) - 1, 0).astype(accumulation_dtype(rows.mean))
     spread = jnp.asarray(rows.covariance)

@@ -20,7 +20,7 @@ from covfree.statistics.groups import subset_groups
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class ComponentMoments:
-    """Sums over rows, from a method's first round. Sums over parts add up if each client is in one part.
+    """Sums over rows, from a method's first round. They add up over tables that share no client.
 
     Attributes:
         moments: counts, rows and sums of each class.
@@ -143,7 +143,7 @@ def component_factor(
     >>> mean, client = jnp.array([[0.0], [2.0], [8.0], [10.0]]), jnp.array([0, 0, 1, 1])
     >>> rows = Rows(mean, jnp.array([3, 3, 3, 3]), jnp.zeros(4, int), client)
     >>> factor = component_factor(rows, component_moments(rows, 1))
-    >>> round(float((factor**2).sum()))  # seen: 3·(25 + 9 + 9 + 25); hidden: (12 − 4)/2 · 3·4
+    >>> round(float((factor**2).sum()))  # tr S_c = 3·(25 + 9 + 9 + 25); w_c = (12 − 4)/2; tr B_c = 3·4
     252
     """
     weight = hidden_weights(totals, weighting)

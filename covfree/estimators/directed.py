@@ -57,10 +57,10 @@ def directed_factor(rows: Rows, moments: Moments) -> Float[Array, "rows dim"]:
 
 
 def directed_freedom(totals: DirectedMoments) -> Freedom:
-    """Return the degrees of freedom of Ŵ/(N − C): K_c − 1 for a class of K_c means, and L for the directions.
+    """Return the degrees of freedom of Ŵ/(N − C): L for the directions, K_c − 1 for a class of K_c means.
 
     Ŵ is that of `directed_factor`. The scatter of the N examples of C classes about the M means has A = N − M
-    degrees of freedom, and the directions' counts add up to L ≤ A. The directions get weight A/(L (N − C)),
+    degrees of freedom; L ≤ A is the sum of the directions' counts. The directions get weight A/(L (N − C)),
     as they stand for the whole scatter. If clients send all directions, L = A. Otherwise L is conservative:
     leading directions vary less than L random draws. On 13 federations (docs/shift.md) automatic shrinkage
     was better on average with L than with A.

@@ -92,10 +92,10 @@ def _law_of_part(rows: Rows, *, moments: Moments, variance: Scalar) -> RowLaw:
 def client_variance(law: RowLaw) -> Float[Array, ""]:
     """Estimate τ in Cov(x_r) = (1/n_r + τ) V_c, with V_c the covariance of class c within clients.
 
-    τ measures client shift. Without it, E z_r (see `RowLaw`) does not depend on n_r. With it, E z_r = a (1 +
-    τ n_r), a line in n_r. The line is fitted by weighted least squares; the variance of z_r grows with the
-    square of its mean, so the weights are 1/(1 + τ n_r)². Two standard errors are subtracted from the slope,
-    but not below 0, so that τ is 0 unless a shift is evident.
+    τ measures client shift. Without it, E z_r (see `RowLaw`) does not depend on n_r. With it, E z_r
+    is a line in n_r, proportional to 1 + τ n_r. The line is fitted by weighted least squares; the variance of
+    z_r grows with the square of its mean, so the weights are 1/(1 + τ n_r)². Two standard errors are
+    subtracted from the slope, but not below 0, so that τ is 0 unless a shift is evident.
 
     Returns:
         τ, at least 0. If all rows have about equal counts, the slope is unknown, and τ is 0.

@@ -54,7 +54,7 @@ class Freedom:
 
     @classmethod
     def of_classes(cls, moments: Moments, class_weight: Float[Array, " classes"]) -> Freedom:
-        """Return the freedom of Σ̂ = Σ_c w_c S_c: K_c − 1 degrees for a class of K_c rows, 0 if w_c is 0."""
+        """Return the `Freedom` of Σ̂ = Σ_c w_c S_c: K_c − 1 degrees for a class of K_c rows, 0 if w_c is 0."""
         degrees = jnp.maximum(moments.num_rows - 1, 0).astype(class_weight.dtype)
         return cls(jnp.where(class_weight > 0, degrees, 0), class_weight)
 
@@ -65,11 +65,11 @@ class Freedom:
         return jnp.where(expected > 0, expected, 1)
 
     def scaled(self, scale: Scalar) -> Freedom:
-        """Return the freedom of ``scale`` times the estimate."""
+        """Return the `Freedom` of ``scale`` times the estimate."""
         return Freedom(self.degrees, self.weight * scale)
 
     def joined(self, other: Freedom) -> Freedom:
-        """Return the freedom of the sum of two independent estimates."""
+        """Return the `Freedom` of the sum of two independent estimates."""
         return Freedom(
             jnp.concatenate([self.degrees, other.degrees]), jnp.concatenate([self.weight, other.weight])
         )
@@ -95,7 +95,8 @@ def centred_rows(
 ) -> Float[Array, "rows dim"]:
     """Return √(w_c n_r) (x_r − μ_c) for rows of mean x_r and count n_r; 0 in padding rows.
 
-    w_c is the entry of ``class_weight`` for the row's class; μ_c is that of ``centres``, if given.
+    For the row's class c, w_c is the entry of ``class_weight``, and μ_c the row of ``centres``, by default
+    the class mean.
     """
     centres = moments.mean if centres is None else centres
     valid = valid_rows(rows, class_weight.shape[0])

@@ -211,10 +211,11 @@ def _ratio_test(rows: Rows, moments: Moments) -> ShiftTest:
 def _effective_rank(
     spread: jax.Array, pieces: jax.Array, degrees: jax.Array, seen: jax.Array, dim: int
 ) -> Float[Array, ""]:
-    """Estimate r = (tr Σ)²/tr Σ² from each class's ``spread`` = Σ_p ν_p (v_p/t − 1)²; d without spread.
+    """Estimate r = (tr Σ)²/tr Σ² from each class's ``spread`` = Σ_p ν_p (v_p/t − 1)²; d if all are 0.
 
-    Piece p (a client) has mean square v_p with ν_p degrees of freedom; t is the average of the v_p, ν = Σ_p
-    ν_p. E[spread] = (pieces − 1)·2/(r + 2/ν); the 2/ν arises because t is computed from the same pieces.
+    The rows of client p in the class have mean square v_p, with ν_p degrees of freedom; ν = Σ_p ν_p, and t =
+    Σ_p ν_p v_p/ν. E[spread] = (pieces − 1)·2/(r + 2/ν), with ``pieces`` the number of clients with ν_p > 0;
+    the 2/ν arises because t is computed from the same v_p. Only classes that are ``seen`` count.
     """
     spread, pieces, degrees = (jnp.where(seen, x, 0) for x in (spread, pieces, degrees))
     classes = seen.sum().astype(spread.dtype)

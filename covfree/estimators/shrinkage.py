@@ -163,7 +163,8 @@ def oas() -> Shrinkage:
 
     ρ = (tr Σ̂² + tr² Σ̂) / ((ν + 1)(tr Σ̂² − tr² Σ̂/d)), at most 1, with ν in place of the number of
     observations, whose mean is known. Equivalent to ``sklearn.covariance.OAS(assume_centered=True)`` on ν
-    observations with the same Σ̂. Both leave out the terms of order 1/d that the source's eq. 23 has.
+    observations with the same Σ̂. This rule and scikit-learn's lack the terms of order 1/d in the
+    source's eq. 23.
 
     Source: Chen, Wiesel, Eldar and Hero (2010).
     """
@@ -208,7 +209,7 @@ def _ledoit_wolf(strength, covariance, moments, freedom, statistics):
     dim, degrees = covariance.dim, freedom.effective
     scaled, which = _in_scale(covariance)
     square = trace_and_square(scaled)[1]
-    # Σ ‖z‖⁴/ν² of the rule is `statistics`: Σ ‖y‖⁴, z = √ν y.
+    # As z_r = √ν y_r, the rule's Σ ‖z_r‖⁴/ν² is Σ ‖y_r‖⁴: the sums in ``statistics``.
     noise = statistics[which] - square / jnp.where(degrees > 0, degrees, 1)
     spread = square - dim * jnp.square(mean_variance(scaled))
     return _convex(noise, jnp.where(degrees > 0, spread, 0), covariance)

@@ -33,7 +33,7 @@ class CovarianceState(NamedTuple):
     Attributes:
         num_examples: N, the sum of the rows' counts.
         num_rows: K, the number of rows with a count above 0.
-        centre: a point near the rows: the mean of the first part.
+        centre: a point near the rows: the mean of those that were added first.
         offset: μ − centre, where μ is the rows' weighted mean. This keeps digits if the rows are far from 0.
         scatter: Σ_k n_k (μ_k − μ)(μ_k − μ)ᵀ.
     """
@@ -98,7 +98,7 @@ def update(
 
     Args:
         state: the state of all earlier rows.
-        means: the class's mean at each of some clients.
+        means: the class's mean in each new row.
         counts: examples behind each mean; rows with count 0 are ignored, whatever they hold.
 
     Returns:

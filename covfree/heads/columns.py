@@ -25,7 +25,8 @@ def resolved_sums(moments: Moments) -> Float[Array, "classes dim"]:
 def unit_columns(weight: Float[Array, "dim classes"]) -> Float[Array, "dim classes"]:
     """Scale each column to norm 1; a column of zeros stays 0.
 
-    Entries are first divided by the column's largest, so that squares neither overflow nor vanish in float32.
+    Entries are first divided by the column's largest absolute entry, so that squares neither overflow nor
+    vanish in float32.
     """
     # The result does not depend on ``largest``, so its derivative is not needed. That derivative would be NaN
     # if XLA computed the largest entry twice with different rounding.
@@ -36,7 +37,7 @@ def unit_columns(weight: Float[Array, "dim classes"]) -> Float[Array, "dim class
 
 
 def fitting(name: str, matrix: Float[AnyArray, "dim dim"] | Scatter, moments: Moments) -> Scatter:
-    """Return a matrix as a `Scatter`; raise a ValueError about ``name`` if it is not of the means' size."""
+    """Return ``matrix`` as a `Scatter`; a ValueError about ``name`` if the class means differ in size."""
     dim = moments.total.shape[1]
     shape = (matrix.dim,) * 2 if isinstance(matrix, Scatter) else jnp.shape(matrix)
     if shape != (dim, dim):

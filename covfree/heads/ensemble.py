@@ -18,8 +18,8 @@ class EnsembleHead:
     """A weighted average of the probabilities of clients' heads; scores are log Σ_k π_k softmax_k(x)_c.
 
     π_k is the weight of client k. The softmax of its linear head is over the classes of its examples; all
-    other classes have probability 0. A call computes the scores of all M columns, which takes memory for M
-    numbers per example.
+    other classes have probability 0. If the heads have M columns together, a call computes M scores per
+    example, all of which are in memory at once.
 
     Attributes:
         weight: the M columns of all clients' heads, one per row.

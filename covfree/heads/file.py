@@ -130,7 +130,7 @@ def save_head(
 
 
 def _arrays(head: Head, kind: str, inner: Any, term: dict[str, Any], dim: int | None) -> dict[str, Any]:
-    """Return the arrays, by name, of ``inner``, ``term`` and the head's feature map; check that they fit."""
+    """Return, by name, the arrays of classifier ``inner``, linear ``term`` and feature map; check them."""
     feature_map: Any = head.feature_map if isinstance(head, MappedHead) else None
     own = {} if feature_map is None else map_arrays(feature_map)
     leaves = {each.name: getattr(inner, each.name) for each in fields(inner)}
@@ -255,7 +255,7 @@ def _read_own(arrays: dict[str, np.ndarray], network: Any) -> SavedHead:
 
 
 def _without_term(head: Any) -> tuple[Any, dict[str, Any]]:
-    """Return a `CorrectedHead`'s classifier and the arrays of its linear term; other heads with ``{}``."""
+    """Return a `CorrectedHead`'s classifier and the arrays of its linear term; another head and ``{}``."""
     if not isinstance(head, CorrectedHead):
         return head, {}
     weight, bias, present = head.linear.weight, head.linear.bias, head.linear.present

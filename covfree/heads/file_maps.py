@@ -29,7 +29,7 @@ _NETWORK = "network"
 
 
 def read_map(arrays: dict[str, np.ndarray], size: int, network: Any = None) -> tuple[Any, int]:
-    """Return the feature map in a file, and the size of its input features (for a network, of its output)."""
+    """Read a map to ``size`` features; return it and its number of input features (a network: ``size``)."""
     kind = text_in(arrays, "map")
     if kind == _NETWORK:
         if network is None:

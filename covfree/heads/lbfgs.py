@@ -17,8 +17,8 @@ Start = TypeVar("Start")
 def minimise(loss: Callable[..., jax.Array], start: Start, num_steps: int, *numbers: Any) -> Start:
     """Minimise a loss by L-BFGS from ``start``; return the last point. Call this function under ``jit``.
 
-    The steps end early when no entry of the gradient g is above √eps. The implicit function theorem gives the
-    derivatives of the minimum x: dx = −H⁻¹ dg with the Hessian H, solved by conjugate gradients.
+    The steps end early when no entry of the gradient g exceeds √eps in size. The implicit function theorem
+    gives the derivatives of the minimum x: dx = −H⁻¹ dg with the Hessian H, solved by conjugate gradients.
 
     Args:
         loss: a function ``loss(pytree, *numbers)`` that returns a number and closes over no traced values.

@@ -52,8 +52,8 @@ def with_prior_means(
 
     With ``covfree.fedcof(covfree.empirical_bayes(), head=covfree.gda_head)`` this is GDA-CLIP on class means;
     with ``fedcof_oracle`` in place of ``fedcof``, on the exact scatter. Any linear head may be used. If some
-    classes have no examples, use `gda_head`: the log π_c in an `lda_head` would lower the other classes'
-    scores.
+    classes have no examples, use `gda_head`: the log π_c in an `lda_head` would lower the scores of
+    classes with examples.
 
     Args:
         head: a head from data, on the same features (normalised, as for CLIP).

@@ -1,4 +1,4 @@
-"""The softmax head: logistic regression on features, real or sampled."""
+"""The softmax head: logistic regression on features of examples, or on virtual features."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def _fit(
     num_classes: int,
     num_steps: int,
 ) -> LinearHead:
-    """Train the head of `softmax_head`; arguments are checked; ``share`` is w_i; padding has label −1."""
+    """Train the head of `softmax_head` from checked arguments; ``share`` is w_i, and padding has label −1."""
     dtype = share.dtype
     kept = labels >= 0
     share = share / jnp.where(share.sum() > 0, share.sum(), 1)

@@ -1,4 +1,4 @@
-"""Classifiers by a multivariate Student density for each class, with its covariance from few rows."""
+"""Classifiers by a multivariate Student density for each class, with covariances from few rows."""
 
 from __future__ import annotations
 

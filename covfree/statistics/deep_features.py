@@ -19,9 +19,9 @@ class DeepFeatures:
     """The map x ↦ Φ_T of `deepafl`: Φ₀ = tanh([x̂, 1] A), Φ_t = Φ_{t−1} + gelu([Φ_{t−1}, 1] B_t) Ω_t.
 
     x̂ is x, of d features, scaled to norm √d, so that tanh is neither linear nor saturated, whatever the
-    features' unit. A ~ N(0, 1/d) and B_t ~ N(0, 1/h) are drawn from the seed, which all parties share, each
-    time they are needed. Their last rows are biases. Without biases Φ₀ would be odd in x, and no layer could
-    be learned if ΦᵀY is 0 by symmetry.
+    features' unit. A ~ N(0, 1/d), of h columns, and B_t ~ N(0, 1/h), of f columns, are drawn each time
+    they are needed, from a seed that all parties share. Their last rows are biases. Without biases Φ₀ would
+    be odd in x, and no layer could be learned if ΦᵀY is 0 by symmetry.
 
     Attributes:
         layers: Ω_1, …, Ω_T, each [inner, width].

@@ -128,9 +128,9 @@ def _of_clients(
 def _leading(
     residual: Float[Array, "examples dim"], number: int, degrees: Integer[Array, ""]
 ) -> tuple[Float[Array, "directions dim"], Float[Array, ""]]:
-    """Return the leading s_j v_j (0 for j > ``degrees``), and Σ s_j⁴ / Σ s_j² over the s_j left out.
+    """Return R's leading s_j v_j (0 for j > ``degrees``), and Σ s_j⁴ / Σ s_j² over the s_j left out.
 
-    They are computed from the smaller of R Rᵀ and RᵀR.
+    R is ``residual``; `directed_rows` defines s_j and v_j. Uses the smaller of R Rᵀ and RᵀR.
     """
     examples, dim = residual.shape
     if examples == 0:

@@ -1,4 +1,4 @@
-"""Compute the steps that fit a Gaussian mixture to features that are centred and scaled to unit variance."""
+"""The steps of EM for a Gaussian mixture, on features that are centred and scaled to unit variance."""
 
 from __future__ import annotations
 

@@ -146,8 +146,8 @@ def client_mixtures(
         features: features of all clients' examples, in any order.
         labels: their classes; below 0 is padding.
         clients: the client of each example; below 0 is padding.
-        num_groups: a bound on the client-class pairs, static; from `mixture_sizes`.
-        group_size: a bound on the examples of a pair, static; from `mixture_sizes`.
+        num_groups: at least the number of client-class pairs, static; from `mixture_sizes`.
+        group_size: at least the number of examples of every pair, static; from `mixture_sizes`.
         num_components: the largest number of components of a group, static.
         covariance: "full", "diagonal" or "spherical", static.
         key: PRNG key.

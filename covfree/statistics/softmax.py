@@ -20,8 +20,8 @@ class SoftmaxSums(NamedTuple):
 
     Attributes:
         loss: Σ_i n_i (log Σ_c exp s_ic − s_iy) for scores s_ic of example i and class c, and true class y.
-        slope: add Wᵀ(x_i − m) + a to the scores, with m the ``centre``. This is the loss's derivative by W
-            and, in the last row, by a, both at 0.
+        slope: the loss's derivative by W and, in the last row, by a, at W = 0 and a = 0, if Wᵀ(x_i − m) + a
+            is added to the scores; m is the ``centre``.
         number: Σ_i n_i, the number of examples.
     """
 
