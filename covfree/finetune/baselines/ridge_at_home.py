@@ -87,7 +87,7 @@ def ridge_at_home(
     places[np.arange(sizes.max()) < sizes[:, None]] = order
     weight = _weights(replace(head, present=None), *map(jnp.asarray, (features, labels, places)))
     has = client_classes(labels, clients, num_classes=num_classes)
-    # Each client has its own classes, so the bias marks absent ones.
+    # Clients lack different classes, so a low bias marks them instead of ``present``.
     model = linear_model(with_finite_scores(head))
     bias = jnp.where(jnp.asarray(has), jnp.asarray(head.bias), model.trained.bias)
     return ClientModels(model, Own(LinearHead(weight, bias), (), jnp.ones(len(sizes), jnp.int32)))

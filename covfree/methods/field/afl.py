@@ -29,7 +29,7 @@ def _system(numbers: AflNumbers, totals: tuple[Moments, Scatter]) -> Scatter:
 
 
 def _merge(numbers: AflNumbers, message: Message, num_classes: int) -> tuple[tuple[Moments, Scatter]]:
-    """Make the totals of `gram_phase`: subtract γI from the sum of Gram matrices, once for each client."""
+    """Do as `gram_merge`, and subtract γI from the sum of the Gram matrices once for each client."""
     ((moments, gram),) = gram_merge(numbers, message, num_classes)
     dtype = gram.value.dtype
     added = jnp.asarray(distinct(message.rows.client), dtype) * jnp.asarray(numbers.gamma, dtype)

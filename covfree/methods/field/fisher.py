@@ -139,8 +139,8 @@ def fishermix(
         seed: the seed of the draws.
 
     Raises:
-        ValueError: if a number is out of range, or the rule needs single rows; in ``fit``, if there are more
-            classes than draws.
+        ValueError: if a number is out of range, or the shrinkage rule needs single rows; in ``fit``, if there
+            are more classes than draws.
 
     Source: Turazza, Picone and Mamei (2026), GH-OFL, section on FisherMix. The paper trains by AdamW and
     keeps leading directions with a share of the eigenvalues' sum; here L-BFGS trains on all C − 1. The
@@ -188,7 +188,7 @@ def proto_hyper(
         seed: the seed of the draws.
 
     Raises:
-        ValueError: if a number is out of range, or the rule needs single rows.
+        ValueError: if a number is out of range, or the shrinkage rule needs single rows.
 
     Source: Turazza, Picone and Mamei (2026), GH-OFL, section on Proto-Hyper; defaults from its published
     code.

@@ -45,7 +45,7 @@ def _total_head(gamma: Scalar, system: Scatter, moments: Moments, scatter: Scatt
 
 
 def _total_merge(gamma: Scalar, message: Message, num_classes: int) -> tuple[Moments, Scatter]:
-    """Subtract N μ_g μ_gᵀ from the Gram matrix; only sums over clients are needed."""
+    """Return the class moments, and the Gram matrix minus N μ_g μ_gᵀ for N examples of mean μ_g."""
     ((moments, gram),) = gram_merge(gamma, message, num_classes)
     mean, count = moments.grand_mean[None, :], moments.num_examples[None]
     return moments, Scatter.from_matrix(scatter_about(mean, count, gram.value))
@@ -118,7 +118,7 @@ def scatters_merge(numbers: Any, message: Message, num_classes: int) -> tuple[Mo
 
 
 def _drawn_together(scatters: jax.Array, pooled: jax.Array, moments: Moments, degrees: Scalar) -> jax.Array:
-    """Return (S_c + κ Σ̃)/(K_c − 1 + κ): S_c scatter of K_c observations, Σ̃ ``pooled``, κ ``degrees``."""
+    """Return (S_c + κΣ̃)/(K_c − 1 + κ), with S_c the scatter of K_c rows, Σ̃ ``pooled`` and κ ``degrees``."""
     shape = (-1, *(1 for _ in pooled.shape))
     own = jnp.maximum(moments.num_rows - 1, 0).astype(scatters.dtype).reshape(shape)
     whole = own + degrees
@@ -209,7 +209,7 @@ def naive_bayes(
 
     v_c = (s_c + κ v)/(ν_c + κ), where s_c is the diagonal of the class's scatter with ν_c degrees of freedom,
     v the variances of all classes pooled, and κ = prior. The variance of feature j is at least its rounding,
-    (16·eps)²(v_j + max_c μ_cj²). It scales with the feature's unit. Bytes up: 8·M·d; from means alone 4·M·d.
+    (16·eps)²(v_j + max_c μ_cj²), so units do not matter. Bytes up: 8·M·d; from means alone 4·M·d.
 
     Args:
         prior: κ, how many observations the common variances count for. Must be above 0 if a class may have a

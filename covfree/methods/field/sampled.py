@@ -47,7 +47,7 @@ def _trained(numbers: _Numbers, rows: Rows, num_classes: int, num_samples: int) 
 def _classes_head(
     numbers: _Numbers, system: None, moments: Moments, scatters: jax.Array, *, num_samples: int
 ) -> LinearHead:
-    """Train a head on virtual features of every class's Gaussian."""
+    """Train a softmax head on virtual features drawn from the Gaussian of each class."""
     num_classes = moments.count.shape[0]
     degrees = jnp.maximum(moments.count - 1, 1).astype(scatters.dtype)
     label = jnp.arange(num_classes, dtype=jnp.int32)
@@ -94,7 +94,7 @@ def keep_phase(numbers: Any, totals: tuple[Moments], rows: Rows, num_classes: in
 def _mixtures_head(
     numbers: _Numbers, system: None, moments: Moments, rows: Rows, *, num_samples: int
 ) -> LinearHead:
-    """Train a head on virtual features of every client's mixtures."""
+    """Train a softmax head on virtual features drawn from the mixtures of all clients."""
     return _trained(numbers, rows, moments.count.shape[0], num_samples)
 
 

@@ -26,11 +26,12 @@ def stsa_e(
 ) -> Method[MappedHead]:
     """Make STSA-E: ridge regression on random ReLU features; clients send class means of random subsets.
 
-    With s_r = n_r x_r the sum of a subset, P_c = N_c μ_c the class sums, and K_c subsets of class c,
+    Let s_r = n_r x_r be the sum of the n_r examples in subset r. Class c has K_c subsets, and N_c examples
+    whose sum is P_c = N_c μ_c. With
 
         Ĝ = Σ_c [(N_c − 1)/(K_c − 1) Σ_r s_r s_rᵀ/n_r − (N_c − K_c)/((K_c − 1) N_c) P_c P_cᵀ],
 
-    and the head is (Ĝ + λI)⁻¹ P; columns are not scaled. Written out, Ĝ = Σ_c (N_c − 1) Σ̂_c + Σ_c N_c μ_c
+    the head is (Ĝ + λI)⁻¹ P; columns are not scaled. Written out, Ĝ = Σ_c (N_c − 1) Σ̂_c + Σ_c N_c μ_c
     μ_cᵀ: FedCOF's estimate of the scatter within classes, plus the exact scatter of the class means about 0.
     So it is `fedcof` with a ``feature_map``, a ridge head and ``scatter="both"``, except for the scaling of
     columns and the unit of λ. Bytes up: 4·M·D for D features and M subset means.

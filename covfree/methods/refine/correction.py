@@ -89,7 +89,7 @@ class Plan:
         system: the method's ``system``.
         head: the method's ``head``.
         covariance: ``(params, *state) -> Scatter``, the matrix that defines the metric.
-        own: the number of the method's own totals, before those for ``covariance``; None if all are its own.
+        own: how many totals of the state the head needs; later ones are for ``covariance``. None for all.
         pairs: the largest number of pairs (s, y) that L-BFGS keeps, see `Descent`.
     """
 

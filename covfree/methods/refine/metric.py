@@ -73,7 +73,7 @@ def _refined(
 
 
 def _of_totals(numbers: Any, *state: Any, gram: bool) -> Scatter:
-    """Compute and shrink a covariance from the `Moments` and scatter (``gram``: Gram matrix) in ``state``."""
+    """Compute a shrunk covariance from the state's `Moments`, and its scatter or (``gram``) Gram matrix."""
     nodes = jax.tree.leaves(state, is_leaf=lambda node: isinstance(node, (Moments, Scatter)))
     moments = next(node for node in nodes if isinstance(node, Moments))
     scatter = next(node for node in nodes if isinstance(node, Scatter))
@@ -88,7 +88,7 @@ def _of_totals(numbers: Any, *state: Any, gram: bool) -> Scatter:
 
 
 def _about_mean(moments: Moments, gram: Scatter) -> Scatter:
-    """Make a covariance from a Gram matrix, by subtracting the mean of its examples."""
+    """Make the covariance of N examples of mean μ_g from their Gram matrix G: (G − N μ_g μ_gᵀ)/(N − 1)."""
     count = moments.num_examples
     matrix = scatter_about(moments.grand_mean[None, :], count[None], gram.dense())
     return Scatter.from_matrix(matrix / jnp.maximum(count - 1, 1))

@@ -171,7 +171,7 @@ def take(params: tuple[Any, ...], state: tuple[Known], total: Count, *, by: By) 
 
 
 def finish(params: tuple[Any, ...], system: None, known: Known, *, maker: Maker) -> Head:
-    """Return the head with the fewest errors or least loss; of equals (as before the count) the first."""
+    """Return the head of the `best` method; before clients have counted, the first finite head."""
     index = best(known)
     # If no head is finite, return NaN, which raises an error.
     lost = jnp.where(known.sound.any(), 0, jnp.nan)
@@ -188,7 +188,7 @@ def finish(params: tuple[Any, ...], system: None, known: Known, *, maker: Maker)
 
 
 def best(known: Known) -> jax.Array:
-    """Return the index of the method with the lowest score; of equal ones a finite head, then the first."""
+    """Return the index of the lowest score; among equal scores a finite head precedes, then the first one."""
     worst = jnp.where(known.sound, 0, 1)
     return jnp.lexsort((worst, known.counted.scores))[0]
 

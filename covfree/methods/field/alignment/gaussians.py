@@ -29,7 +29,7 @@ _ORTHONORMAL = 0.02
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Gaussian:
-    """Mean and covariance of a client's features in the subspace; a leading axis if of more than one client.
+    """Mean and covariance of a client's features in the subspace; for more clients, with a leading axis.
 
     Attributes:
         mean: m.
@@ -51,7 +51,7 @@ def principal_basis(rows: Rows, num_components: int) -> Float[Array, "dim rank"]
 
     Returns:
         Q, orthonormal columns: eigenvectors, by falling eigenvalue, of Σ_i n_i (x_i − μ)(x_i − μ)ᵀ, for rows
-        x_i of n_i examples with mean μ in all.
+        x_i of n_i examples and the mean μ of all examples.
 
     Raises:
         ValueError: if r is below 1 or above d.
