@@ -33,7 +33,7 @@ class RowTypes:
 
     @classmethod
     def of(cls, rows: Rows, total: float) -> RowTypes:
-        """Choose types for ``rows``, if the counts that will be summed add up to ``total``."""
+        """Choose types for ``rows``; ``total``: the sum of their counts, or of those of several tables."""
         covariance = None if rows.covariance is None else accumulation_dtype(rows.covariance)
         return cls(accumulation_dtype(rows.mean), _summed(np.asarray(rows.count).dtype, total), covariance)
 

@@ -241,8 +241,8 @@ def student_of_factor(
         covariance: Σ̃.
         moments: moments of all classes.
         num_rows: K_c, the number of rows behind S_c.
-        part: function from numbers r to rows y_r; it returns 0 for a number past the last row.
-        order: the numbers r, ordered by class.
+        part: function from row indices r to rows y_r; it returns 0 for an index past the last row.
+        order: the indices r, ordered by class.
         label: the class of each of these rows; C for padding, at the end.
         prior: κ/d.
     """

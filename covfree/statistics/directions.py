@@ -40,8 +40,8 @@ def directed_rows(
     direction determine both, up to their order.
 
     A direction is a row with ``sketch`` set, label −2 and the mean s_j v_j. A client sends min(q, a_k, d)
-    directions; the other rows are padding. The count of a direction is its degrees of freedom: 1, or if q ≥
-    d, when the directions are the whole scatter, a share of a_k (shares differ by at most 1).
+    directions; the other rows are padding. The count of a direction is its degrees of freedom: 1 if q < d. If
+    q ≥ d, the directions are the whole scatter, and a_k is split over them (shares differ by at most 1).
 
     If not centred, the directions are those of the client's n_k examples themselves, with n_k in place of
     a_k. Then Σ_{j ≤ q} s_j² v_j v_jᵀ is the matrix of rank q that is nearest to their Gram matrix. The

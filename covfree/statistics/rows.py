@@ -36,7 +36,7 @@ def count_rows(
     *,
     subset_size: int = 2,
 ) -> int:
-    """Count the rows that `client_rows` makes, on the host, from concrete arrays.
+    """Count, on the host and from concrete arrays, the rows that `client_rows` makes.
 
     >>> import numpy as np
     >>> count_rows(np.array([0, 0, 1, 1]), np.array([0, 0, 0, 5]))
