@@ -79,7 +79,7 @@ def load_texts(
 
             - ``.csv`` or ``.tsv`` with columns ``text`` and ``label``, and perhaps ``client`` and ``split``,
               named in the first line; other columns are ignored. In ``.tsv`` quotation marks are text;
-            - ``.jsonl``: on each line an object with these keys; values are strings or whole numbers;
+            - ``.jsonl``: on each line an object with these keys; values other than ``text`` may be integers;
             - ``.json``: an object with a list of pairs of text and label for each split, as in CLINC150's
               ``data_full.json``. Its other lists are ignored.
         class_names: all classes, in the order of their numbers. Machines with different files must agree on

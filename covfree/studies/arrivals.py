@@ -41,7 +41,7 @@ def arrivals(
     """Yield an `Arrival` for each round: its cost, and the accuracy of the head of all clients so far.
 
     A client sends its statistics in its first round, and nothing later. The server adds them to its sums, and
-    in measured rounds solves for the head again, unless no new client has examples.
+    in measured rounds solves for the head again if clients with examples have come since the last head.
 
     Args:
         method: a method. Without `Method.one_shot`, earlier clients would have to send again whenever new

@@ -157,14 +157,14 @@ def _opset(model: Any) -> int:
 
 
 def _shape(session: Any, path: Path) -> tuple[int, ...]:
-    """Return the shape of one input example; free sizes become 3 for channels, 224 for height and width."""
+    """Return the shape of one input example; a size that is not fixed becomes 3 for channels, else 224."""
     inputs = {each.name: each.shape for each in session.get_inputs()}
     if len(inputs) != 1 or session.get_inputs()[0].type != "tensor(float)":
         raise ValueError(f"network: expected one input in float32 in {path}, got {inputs}")
     batch, *sides = session.get_inputs()[0].shape
     if isinstance(batch, int):
         raise ValueError(f"network: expected a free batch size in {path}, got {batch}; export it with one")
-    # An image's first size counts channels, and not rows, if it is free and the last size is not 3, as in
+    # An image's first size counts channels, not rows, if it is not fixed and the last size is not 3, as in
     # `from_onnx`.
     free = len(sides) == 3 and not isinstance(sides[0], int) and sides[2] != 3
     sides = [3, *sides[1:]] if free else sides

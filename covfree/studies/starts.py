@@ -33,7 +33,7 @@ StartRounds: TypeAlias = int | Literal["once", "all"]
 
 
 class From(NamedTuple):
-    """The settings that determine the start: see these fields of `covfree.studies.training.Training`."""
+    """Settings that determine the start: fields of `covfree.studies.training.Training` with these names."""
 
     init: str
     temperature: Temperature

@@ -104,7 +104,7 @@ class Training:
 
     @property
     def stretches(self) -> list[int]:
-        """The number of rounds of training before the first restart, and after each restart."""
+        """A list of numbers of rounds of training: before the first restart, then after each restart."""
         if not self.restart:
             return [self.rounds]
         number, rest = divmod(self.rounds, self.restart)

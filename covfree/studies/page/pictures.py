@@ -40,7 +40,7 @@ def as_svg(figure: Figure, prefix: str) -> str:
 
 
 def _rewritten(tag: str, prefix: str, ids: dict[str, str]) -> str:
-    """Rewrite a tag with the page's ids and colours."""
+    """Replace a tag's ids and colours by the page's, and round its numbers."""
     tag = re.sub(r' id="([^"]*)"', lambda found: ids.get(found[1], ""), tag)
     tag = re.sub(r"(url\(|href=\")#", rf"\g<1>#{prefix}", tag)
     for colour, variable in _COLOURS.items():
