@@ -175,7 +175,7 @@ class Client(Machine):
         return own, old._replace(before=before, after=after, turn=turn)
 
     def _step(self, turn: int, about: Mapping[str, Any], arrays: Mapping[str, Any]) -> tuple[Any, _Kept]:
-        """Answer a secure sum's step; return the answer and the new state. Refused if a step was missed."""
+        """Return the answer to a secure sum's step, and the new state; raise Refused if a step was missed."""
         number, step = self.description.place(turn)
         size, kept = about.get("words"), self._kept
         if type(size) is not int or size < 1:
@@ -220,7 +220,7 @@ class Client(Machine):
         return content, kept._replace(secret=b"" if step == STEPS[-1] else client.saved())
 
     def _same_came(self, kept: _Kept, arrays: Mapping[str, Any]) -> _Kept:
-        """Return ``kept`` with this sum's sites; Refused if they changed and the algorithm forbids it."""
+        """Return ``kept`` with the sites of this sum; raise Refused if they may not change, but did."""
         came = tuple(np.ravel(arrays.get("came", ())).tolist())
         if kept.came and kept.came != came and self._algorithm.same_clients:
             raise secure.Refused(

@@ -223,8 +223,8 @@ class Description:
             network: if one is trained, from `covfree.deployment.load_network`.
 
         Raises:
-            ValueError: if the algorithm is unknown or does not take its numbers, or the network is missing,
-                or one is given although heads are trained.
+            ValueError: if the algorithm is unknown or does not accept the arguments in its name; if the
+                network is missing, or one is given although heads are trained.
         """
         if (self.train == "head") != (network is None):
             wanted = "none, as heads are trained" if self.train == "head" else "that of load_network"
@@ -232,7 +232,7 @@ class Description:
         return self._made(network)
 
     def _made(self, network: Any) -> Algorithm:
-        """Make the algorithm; if ``network`` is None, one that trains a head in the same number of rounds."""
+        """Make the algorithm; if ``network`` is None, make one that trains a head, with as many rounds."""
         made, classes = self.private_method, len(self.class_names)
         if made is not None:
             sums = as_algorithm(made.method, num_classes=classes)

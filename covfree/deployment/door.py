@@ -95,13 +95,13 @@ class _Messages(Mapping[str, Message]):
 def judge(
     sites: list[str], read: Callable[[str], Message], algorithm: Algorithm, description: Description
 ) -> tuple[dict[str, str], str | None]:
-    """Return, for each site whose class rows are to be set aside, the reason; see `covfree.collect`.
+    """Check sites' class rows as `covfree.collect` does; return the reason for each site to set aside.
 
     The second result is a text: how many sites were judged by their class means, and how many failed; None if
     the description asks for no judgement.
     """
     method = algorithm.params.method
-    # Do not bound norms if clients send solutions, as AFL's do: features' norms do not bound their matrices.
+    # Do not bound norms if clients send ridge solutions, as AFL's do: their matrices contain γI too.
     kind = Rules(2, method=method).kind if method.one_shot else None
     norm: Any = "derived" if description.max_norm is None else description.max_norm
     rules = Rules(

@@ -33,9 +33,9 @@ def method_named(text: str) -> Method[Any] | None:
 def algorithm_named(
     text: str, dim: int, num_classes: int, train: str, network: Any, *, sums: bool
 ) -> Algorithm:
-    """Make a named algorithm: a method, or one of `covfree.finetune`, from a linear head of zeros.
+    """Make a method, or an algorithm of `covfree.finetune` that starts from a head of zeros, by its name.
 
-    ``train`` is that of `Description`; with ``sums``, a method's uploads must be sums.
+    ``train`` is as in `Description`; with ``sums``, a method's uploads must be sums.
     """
     from covfree.finetune import linear_model, network_model
     from covfree.finetune import registry as trained

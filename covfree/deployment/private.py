@@ -121,10 +121,10 @@ class _State(NamedTuple):
     """The server's state: the noisy totals so far. Its arrays have the same shapes in all rounds.
 
     Attributes:
-        kind: the index in `_KINDS` of what sites upload in the next round, or uploaded in the last.
+        kind: index in `_KINDS` of what sites upload in the next round; at the end, that of the last round.
         noises: [rounds] how many shares of noise each total has; 0 if the total is still to come.
         first: [C, d + 2], the first total.
-        second: [n], the second total, flat, padded to the length of class sums or second moment, the longer.
+        second: the second total as a vector, padded to the larger size of class sums and second moment.
     """
 
     kind: AnyArray
@@ -182,7 +182,10 @@ class PrivateSteps:
         return Upload(number, 0, [own.values, np.asarray(own.noises, np.int64)], []), memory
 
     def serve(self, state: _State, total: Any) -> tuple[_State, bool]:
-        """Return the next state, and True, as it is finite; the first total decides what sites send next."""
+        """Return the next state, and True, as integers are finite.
+
+        The first total decides what sites send next.
+        """
         values, noises = (np.asarray(part) for part in total)
         counted = np.array(state.noises)
         turn = int((counted > 0).sum())

@@ -199,7 +199,7 @@ class Server(Standing):
         return "" if len(sites) >= fewest else f"answers of {fewest} sites at least, got {len(sites)}"
 
     def _total(self, sites: list[str]) -> tuple[Any, list[str], int]:
-        """Return the uploads' sum (None before a secure sum's last step), and which sites sent them when."""
+        """Return the uploads' sum (None before a secure sum's last step), their sites, and their turn."""
         form, names = self._expected(), list(self._numbers)
         if self.description.sums is None:
             examples = {self._numbers[site]: self.taken[site] for site in sites}

@@ -115,7 +115,7 @@ class Steps:
     def _answers(
         self, number: int, turn: int, sent: Any, memory: Any, features: Any, labels: np.ndarray, longest: int
     ) -> cohort.Answers:
-        """Compute a client's part of a round, as the simulation does, in a cohort of this client alone."""
+        """Compute a client's upload and memory by the simulation's code, in a cohort of this client alone."""
         # Add a row for a client without examples, as a table must not be empty.
         features, labels = (x if len(x) else np.zeros((1, *x.shape[1:]), x.dtype) for x in (features, labels))
         # Pad `order` to the length of `labels`: then clients with equal numbers of rows share a compilation.
@@ -153,7 +153,7 @@ class Steps:
         return zeros_of(one, state)
 
     def skeleton(self, items: Sequence[Sequence[int]]) -> Any:
-        """Return zeros like the state after ``len(items)`` rounds; round r gave table i items[r][i] rows."""
+        """Return zeros shaped as the state after rounds in which table i had ``items[round][i]`` rows."""
         if not self._skeletons:
             self._skeletons.append(zeros_of(lambda: self.start()[0]))
         if self.algorithm.rounds is None:

@@ -138,7 +138,7 @@ class Sums:
     def too_few(self, step: str, sites: Collection[int]) -> str:
         """Return a text that says which answers are needed; "" if the answers of ``sites`` are enough."""
         own, needed = self.session, self.session.least
-        # If all sites share masks, the quorum is t + 1: each site and t neighbours.
+        # If each site shares masks with all others, the quorum is t + 1: a site and t neighbours.
         if step in STEPS[2:] or own.degree == len(own.identities) - 1:
             needed = max(needed, own.quorum)
         if len(sites) < needed:
@@ -146,7 +146,7 @@ class Sums:
         masked = list(sites)
         if step in STEPS[2:]:
             came = sites if step == "mask" else self._server.came()
-            # If a neighbour's upload contains masks of a site that left, these must be removed too.
+            # If a site left, the masks that it shares with neighbours whose uploads came must be removed too.
             left = self._server.shared.difference(came)
             tied = [site for site in left if set(own.neighbours_of(site)).intersection(came)]
             masked = [*came, *tied]

@@ -24,7 +24,7 @@ class Certificate(NamedTuple):
         statistics: bound on ‖A − A₀‖_F: A is the server's matrix, A₀ the exact sum over the remaining
             clients.
         solutions: bound on ‖S⁻¹B − S₀⁻¹B‖_F/‖S₀⁻¹B‖_F for any right-hand side B, also column by column. S and
-            S₀ are the method's systems made from A and A₀. Infinite if A may be singular.
+            S₀ are the method's regularised matrices, made from A and A₀. Infinite if A may be singular.
 
     If a column of the solution is then scaled to norm 1, it differs by at most twice ``solutions``.
     """
@@ -43,8 +43,8 @@ def certify(method: Method[Any], collected: Collected, *, num_classes: int) -> C
 
     Rows are stored unchanged and removed exactly. So if clients send rows only, or a covariance with each
     row, the head after `forget` equals that of retraining: both bounds are 0. Matrices are summed in float64,
-    which leaves rounding (`Collected.rounding`): A = A₀ + E. The system is linear in A with slope s: S = S₀ +
-    sE. So S⁻¹B − S₀⁻¹B = −sS⁻¹E S₀⁻¹B, and its norm is at most s‖E‖/λ_min(S) times that of S₀⁻¹B. The bound
+    which leaves rounding (`Collected.rounding`): A = A₀ + E. S is linear in A with slope s: S = S₀ + sE.
+    So S⁻¹B − S₀⁻¹B = −sS⁻¹E S₀⁻¹B, and its norm is at most s‖E‖/λ_min(S) times that of S₀⁻¹B. The bound
     leaves out the rounding of the solve itself, which a retrained head has too.
 
     Args:
@@ -83,7 +83,7 @@ def certify(method: Method[Any], collected: Collected, *, num_classes: int) -> C
     matrix = np.asarray(message.matrix, np.float64)
     step = float(np.trace(matrix)) / len(matrix) or 1.0
     system = _system(method, message, matrix, num_classes)
-    # The system is linear in the matrix: this is its slope.
+    # S is linear in A; compute the slope s.
     moved = np.diagonal(_system(method, message, matrix + step * np.eye(len(matrix)), num_classes) - system)
     slope = float(np.abs(moved).max()) / step
     values = np.linalg.eigvalsh(system)

@@ -251,7 +251,7 @@ def _of_shift(found: Diagnosis) -> str:
     share, z = float(found.shift.relative_shift), float(found.shift.statistic)
     if not found.shift.p_value < _LEVEL:
         text = f"No sign that clients' features differ (p = {found.shift.p_value:.2g})"
-        # share/z is the standard error of the share; a shift above 2.33 of them would probably be detected.
+        # share/z is the share's standard error; a share above 2.33 standard errors would be significant.
         hidden = _SEEN * abs(share / z) if z else np.inf
         if hidden <= _UNRELIABLE:
             return text + "."

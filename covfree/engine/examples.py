@@ -93,7 +93,7 @@ def _summarise(
 
 @jit
 def mapped(method: Method[Any], features: Any) -> jax.Array:
-    """`Method.mapped`, compiled."""
+    """Apply the method's feature map in a compiled call."""
     return method.mapped(features)
 
 
@@ -127,7 +127,10 @@ def _numbers(
     rank: np.ndarray,
     senders: int,
 ) -> np.ndarray:
-    """Number clients as `sample_numbers` does; read the large features only if clients have equal counts."""
+    """Number clients by `sample_numbers`; read the large features only if clients have equal counts.
+
+    ``used`` has the indices of examples that are no padding, and ``rank`` the index of the client of each.
+    """
     if senders <= SAMPLE:
         return np.arange(senders, dtype=np.int32)
     keys = np.zeros(senders, np.uint32)
@@ -177,7 +180,7 @@ class InParts:
         return int((self.labels >= 0).sum())
 
     def __call__(self, each: Round, params: Any, sent: Any) -> Any:
-        """Compute a round's total."""
+        """Add up the terms of a round's client function over all examples."""
         parts = list(blocks(self.features))
         size, running = parts[0].stop, None
         add = partial(add_part, each.client, params, sent)

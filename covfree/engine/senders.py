@@ -27,7 +27,7 @@ def senders(rows: Rows) -> np.ndarray:
 
 
 def numbers_of(rows: Rows, known: np.ndarray, types: RowTypes, part_rows: int) -> np.ndarray:
-    """Number the clients of a table by `sample_numbers`; read the means only of clients with equal counts."""
+    """Number the clients ``known`` by `sample_numbers`; read the means only of clients with equal counts."""
     if len(known) <= SAMPLE:
         return np.arange(len(known), dtype=np.int32)
     keys, asked = np.zeros(len(known), np.uint32), np.ones(len(known), bool)

@@ -31,7 +31,7 @@ def passed(
 ) -> list[Passed]:
     """List the shapes of what server and clients with rows ``make_rows()`` exchange from round ``start`` on.
 
-    In these rounds clients upload sums.
+    In these rounds clients must upload sums.
     """
 
     def look() -> list[Any]:

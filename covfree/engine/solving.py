@@ -37,8 +37,8 @@ def _with_choice(system: Any, params: Any, state: tuple[Any, ...]) -> Any:
     """Return ``params``, with the automatic shrinkage rule replaced by a fixed rule with its result.
 
     The rule takes longer to compile than everything else. It is compiled by itself, once for all methods
-    whose sums have the same shapes. ``params`` is returned unchanged if arrays are traced, or unless one
-    automatic rule is called exactly once.
+    whose sums have the same shapes. ``params`` is returned unchanged if arrays are traced, if it has
+    no automatic rule or several, or if the system does not call the rule exactly once.
     """
     nodes, structure = jax.tree.flatten(params, is_leaf=_is_rule)
     places = [place for place, node in enumerate(nodes) if is_automatic(node)]
@@ -57,7 +57,7 @@ def _is_rule(node: Any) -> bool:
 
 
 def _given(strength: Any, *_: Any) -> tuple[jax.Array, jax.Array]:
-    """Act as a shrinkage rule that returns an earlier choice: the two numbers in ``strength``."""
+    """Act as a shrinkage rule whose result (a, b) is chosen already: return it from ``strength``."""
     return strength[0], strength[1]
 
 

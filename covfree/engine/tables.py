@@ -1,4 +1,4 @@
-"""Tables of class means, each with the scatter of its examples; rows of a client and class merge."""
+"""Tables of class means, each mean with its examples' scatter; rows of one client and class merge."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Layout(NamedTuple):
 
     Attributes:
         by_client: whether there is a row for each client and class; otherwise there is one for each class.
-        squares: the scatter about a row's mean in full, its diagonal or its trace ("spherical"); or None.
+        squares: the kept scatter about each row's mean: full, its diagonal, its trace ("spherical"), or None.
         pooled: whether one scatter is kept for all rows; otherwise there is one for each row.
     """
 

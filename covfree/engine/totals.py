@@ -64,7 +64,7 @@ def through(
 
 
 def serve(each: Round, params: Any, state: tuple[Any, ...], total: Any) -> tuple[Any, ...]:
-    """Compute the server's state after a round; methods with the same function share the compiled code."""
+    """Compute the server's state after a round; methods with one server function share compiled code."""
     return (*state, total) if each.server is None else _call(each.server, params, state, total)
 
 
@@ -74,7 +74,7 @@ def _call(function: Callable[..., Any], *arguments: Any) -> Any:
 
 
 def _in_parts(terms: Callable[[Rows], Any], rows: Rows) -> bool:
-    """Return whether to sum part by part: if terms are products over many rows, and none is a table."""
+    """Return whether to sum part by part: only if the terms are products over many rows, and no tables."""
     length, kept, widest = rows.label.shape[0], False, 0
 
     def look(rows: Rows) -> None:
@@ -158,7 +158,7 @@ class InMemory:
         return int((np.asarray(self.rows.count) > 0).sum())
 
     def __call__(self, each: Round, params: Any, sent: Any) -> Any:
-        """Compute a round's total; methods with the same client function share the compiled code."""
+        """Add up the terms of a round over all rows; methods with one client function share compiled code."""
         return _compiled_total(self.rows, self.how, Round(each.client), params, sent)
 
 
@@ -171,7 +171,7 @@ def with_numbers(rows: Rows, axis_name: AxisName | None = None, few: bool = Fals
 @jax.tree_util.register_static
 @dataclass(frozen=True)
 class _Kept:
-    """A state's structure, and the positions of its leaves that are the rows' means, which are not copied."""
+    """A state's pytree structure, and the positions of those leaves that are ``rows.mean``, not copied."""
 
     structure: Any
     places: tuple[int, ...]

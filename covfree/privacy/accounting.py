@@ -1,4 +1,4 @@
-"""Compute ε of several noisy releases by zero-concentrated differential privacy, and state promises."""
+"""Compute the joint ε of noisy releases by zero-concentrated differential privacy, and state promises."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class Promise:
         noise: who adds the noise: ``"central"``, ``"distributed"`` or ``"local"``, as in `private`.
         honest: for distributed noise, the number of clients that surely take part and add their noise; else
             None.
-        releases: the releases whose joint ε this is.
+        releases: the noisy releases that ``epsilon`` covers.
     """
 
     epsilon: float
@@ -95,7 +95,7 @@ class Promise:
         )
 
     def __str__(self) -> str:
-        # The noise of reals is that of simulations: `private_rounds` and `private_training`.
+        # Only the simulations `private_rounds` and `private_training` add noise on the reals.
         simulated = any(each.real for each in self.releases)
         only = "in a simulation only, as JAX's generator protects nobody, " if simulated else ""
         text = f"{only}hides {self.hidden} from {self.against}"

@@ -26,7 +26,7 @@ def on_grid(vectors: Float[np.ndarray, "rows dim"], bound: int) -> Int[np.ndarra
     scaled = vectors * bound
     integers = np.rint(scaled).astype(np.int64)
     for shrink in (1.0, 1 - 1e-9, 0.0):
-        # Where the norm exceeds the bound, round towards 0: only a float's last bit can then be too large.
+        # Round rows above the bound towards 0; if float rounding leaves them above it, shrink them first.
         over = (integers**2).sum(1) > bound**2
         if not over.any():
             break
@@ -37,7 +37,7 @@ def on_grid(vectors: Float[np.ndarray, "rows dim"], bound: int) -> Int[np.ndarra
 def bounded(integers: Int[np.ndarray, "rows dim"], bound: int) -> Int[np.ndarray, "rows dim"]:
     """Return ``integers``, or raise if the norm of a row is above ``bound``.
 
-    The norm is computed in floats, as squares of integers could wrap; the check allows for their rounding.
+    The norm is computed in floats, as squares of integers could wrap; the check allows for float rounding.
 
     Raises:
         ArithmeticError: if a norm is above the bound: the promise would not hold.

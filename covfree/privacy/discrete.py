@@ -31,8 +31,8 @@ def discrete_gaussian(
         size: number of draws.
         random_bytes: source of random bytes.
 
-    Source: Canonne, Kamath and Steinke (2020), Alg. 1 to 3, with t = σ, a power of two, applied to whole
-    arrays.
+    Source: Canonne, Kamath and Steinke (2020), Alg. 1 to 3, for whole arrays; their t is σ, a power of
+    two.
     """
     if not 1 <= log_deviation <= MAX_LOG_DEVIATION:
         raise ValueError(f"log_deviation: expected 1 to {MAX_LOG_DEVIATION}, got {log_deviation}")
@@ -128,7 +128,7 @@ def _discrete_laplace(log_scale: int, size: int, random_bytes: RandomBytes) -> t
     scale = 1 << log_scale
     low = _words(size, random_bytes) & (scale - 1)
     kept = _exponential(low, log_scale, random_bytes)
-    # The number of whole scales is geometric: count trials with probability exp(−1) until one fails.
+    # ⌊value/scale⌋ is geometric: count trials with probability exp(−1) until one fails.
     steps = np.zeros(size, np.int64)
     trying = np.flatnonzero(kept)
     while trying.size:

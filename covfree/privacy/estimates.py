@@ -115,7 +115,7 @@ def shrunk_means(
     sum_deviation: Scalar,
     count_deviation: Scalar,
 ) -> Float[Array, "classes dim"]:
-    """Estimate class means from noisy sums; the noisier a mean, the nearer it moves to the mean of all.
+    """Estimate class means from noisy sums; a noisier one moves nearer to the mean of all examples.
 
     Counts and class means are treated as random draws about their averages. A count becomes N_c = N̄ + t/(t +
     σ_n²)·(Ñ_c − N̄), where N̄ is the average and t + σ_n² the variance of the noisy counts. A mean becomes
@@ -144,7 +144,7 @@ def shrunk_means(
     noise = jnp.square(jnp.asarray(sum_deviation, counts.dtype) / counts)
     found = jnp.square(moved).sum(1) / dim - noise
     spread = jnp.zeros((), counts.dtype)
-    for _ in range(2):  # twice, as the weights depend on the estimate itself
+    for _ in range(2):  # twice: the weights depend on ``spread``
         weight = 1 / jnp.square(1 + spread / noise) / jnp.square(noise / noise.min())
         spread = (weight * found).sum() / weight.sum()
         spread = jnp.maximum(spread, noise.min() * jnp.sqrt(2 / jnp.asarray(number * dim, counts.dtype)))

@@ -99,7 +99,7 @@ class Audit:
 
 
 class _World(NamedTuple):
-    """The federation's examples and their clients (``owners``), others, and what the attacker knows."""
+    """Members and their clients, non-members (``outside``), and what the attacker knows of classes."""
 
     features: np.ndarray
     labels: np.ndarray
@@ -136,7 +136,7 @@ def audit(
         epsilon: ε of the noisy uploads.
         delta: δ of the noisy uploads.
         clip: bound on the features' norm.
-        group: the number of clients in a group; without more clients than that, no groups are attacked.
+        group: the number of clients in a group; groups are attacked only if there are more clients.
         seed: the seed of the split and of the groups.
         random_bytes: source of the noise.
 
@@ -294,7 +294,7 @@ def _presence(seen: _Seen, world: _World) -> float:
 def _difference(
     grid: Grid, world: _World, places: np.ndarray, number: int, noisy: bool, random_bytes: RandomBytes
 ) -> float:
-    """Return the relative error of all clients' sums minus the others' sums, taken for client 0's sums."""
+    """Compute client 0's sums as all clients' sums minus the other clients'; return the relative error."""
     totals = []
     for kept in (np.ones(len(places), bool), places != 0):
         part = world._replace(features=world.features[kept], labels=world.labels[kept])

@@ -186,7 +186,7 @@ class Private:
         return self.head(*totals)
 
     def _check_total(self, step: int, total: Upload, first: Upload | None = None) -> None:
-        """Raise ValueError unless a total has enough noise, and a shape that fits the first total's."""
+        """Raise ValueError unless ``total`` has enough noise and, with ``first``, fits its classes and d."""
         self._grid(step, total.kind)
         if total.noises < (least := self.promise.honest or 1):
             raise ValueError(f"total: expected at least {least} noises in step {step}, got {total.noises}")

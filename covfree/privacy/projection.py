@@ -19,7 +19,7 @@ from covfree.statistics.feature_maps import accurate
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class PublicProjection:
-    """The map x [d] ↦ √(d/p)·Qᵀx; Q [d, p] has random orthonormal columns. On average over Q, ‖x‖² stays.
+    """The map x [d] ↦ √(d/p)·Qᵀx; Q [d, p] has random orthonormal columns. It keeps ‖x‖² on average over Q.
 
     Attributes:
         seed: the seed of Q; public, as the map does not depend on data.

@@ -94,7 +94,7 @@ def _init(
 
 
 def _own(numbers: _Numbers, state: _State, *memory: Any, call: Callable[..., Any]) -> Any:
-    """Call a function of the original algorithm: its broadcast, result or report."""
+    """Call the original algorithm's broadcast, result or report with the original ``params`` and state."""
     return call(numbers.own, state.own, *memory)
 
 

@@ -33,8 +33,8 @@ from covfree.privacy.uploads import Grid, Upload, full_matrix
 # which the matrix reveals, are far above the average. Noise harms ridge heads and FedCGS sooner.
 _WORTH_OF_LDA = 3.0
 _WORTH_OF_OTHERS = 0.25
-# It also requires that the squared noise in class means is at most this share of their squared distance from
-# the mean of all. Otherwise the rest of the privacy budget is better spent on the sums.
+# The server also requires that the squared noise in class means is at most this share of their squared
+# distance from the mean of all. Otherwise the rest of the privacy budget is better spent on the sums.
 _NOISE_OF_MEANS = 0.1
 
 
@@ -118,9 +118,9 @@ class NoisySums:
 def worth_a_matrix(method: Method[Any], known: NoisySums, grid: Grid, noises: int) -> bool:
     """Return whether a second moment with ``noises`` draws of noise would be useful, judged from class sums.
 
-    With N examples x, N_c of them in class c with mean μ_c, `noise_edge`/N is compared with the average
-    eigenvalue of the within-class covariance, (mean ‖x‖² − Σ_c N_c ‖μ_c‖²/N)/d. The noise in class means is
-    compared with their distance from the mean of all.
+    Two ratios must be small: `noise_edge`/N to the average eigenvalue of the within-class covariance,
+    (mean ‖x‖² − Σ_c N_c ‖μ_c‖²/N)/d, for N examples x, N_c of them in class c with mean μ_c; and the squared
+    noise in class means to their squared distance from the mean of all.
     """
     dim = known.sums.shape[1]
     squares = (known.sums**2).sum(1) - dim * known.sum_deviation**2
@@ -229,7 +229,7 @@ def _head_of(method: Method[Any], known: NoisySums, grid: Grid, total: Upload) -
 
 
 def _own_shrinkage(method: Method[Any]) -> Any:
-    """Return γ of a method that adds γI; else 0: other rules need rows; the noise's edge replaces them."""
+    """Return γ if the method adds γI; else 0: the noise's edge replaces other rules, which need rows."""
     plain = diagonal_loading(0.0).rule
     return method.params.strength if method.params.rule is plain else 0.0
 

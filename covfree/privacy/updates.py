@@ -21,7 +21,7 @@ from covfree.secure.words import Words, shaped
 _LOG_DEVIATION = 18
 # The largest norm of a sum without noise. Words hold numbers below 2⁶³, so there is room for noise.
 _ROOM = 2**61
-# The least number of grid steps that a norm must have.
+# The bound on norms must be at least this many grid steps.
 _LEAST = 32
 
 
@@ -132,7 +132,7 @@ def private_updates(
     deviation = 2.0**_LOG_DEVIATION * math.sqrt(honest)
     # Allow for the last bit of float rounding, so that the cost is not above ρ.
     allowed = math.sqrt(2 * rho_for(epsilon, delta) / number) * deviation * (1 - 1e-12)
-    # A finer grid could wrap. If this limits the grid, there is more noise than ε requires.
+    # Sums on a finer grid could wrap. If this limits the grid, there is more noise than ε requires.
     bound = min(math.floor(allowed / moved), _ROOM // most)
     if bound < _LEAST:
         short, expected = ("num_clients", "fewer") if _ROOM // most < _LEAST else ("epsilon", "a larger one")

@@ -20,8 +20,8 @@ from covfree.privacy.discrete import RandomBytes, summed_discrete_gaussians
 Kind: TypeAlias = Literal["sums", "matrix"]
 
 # Beside its features an example has two coordinates: the count, and the squared norm, from which the server
-# judges whether noise would drown a second moment. These are their largest values, in units of the features'
-# largest norm. They cost 5 % more noise.
+# judges whether noise would drown a second moment. The constants are the largest values of the two, in units
+# of the features' largest norm. They cost 5 % more noise.
 COUNT_SHARE = 0.3
 SQUARE_SHARE = 0.15
 # If an example is replaced, its features move by up to twice their largest norm. Then the count's share can
@@ -121,7 +121,7 @@ class Grid:
             one = math.hypot(1, share, SQUARE_SHARE)
             bound = math.floor(most / (one if add else math.hypot(2, SQUARE_SHARE)))
             count, square = math.floor(share * bound), math.floor(SQUARE_SHARE * bound)
-        # A finer grid could exceed int64. If this limits the grid, there is more noise than ρ requires.
+        # Sums on a finer grid could exceed int64. If this limits it, there is more noise than ρ requires.
         bound = min(bound, _MOST[kind] if weight is None else _MOST_OF_CLIENT)
         count, square = min(count, bound), min(square, bound)
         if bound < _LEAST:
@@ -230,7 +230,7 @@ _BLOCK = 8192
 # and a sum of 10⁶ clients' uploads fit into int64.
 _MOST: dict[Kind, int] = {"sums": 2**31, "matrix": 2**19}
 _MOST_OF_CLIENT = 2**40
-# The least number of grid steps that a norm must have.
+# The bound on norms must be at least this many grid steps.
 _LEAST = 32
 
 
@@ -242,13 +242,13 @@ def _deviation(kind: Kind, log_deviation: int, noises: int) -> float:
 def _limit(kind: Kind, weight: float) -> float:
     """Return the largest norm of a client's upload, for features divided by the clip.
 
-    A client's examples of all classes add up in its second moment, so that is allowed twice the weight.
+    The second moment adds up examples of all classes, so its limit is twice the weight.
     """
     return weight * (math.hypot(1, COUNT_SHARE, SQUARE_SHARE) if kind == "sums" else 2)
 
 
 def _share(limit: float, norm: float) -> float:
-    """Return the factor that scales a norm down to its limit; norms are finite, as features are clipped."""
+    """Return the factor, at most 1, that scales a finite norm down to ``limit``."""
     return min(1.0, limit / norm) if norm else 1.0
 
 
@@ -261,7 +261,7 @@ def dim_of_triangle(size: int) -> int:
 
 
 def diagonal_places(dim: int) -> Int[np.ndarray, " dim"]:
-    """Return the positions of the diagonal in the upper triangle, row by row."""
+    """Return the indices of the diagonal's entries in an upper triangle that is stored row by row."""
     return np.cumsum(np.r_[0, np.arange(dim, 1, -1)])
 
 

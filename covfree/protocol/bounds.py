@@ -176,7 +176,7 @@ class Judgement(NamedTuple):
 
 
 def judge(sizes: Mapping[Hashable, Size], before: Mapping[Hashable, Size], rules: Rules) -> Judgement:
-    """Derive bounds from new and earlier messages together, and compare each of these with the bounds."""
+    """Derive bounds from the sizes of new and earlier messages, and compare each size with the bounds."""
     limits = Limits([*before.values(), *sizes.values()], rules)
     new, old = (
         {client: reason for client, size in each.items() if (reason := limits.beyond(size)) is not None}

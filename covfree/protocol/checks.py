@@ -167,7 +167,10 @@ def has_sound_rows(letter: Letter) -> None:
 
 
 def has_announced_counts(letter: Letter) -> None:
-    """Raise a ValueError if the counts do not sum to the announced number, or exceed ``max_count``."""
+    """Raise a ValueError if the counts do not sum to the announced number, or sum to above ``max_count``.
+
+    The degrees of freedom of residual directions may exceed neither of these numbers.
+    """
     rows, total = letter.message.rows, letter.num_examples
     most = None if letter.rules.max_count == "derived" else letter.rules.max_count
     count = np.asarray(rows.count)
@@ -229,7 +232,8 @@ def has_bounded_norms(letter: Letter) -> None:
     """Raise a ValueError if sums of squares are too large for features of norm at most ``max_norm``.
 
     Over n examples of a class, Σ‖f‖² is at most n·max_norm². The squares of residual directions (the rows
-    that `Rows.sketch` marks) sum to at most Σ‖f‖² over all N examples, and so to at most N·max_norm².
+    that `Rows.sketch` marks), and the diagonal of a Gram matrix, sum to at most Σ‖f‖² over all N examples,
+    and so to at most N·max_norm².
     """
     most, total = max_norm_of(letter.rules), letter.num_examples
     if most is None:

@@ -32,7 +32,10 @@ class Kind(NamedTuple):
         return cls(covariance, sketch, matrix, bool(message.solved), *said)
 
     def difference(self, wanted: Kind, who: str) -> str | None:
-        """Describe the first difference from ``wanted``, which ``who`` explains; unknown metadata pass."""
+        """Describe the first difference from ``wanted``; metadata that one of the kinds lacks do not differ.
+
+        ``who`` says in the text why ``wanted`` is expected, e.g. ``"as others send"``.
+        """
         for name, own, other in zip(self._fields[:4], self[:4], wanted[:4], strict=True):
             if own != other:
                 return f"{name}: expected {_described(name, other)} {who}, got {_described(name, own)}"

@@ -41,7 +41,7 @@ def client_message(
     """Make the message that one client sends to the server, with rows for the classes of its examples only.
 
     Clients of similar size share one compilation. Under ``jit`` and ``vmap`` the number of rows is fixed, so
-    a class (or subset, or direction) without examples is a row of count 0.
+    a class, random subset or residual direction without examples is a row of count 0.
 
     Args:
         method: the method.

@@ -174,7 +174,7 @@ def _dim_of(before: Collected, dim: int | None) -> int | None:
 
 
 def _again(messages: Mapping[Any, Message] | Inbox, client: Any, counted: str | None) -> str | None:
-    """Describe what a client sent again, and which message counts; None if its file is the one counted."""
+    """Describe what a client sent again, and which message counts; None if it is the counted file itself."""
     try:
         receipt = receipt_of(messages, client)
     except Exception as error:  # A second message may be anything.
@@ -200,7 +200,7 @@ def _nothing(dim: int | None) -> Message:
 
 
 def merged(messages: Sequence[Message]) -> Message:
-    """Return a message with all messages' rows, no matrix, and the first known value of each metadata."""
+    """Return a message with all messages' rows, no matrix, and each metadata field's first known value."""
     # Skip messages that add nothing: those of clients without examples, and an empty ``before``.
     known = [message for message in messages if message.rows.mean.shape[1]] or messages
     messages = [message for message in known if len(message.rows.count)] or known[:1]

@@ -36,8 +36,8 @@ class Site(NamedTuple):
         examples: how many examples the site claims.
         spread: logarithm of the mean squared distance of its class means from the other sites', in robust
             standard deviations from the median site.
-        agreement: slope β of its centred class means on the other sites'; about 1 for honest sites, about 0
-            for random labels.
+        agreement: slope β of the regression of its centred class means on those of the other sites; about 1
+            for honest sites, about 0 for random labels.
         moved: the share of its examples in classes whose mean lies at other sites' mean of another class.
         reason: why it fails, in words; None if it does not.
     """

@@ -98,8 +98,8 @@ def fit_model(means: Means, num_classes: int) -> Model:
     - A class's centre is the geometric median (Weiszfeld) of the sites' means x_j, made from n_j examples. It
       is an average of the x_j with weights w_j. Then the centre without site k is (Σ_j w_j x_j − w_k x_k)/W_k
       with W_k = Σ_j w_j − w_k, and its variance, in units of one example's, is Σ_{j≠k} w_j²/n_j/W_k².
-    - S = 0.6·d·mean(u uᵀ) + 0.4·I, where u is the residual x − g of a mean from the centre g without its
-      site, scaled to length 1; mean(u uᵀ) is the spatial sign covariance. A few huge rows cannot dominate S.
+    - S = 0.6·d·mean(u uᵀ) + 0.4·I, where u is x − g scaled to length 1, for a mean x and its class's
+      centre g without x's site; mean(u uᵀ) is the spatial sign covariance. A few huge rows cannot dominate S.
     - D² = ‖S^(−½)(x − g)‖² has mean σ²·v with v = 1/n + Var(g) + τ: n is x's count, Var(g)
       the above variance. The variance τ of the usual shift between sites is chosen such that log(D²/v) varies
       least (by median deviation); σ² is the median of D²/v.

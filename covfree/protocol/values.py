@@ -84,7 +84,7 @@ def check_rows(rows: Rows, *, num_classes: int, dim: int | None = None) -> None:
 
 
 def largest_sum(dtype: np.dtype) -> float:
-    """Return M^¾, the largest allowed Σ‖f‖² of a row or matrix; up to M^¼ can be added (M: largest float)."""
+    """Return M^¾, the largest Σ‖f‖² allowed in a message; M^¼ of them can be added (M: largest float)."""
     return float(jnp.finfo(jnp.promote_types(dtype, jnp.float32)).max) ** 0.75
 
 

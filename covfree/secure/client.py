@@ -85,7 +85,7 @@ class Client:
 
     @_step(2)
     def share(self, adverts: Iterable[Advert]) -> list[Sealed]:
-        """Step 2: split the seed of the client's own mask, and its masking key, into neighbours' shares.
+        """Step 2: split the seed of its own mask, and its masking key, into a share for each neighbour.
 
         Raises:
             Refused: if fewer neighbours than the threshold advertised, or an advert is duplicate or forged.

@@ -90,7 +90,7 @@ def _init(
 
 
 def _broadcast(numbers: _Numbers, state: _State, *, broadcast: Callable[..., Any]) -> Any:
-    """Return which classes are summed, and the original broadcast; None in the first round, which counts."""
+    """Return which classes are summed, and the original broadcast; None in the round that counts clients."""
     return None if state.common is None else (state.common, broadcast(numbers.own, state.own))
 
 

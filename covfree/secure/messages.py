@@ -103,7 +103,7 @@ class Session:
         return self.label("came", 0, 0) + b"\0" + hashlib.sha256(numbers.encode()).digest()
 
     def label(self, purpose: str, first: int, second: int) -> bytes:
-        """Return bytes that bind a key or signature to this session, a purpose and an ordered pair."""
+        """Return bytes that bind a key or signature to session, purpose and an ordered pair of clients."""
         return "\0".join(("covfree secure sum 2", self.name, purpose, str(first), str(second))).encode()
 
 

@@ -140,12 +140,12 @@ class Server:
             for other in masked:
                 public = self._adverts[other].masking
                 pair = mask(pair_key(self._session, "mask", key, public, client, other), len(total))
-                # The other client added or subtracted this mask: do the opposite.
+                # Remove this mask from the upload of ``other``: of the two clients, the lower number adds it.
                 total = total - pair if other < client else total + pair
         return total
 
     def _rebuilt(self, client: int, own: Mapping[int, bytes], fits: Callable[[int, bytes], bool]) -> bytes:
-        """Rebuild a client's secret from t of its shares; as one may be false, try other choices of t too."""
+        """Rebuild a client's secret from t of its shares; some may be false, so try several choices of t."""
         least = self._session.threshold
         if len(own) < least:
             raise Refused(f"shares: expected at least {least} of client {client}, got {len(own)}")
