@@ -19,7 +19,7 @@ class Prepared(NamedTuple):
     """How an image is converted to an extractor's input; threads that decode images call ``prepare``.
 
     Attributes:
-        prepare: a function from an image (a Pillow image or its grey levels) to an array.
+        prepare: a function from an image (Pillow or uint8 pixels) to an array.
         shape: the shape of the array.
         dtype: the data type of the array.
     """
@@ -61,7 +61,7 @@ class Extractor:
     computed_in: str = "float32"
 
     def __call__(self, batch: Any) -> np.ndarray:
-        """Compute features [n, d] in float32 from n images, or their grey levels, or n texts.
+        """Compute float32 features [n, d] of n images (Pillow or uint8 pixels) or n texts.
 
         Raises:
             ValueError: if the batch is empty, or the features have another shape.

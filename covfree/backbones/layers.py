@@ -1,7 +1,7 @@
 """Layers that the architectures share: convolutions, norms, dense layers, dropout.
 
 Layers are named as in timm or torchvision (``"layer1.0.conv1"``): a path in the tree of parameters, joined by
-dots, is the tensor's name in a file of weights.
+dots, is the tensor's name in a file of weights, perhaps after a `Renaming`.
 """
 
 from __future__ import annotations

@@ -21,10 +21,10 @@ def preprocess(image: Any, spec: Spec) -> Float[np.ndarray, "crop crop 3"]:
     """Resize, crop and normalise one image, as the backbone's published weights require.
 
     The shorter side becomes ``spec.preprocessing.resize`` pixels (if that is a width and a height, the image
-    is squeezed to them), a square is cut from the middle, and its grey levels are normalised (needs Pillow).
+    is squeezed to them), a square is cut from the middle, and its pixels are normalised (needs Pillow).
 
     Args:
-        image: a Pillow image, or its grey levels: uint8 ``[height, width, 3]``, or ``[height, width]`` for a
+        image: a Pillow image, or its pixels: uint8 ``[height, width, 3]``, or ``[height, width]`` for a
             grey image.
         spec: the backbone's entry in `BACKBONES`.
 
@@ -48,7 +48,7 @@ def crop(image: Any, preprocessing: Preprocessing) -> UInt8[np.ndarray, "crop cr
     pillow = optional("PIL.Image", "pretrained")
     if isinstance(image, np.ndarray | jax.Array):
         if image.dtype != np.uint8:
-            raise TypeError(f"image: expected uint8 grey levels, got {image.dtype}")
+            raise TypeError(f"image: expected uint8 pixels, got {image.dtype}")
         if image.ndim not in (2, 3) or 0 in image.shape or (image.ndim == 3 and image.shape[2] != 3):
             raise ValueError(
                 f"image: expected [height, width, 3] or [height, width], got {list(image.shape)}"

@@ -134,7 +134,7 @@ def image_arrays(
     """
     images, labels = np.asarray(images), np.asarray(labels)
     if images.dtype != np.uint8:
-        raise TypeError(f"{name}: images: expected uint8 grey levels, got {images.dtype}")
+        raise TypeError(f"{name}: images: expected uint8 pixels, got {images.dtype}")
     if images.ndim not in (3, 4) or 0 in images.shape or (images.ndim == 4 and images.shape[3] != 3):
         raise ValueError(
             f"{name}: images: expected [n, height, width, 3] or [n, height, width] with n of at least 1, "

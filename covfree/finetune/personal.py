@@ -1,4 +1,4 @@
-"""Personal models: clients' memory of their own models, local training, and accuracy by client."""
+"""Personal models: the models and prototypes that clients keep, local training, accuracy by client."""
 
 from __future__ import annotations
 

@@ -55,7 +55,7 @@ def head_for_present(
 
 
 def log_priors(moments: Moments) -> Float[Array, " classes"]:
-    """Return log π_c with π_c = N_c/N; finite, with a finite derivative, for absent classes too."""
+    """Return log π_c with π_c = N_c/N; for an absent class −log N, with a finite derivative."""
     count = moments.count.astype(moments.total.dtype)
     total = count.sum()
     return jnp.log(jnp.where(count > 0, count, 1)) - jnp.log(jnp.where(total > 0, total, 1))

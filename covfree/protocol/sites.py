@@ -23,8 +23,9 @@ def diagnose_sites(
     Each site has four statistics: the logarithm of the norm of its means; the logarithm of its number of
     examples; the logarithm of its means' average squared Mahalanobis distance from the other sites' centres
     (`fit_model`); and the agreement of its labels (`label_test`). Each is compared with the median over all
-    sites, in robust standard deviations, so that ordinary shift between sites is allowed. Of the sites that
-    fail, those with at least half the highest score are removed, and the remaining sites are tested again.
+    sites, in robust standard deviations, so that ordinary shift between sites is allowed; labels that are
+    surely swapped or moved fail by themselves. Failed sites with at least half the highest `Site.score` are
+    removed, and the remaining sites are tested again.
     ``docs/security.md`` has the formulas and error rates.
 
     Args:

@@ -1,4 +1,4 @@
-"""Read the safetensors format of files by strangers: every length is checked before it is used."""
+"""Read safetensors files from untrusted senders: every length is checked before it is used."""
 
 from __future__ import annotations
 

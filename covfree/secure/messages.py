@@ -72,10 +72,10 @@ class Session:
 
     @property
     def quorum(self) -> int:
-        """The number of clients that must sign the same list of uploads: ⌈n·t/k⌉ of all n, more than half.
+        """How many of the n clients must sign the same list of uploads: ⌈n·threshold/degree⌉, more than half.
 
-        Two sets of this size overlap, and each client signs once, so a server cannot get signatures for two
-        lists.
+        Two such sets overlap, and honest clients sign once, so without colluding clients no server gets two
+        lists signed.
         """
         return -(-len(self.identities) * self.threshold // self.degree)
 

@@ -95,7 +95,7 @@ def test_preprocessing_takes_grey_images_and_refuses_others():
     spec = BACKBONES["efficientnet_lite0"]
     grey = np.full((250, 240), 127, np.uint8)
     np.testing.assert_array_equal(preprocess(grey, spec), np.zeros((224, 224, 3), np.float32))
-    with pytest.raises(TypeError, match="image: expected uint8 grey levels, got float32"):
+    with pytest.raises(TypeError, match="image: expected uint8 pixels, got float32"):
         preprocess(np.zeros((5, 5, 3), np.float32), spec)
     with pytest.raises(ValueError, match=r"image: expected \[height, width, 3\] or .*, got \[5, 5, 4\]"):
         preprocess(np.zeros((5, 5, 4), np.uint8), spec)

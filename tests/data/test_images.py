@@ -72,7 +72,7 @@ def test_fingerprint():
 
 
 WRONG = {
-    "floats": (dict(images=PIXELS / 255), TypeError, "images: expected uint8 grey levels, got float64"),
+    "floats": (dict(images=PIXELS / 255), TypeError, "images: expected uint8 pixels, got float64"),
     "channels first": (
         dict(images=PIXELS.transpose(0, 3, 1, 2)),
         ValueError,
@@ -164,7 +164,7 @@ SOURCES = {
         r"expected arrays images and labels, got \['features', 'labels'\]",
     ),
     "objects": ("objects.npz", ValueError, r"objects\.npz: expected an \.npz file of plain arrays"),
-    "wrong arrays": ("floats.npz", ValueError, r"floats\.npz: floats: images: expected uint8 grey levels"),
+    "wrong arrays": ("floats.npz", ValueError, r"floats\.npz: floats: images: expected uint8 pixels"),
     "no file": ("absent.npz", FileNotFoundError, r"absent\.npz: no such file"),
     "nothing": ("absent", FileNotFoundError, r"absent: no such file or folder; expected .* tfds:NAME"),
 }
