@@ -55,8 +55,8 @@ def subset_class_means(
     """Compute the means of disjoint random subsets of each class, for one client.
 
     A class of n_kc examples gives min(num_subsets, ⌊n_kc/2⌋) means, at least one if n_kc > 0. The
-    subsets' sizes differ by at most 1. Few clients thus give many rows. Each subset has at least 2 examples, unless the client
-    has only one example of the class. (The mean of one example would reveal it.)
+    subsets' sizes differ by at most 1. Few clients thus give many rows. Each subset has at least 2 examples,
+    unless the client has only one example of the class. (The mean of one example would reveal it.)
 
     Args:
         features: features of the client's examples.
