@@ -182,7 +182,7 @@ class PrivateSteps:
         return Upload(number, 0, [own.values, np.asarray(own.noises, np.int64)], []), memory
 
     def serve(self, state: _State, total: Any) -> tuple[_State, bool]:
-        """Return the next state, and True, as integers are finite.
+        """Return the next state, and whether it is finite: True, as it has integers.
 
         The first total decides what sites send next.
         """

@@ -1,4 +1,4 @@
-"""Compute the joint ε of noisy releases by zero-concentrated differential privacy, and state promises."""
+"""Privacy promises, and the joint ε of noisy releases by zero-concentrated differential privacy."""
 
 from __future__ import annotations
 

@@ -188,7 +188,7 @@ class Grid:
         return Upload(self.kind, upload.values + noise.reshape(upload.values.shape), upload.noises + noises)
 
     def deviation(self, noises: int) -> float:
-        """Return the standard deviation of ``noises`` draws, in each sum or on the matrix's diagonal."""
+        """Return the standard deviation of ``noises`` added draws, in feature sums or on the diagonal."""
         return _deviation(self.kind, self.log_deviation, noises) * self.step
 
     def _of_examples(self, features: np.ndarray, labels: np.ndarray, num_classes: int) -> Upload:

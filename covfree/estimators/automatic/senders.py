@@ -73,10 +73,10 @@ def projections(mean: Any, count: Any, xp: Any) -> Any:
 def sample_numbers(keys: Any, projected: Any, senders: Any, xp: Any) -> Any:
     """Number clients by sums over their rows, so that clients numbered below 256 are a fair sample.
 
-    Clients are sorted by key. `fair_numbers` draws positions in this order. If k of the drawn positions fall
-    in a group of clients with equal keys, the sample takes the group's first k clients by a hash: space is
-    divided into cells about the mean of the group's projections, and the index of a client's cell is hashed.
-    Rounding can move only a client at the edge of a cell, and that changes at most one client of the sample.
+    Clients are sorted by a hash of their keys, and `fair_numbers` draws positions in this order. Clients with
+    equal keys form a group. If k drawn positions fall in one, its k clients of smallest hash are taken. That
+    hash is of the cell in which a client's projections lie, in a grid about the group's mean. Rounding can
+    move only a client at the edge of a cell, and that changes at most one client of the sample.
 
     Args:
         keys: [clients] sums of `count_keys`.
