@@ -59,6 +59,7 @@ def test_no_method_makes_a_batched_call_under_vmap():
     assert seen > 40
 
 
+@pytest.mark.slow
 def test_what_stands_beside_the_methods_makes_none_either():
     rows, _ = stress.federation(covfree.fedcof(), 6)
     factors = jnp.array([1.0, 2.0])

@@ -44,6 +44,7 @@ class Sources(HTMLParser):
             self.found.append(given.get("href") or "")
 
 
+@pytest.mark.slow
 def test_pages_load_nothing_from_elsewhere(site):
     pages = sorted(site.rglob("*.html"))
     assert len(pages) > 40

@@ -172,7 +172,7 @@ def test_statistics_are_updated(lite, images):
     assert features.shape == (2, 1280)
 
 
-@pytest.mark.parametrize("name", ["lite", "vit"])
+@pytest.mark.parametrize("name", ["lite", *slow("vit")])
 def test_bfloat16_and_one_operation_at_a_time(name):
     exact, fast = (backbone(name, dtype=dtype) for dtype in (jnp.float32, jnp.bfloat16))
     params = drawn(exact)

@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 from PIL import Image
 from precision import relative_error
+from variants import slow
 
 from covfree.backbones import BACKBONES, backbone
 from covfree.backbones.preprocess import crop, normalise
@@ -22,7 +23,7 @@ def golden(shared):
         return dict(file)
 
 
-@pytest.mark.parametrize("name", ["squeezenet1_1", "efficientnet_lite0"])
+@pytest.mark.parametrize("name", ["squeezenet1_1", *slow("efficientnet_lite0")])
 def test_features_of_photographs(shared, golden, name):
     chosen = backbone(name)
     path = None

@@ -605,6 +605,7 @@ def test_the_console_script_reports_a_bad_argument():
     )
 
 
+@pytest.mark.slow
 def test_what_clients_choose(cli, tmp_path):
     """By errors on examples that they kept: beside all methods, or of some by name."""
     small = ["compare", "--clients", "6", "--alpha", "2", "--seeds", "1", "--format", "json", "--methods"]

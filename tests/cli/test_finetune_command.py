@@ -194,6 +194,7 @@ def test_the_papers_settings_of_clients_and_servers(finetune, tmp_path):
     assert record["algorithm"] == "fedadam:tau=0.1:b2=0.5"
 
 
+@pytest.mark.slow
 def test_a_closed_form_stage_of_several_rounds(finetune):
     """Clients come once each; what they sent, the head and the training are those of one round in the end.
 

@@ -100,7 +100,10 @@ def test_a_run_that_diverges_is_marked(cli, own):
         (("--init", "qda"), "--init: expected some of random, .*, got 'qda'"),
         (("--client-lr", 0), "--client-lr: expected a finite number above 0, got 0"),
         (("--test-share", 1), r"--test-share: expected a number in \(0, 1\), got 1"),
-        (("--test-share", 0.001), "--test-share: expected clients with examples .*, got 0.001 of the"),
+        (
+            ("--test-share", 0.001),
+            "--test-share: expected test examples at .*, got 0.001, which leaves none",
+        ),
         (("--norms", "batch"), "--norms: expected --images beside it"),
         (("--rounds", 0), "--rounds: expected at least 1, got 0"),
         (("--partition", "fair"), "--partition: expected one of .*, got 'fair'"),

@@ -74,7 +74,7 @@ def test_the_result_is_that_of_integers_whoever_leaves(algorithm, rounds, at, ho
             shutil.copytree(tmp_path / "york", tmp_path / "kept")
             fewer = {**arrays, "came": arrays["came"][1:]}
             with pytest.raises(
-                Refused, match=r"came: expected the sites of the sum before, \(0, 2, 3, 4\), got"
+                Refused, match=r"came: expected the same sites as in the sum before, \(0, 2, 3, 4\), got"
             ):
                 machines.client("york").answer(seal(machines.key("server"), about, fewer))
             machines.kill("york")

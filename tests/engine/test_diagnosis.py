@@ -106,6 +106,7 @@ def test_fewer_rows_than_dimensions_are_singular():
     assert "added" not in str(covfree.diagnose(rows, num_classes=2, method=unshrunk))
 
 
+@pytest.mark.slow
 def test_methods_with_other_estimates_have_other_degrees():
     federation = federations.make(2)
     found = {}

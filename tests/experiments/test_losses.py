@@ -78,6 +78,7 @@ def test_the_students_loss():
             )
 
 
+@pytest.mark.slow
 def test_the_ensembles_weights():
     from baselines import ensemble
 

@@ -141,6 +141,7 @@ def test_each_epoch_meets_every_example_once():
     np.testing.assert_allclose(moved, 2 * 1e-3 * 0.5 * np.where(np.arange(7) < 3, 3 / 7, 4 / 7), rtol=5e-3)
 
 
+@pytest.mark.slow
 def test_a_calibrated_head_predicts_what_the_closed_form_does():
     features, labels, clients = examples()
     head = covfree.fit(covfree.fedcof(1.0), features, labels, clients, num_classes=4)

@@ -73,6 +73,7 @@ def test_no_prompts_are_no_prompts_and_padding_is_not_seen(params, data):
     np.testing.assert_allclose(applied(params, images, prompts, kept & False), plain, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_features_against_a_transformer_in_numpy(params, data):
     """Written from the architecture, in float64: prompts come after the class token, without positions."""
     tree = jax.tree.map(lambda x: np.asarray(x, float), params)["params"]
@@ -166,6 +167,7 @@ def test_pfpt_trains_and_counts_the_prompts_that_are_sent(params, data):
     np.testing.assert_allclose(*(SCORES(each, data[0][:6]) for each in (plain, model)), rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_pfpt_that_diverges_ends_with_what_it_had(params, data):
     # Of the form of the algorithm above, so that both share compiled functions.
     algorithm = ft.pfpt(prompted(params), Partial(optax.adam, 1e30), most=8, sweeps=5, epochs=2)

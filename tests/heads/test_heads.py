@@ -117,6 +117,7 @@ def test_a_ridge_head_with_a_bias(precision, factored):
         assert_heads_close(fitted, (solved[:-1] / scale, expected[1] / scale), 10 * precision.tolerance)
 
 
+@pytest.mark.slow
 def test_a_bias_is_of_ridge_heads():
     with pytest.raises(ValueError, match="bias: expected False unless the head is 'ridge'"):
         covfree.fedcof(bias=True)
@@ -185,6 +186,7 @@ def test_only_absent_classes(name):
     np.testing.assert_array_equal(head.present, 0)
 
 
+@pytest.mark.slow
 def test_a_class_whose_features_cancel_has_no_direction():
     """In any order its column is 0, among rows and within a client; small features keep theirs."""
     rng = np.random.default_rng(0)

@@ -77,6 +77,7 @@ def test_scores_are_those_of_full_matrices(numbers, prior):
     assert_close(scored(made(given, FLOAT32, prior), given[2], FLOAT32), exact, 1e-5)
 
 
+@pytest.mark.slow
 def test_clients_that_differ_count_for_less():
     means, count, label = table(shift=4.0)[0]
     one_size = np.full_like(count, count.max())  # nothing tells that clients differ
@@ -167,6 +168,7 @@ def test_every_estimate_of_the_shared_covariance_takes_it():
     assert min(found.values()) > linear + 0.05, (found, linear)
 
 
+@pytest.mark.slow
 def test_the_oracles_messages_give_the_head_of_the_simulation():
     features, labels, clients = federation()
     for rank in (None, 4):
@@ -194,6 +196,7 @@ def test_the_server_holds_one_table_of_rows_beside_the_head():
     assert law.temp_size_in_bytes < rows.mean.nbytes
 
 
+@pytest.mark.slow
 def test_few_directions_from_sums(tmp_path):
     features, labels, clients = federation()
     exact = covfree.fit(covfree.fedcof(0.1, head="student"), features, labels, clients)
@@ -259,6 +262,7 @@ def test_probabilities_are_calibrated():
     assert found["student"][1] < found["qda"][1], found
 
 
+@pytest.mark.slow
 def test_training_starts_from_its_linear_part():
     from covfree.finetune import linear_model
 

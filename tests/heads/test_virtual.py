@@ -196,6 +196,7 @@ def descent_by_loop(rows, num_classes, epochs, rate, momentum, size, key):
     return weight[:3], weight[3]
 
 
+@pytest.mark.slow
 def test_descent_on_draws_is_a_loop_over_them():
     rng = np.random.default_rng(0)
     count, label = np.array([3, 0, 7, 2, 5], np.float32), np.array([0, 1, 3, 0, -1])

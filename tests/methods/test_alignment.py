@@ -154,6 +154,7 @@ def test_a_client_of_one_example_is_moved_to_the_barycentres_mean():
     np.testing.assert_allclose(moved[7] @ basis, found.target.mean, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_alignment_undoes_domains_before_any_method():
     """A domain that is sheared and moved towards other classes: aligned, one linear head serves both."""
     rng = np.random.default_rng(3)

@@ -25,6 +25,7 @@ from classifiers import (
     tolerance,
 )
 from federations import Federation
+from variants import slow
 
 import covfree
 from covfree.methods import registry
@@ -91,7 +92,21 @@ def strict():
         yield
 
 
-@pytest.fixture(scope="module", params=sorted(ONE_SHOT))
+# Their parts are those of others.
+VARIANTS = [
+    *(
+        "ensemble",
+        "fedcof-components",
+        "fedcof-random",
+        "fedcof-residuals-student",
+        "fedcof-spherical",
+        "fedran",
+    ),
+    *("fishermix", "proto-hyper", "qda-means"),
+]
+
+
+@pytest.fixture(scope="module", params=[*sorted({*ONE_SHOT} - {*VARIANTS}), *slow(*VARIANTS)])
 def name(request):
     return request.param
 
@@ -172,7 +187,7 @@ def test_totals_are_those_of_another_method(name, other):
 
 
 @pytest.mark.usefixtures("untyped")
-@pytest.mark.parametrize("name", OF_ESTIMATES)
+@pytest.mark.parametrize("name", ["fedcof", *slow(*(name for name in OF_ESTIMATES if name != "fedcof"))])
 def test_defaults_need_no_tuning(name):
     """The automatic rule in place of the tests' γ: finite heads whatever the federation, and no unit.
 

@@ -113,7 +113,7 @@ def test_without_an_offset_it_is_logistic_regression_on_whitened_features():
     assert np.all(np.diff(losses) <= 1e-12)
 
 
-@pytest.mark.parametrize("head", ["lda", "student"])
+@pytest.mark.parametrize("head", ["lda", *slow("student")])
 def test_with_an_offset_it_is_the_minimum_of_the_objective(head):
     features, labels, _ = DATA
     method = covfree.corrected(covfree.fedcof(0.3, head=head), 40, penalty=PENALTY)
@@ -246,6 +246,7 @@ def test_any_method(name):
         )
 
 
+@pytest.mark.slow
 def test_sums_parts_and_meshes(monkeypatch):
     method = covfree.corrected(covfree.fedcof(0.3), 2)
     features, labels, clients = DATA[0].astype(np.float32), *DATA[1:]
@@ -357,6 +358,7 @@ def test_the_metric_far_from_zero_is_positive():
     assert losses[2] < losses[1] - 0.5
 
 
+@pytest.mark.slow
 def test_a_broken_metric_corrects_what_it_can():
     moments = covfree.Moments(jnp.full(CLASSES, 50), jnp.full(CLASSES, 5), jnp.eye(CLASSES, DIM))
     rng, some = np.random.default_rng(0), jnp.eye(DIM)
@@ -381,6 +383,7 @@ def test_a_broken_metric_corrects_what_it_can():
         )
 
 
+@pytest.mark.slow
 def test_the_penalty_is_swept_and_pulls_to_the_start():
     features = DATA[0].astype(np.float32)
     start = covfree.fedcof(0.3)

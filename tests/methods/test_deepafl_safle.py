@@ -161,6 +161,7 @@ def test_padding_adds_nothing_and_units_do_not_matter():
         np.testing.assert_allclose(head(8 * features)[:, :3], plain(features)[:, :3], atol=1e-4)
 
 
+@pytest.mark.slow
 def test_compared_as_other_methods():
     name = "deepafl:num_layers=1:width=96:inner=16"
     chosen, federation = studies.variants([name]), studies.Federation(20, "inner_dirichlet", 0.1)

@@ -27,6 +27,7 @@ def width(features, labels):
     return 4 * np.sqrt(features[labels >= 0].astype(np.float64).var(0).sum())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("unit", [False, True])
 @pytest.mark.parametrize("scale", [1.0, 1e4])
 def test_the_width_follows_the_features(scale, unit):
@@ -66,6 +67,7 @@ def test_equal_features_have_a_width():
     assert 0 < same.feature_map.sigma < 1e-2
 
 
+@pytest.mark.slow
 def test_digits_at_any_scale():
     """Above Fed3R, where the paper's σ is far from the features' size, or far above the norm 1."""
     features, labels = load_digits(return_X_y=True)

@@ -68,6 +68,7 @@ def test_the_subspace_is_that_of_the_papers_roots():
     np.testing.assert_allclose(expected.T @ within @ expected, np.eye(2), atol=1e-8)
 
 
+@pytest.mark.slow
 def test_all_distilled_is_linear_discriminant_analysis():
     """In the Fisher subspace spherical naive Bayes is LDA too, so that the paper's mixture of them is LDA."""
     mean, prior, _, within = statistics()
@@ -176,6 +177,7 @@ def test_wrong_arguments():
     assert swept.weight.shape == (DIM, CLASSES)
 
 
+@pytest.mark.slow
 def test_many_classes_keep_their_directions():
     """A cut that grows with the classes left 74 of 99 directions, and 25 of 1,000 classes."""
     rng, classes, dim = np.random.default_rng(4), 100, 128

@@ -93,6 +93,7 @@ def test_a_feature_that_never_varies_decides_nothing():
     assert np.isfinite(both[0]).all()
 
 
+@pytest.mark.slow
 def test_the_unit_of_a_feature_changes_nothing():
     """And a constant feature leaves the covariances of an unshrunk quadratic head an inverse."""
     rng = np.random.default_rng(0)

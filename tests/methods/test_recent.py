@@ -130,6 +130,7 @@ def logistic_heads(federation, l2):
     return heads
 
 
+@pytest.mark.slow
 def test_clients_of_an_ensemble_send_their_logistic_regression_and_both_averages_follow():
     federation, l2 = federations.make(0).clean, 0.05
     heads = logistic_heads(federation, l2)

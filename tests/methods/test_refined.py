@@ -6,6 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import refinement_oracle as oracle
+from variants import slow
 
 import covfree
 from covfree import rounds as federated
@@ -48,7 +49,7 @@ def in_rounds(method=METHOD, data=DATA, **options):
 
 
 # The automatic rule takes long to compile: where it is not the subject, shrinkage is a number.
-@pytest.mark.parametrize(("most", "gamma", "numbers"), [(None, None, [2]), (2, 0.3, [2, 3])])
+@pytest.mark.parametrize(("most", "gamma", "numbers"), [(2, 0.3, [2, 3]), *slow((None, None, [2]))])
 def test_heads_are_those_of_the_formulas(most, gamma, numbers):
     method = covfree.fedcof() if gamma is None else covfree.fedcof(gamma)
     features, labels, _ = DATA
@@ -64,6 +65,7 @@ def test_heads_are_those_of_the_formulas(most, gamma, numbers):
         np.testing.assert_allclose(head.bias, bias, atol=2e-3 * scale)
 
 
+@pytest.mark.slow
 def test_residual_directions_are_a_start_like_any_other():
     """As many as there are make the start exact; of fewer, rounds lead to the same limit."""
     exact = fit(covfree.fedcof_oracle(0.1))
@@ -101,6 +103,7 @@ def test_student_heads_are_about_the_covariance_that_gives_the_linear_head():
     assert same.mean() > 0.98
 
 
+@pytest.mark.slow
 def test_a_start_without_a_covariance():
     """One client, no variance: the covariance is what clients answered, and its level elsewhere."""
     features, labels, clients = DATA
@@ -147,6 +150,7 @@ def test_the_limit_is_the_oracle_and_fed3r():
     chex.assert_trees_all_close(other, exact, rtol=1e-3, atol=1e-4 * float(jnp.abs(exact.weight).max()))
 
 
+@pytest.mark.slow
 def test_the_predicted_error_is_near_the_true_one_and_the_best_in_the_span_never_grows_worse():
     """Where A is far from the estimate: eigenvalues over three decades, and an estimate of noise."""
     from covfree.core.linalg import factorise
@@ -257,6 +261,7 @@ def test_of_sums_all_rounds_need_the_same_clients():
         )
 
 
+@pytest.mark.slow
 def test_numbers_are_swept_and_differentiated():
     features, labels, clients = (jnp.asarray(part) for part in DATA)
     features = features.astype(jnp.float32)
@@ -447,6 +452,7 @@ def test_nobody_in_a_round_is_not_taken_for_the_end():
     chex.assert_tree_all_finite(nobody)
 
 
+@pytest.mark.slow
 def test_d_directions_are_exact_whatever_the_start_was():
     """One client and no shrinkage: the first head is 0, and no step leads anywhere."""
     data = DATA[0], DATA[1], np.zeros_like(DATA[2])

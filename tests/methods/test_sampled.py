@@ -11,6 +11,7 @@ import pytest
 from classifiers import KEY, SAMPLED, fit
 from federations import ALONE, CLASSES, CLIENTS, DIM, EXAMPLES
 from precision import FLOAT32, assert_close, relative_error
+from variants import slow
 
 import covfree
 
@@ -39,6 +40,7 @@ def test_ccvr_sums_up_to_the_covariances_of_equation_24(precision):
         precision.assert_close(scatters[c] / max(number - 1, 1), np.zeros((DIM, DIM)) + expected)
 
 
+@pytest.mark.slow
 def test_ccvr_comes_near_linear_discriminant_analysis():
     # Of Gaussian classes with one covariance that is the very solution of logistic regression.
     features, labels, clients = shifted_classes()
@@ -58,7 +60,7 @@ def test_ccvr_comes_near_linear_discriminant_analysis():
 
 
 # The others draw by the same functions: fedpft as CCVR, proto-hyper as FisherMix.
-@pytest.mark.parametrize("name", ["ccvr", "fishermix"])
+@pytest.mark.parametrize("name", ["fishermix", *slow("ccvr")])
 def test_the_seed_decides_what_is_drawn(name):
     method = SAMPLED[name]()
     rows = covfree.summarise(method, *map(FLOAT32.array, FEDERATION), key=KEY)
@@ -82,7 +84,7 @@ def test_the_seed_decides_what_is_drawn(name):
     assert (right > 0.5).all()
 
 
-@pytest.mark.parametrize("covariance", STRUCTURES)
+@pytest.mark.parametrize("covariance", ["full", *slow("diagonal", "spherical")])
 def test_mixtures_keep_the_class_means_and_learn(covariance):
     method = covfree.fedpft(2, covariance, 240)
     rows = covfree.summarise(method, *map(FLOAT32.array, FEDERATION), key=KEY)
@@ -109,6 +111,7 @@ def test_mixtures_keep_the_class_means_and_learn(covariance):
 
 
 # The others draw by the same functions.
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["fedpft", "fishermix"])
 def test_classes_of_one_example(name):
     # Nothing is known of their spread: what is drawn is the example itself, again and again.

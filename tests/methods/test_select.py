@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from variants import slow
 
 import covfree
 from covfree import rounds as federated
@@ -65,7 +66,7 @@ def brute_force(candidates, share, by):
     return heads, np.array(means), kept.sum()
 
 
-@pytest.mark.parametrize(("candidates", "by"), [(CANDIDATES, "losses"), (LINEAR, "errors")])
+@pytest.mark.parametrize(("candidates", "by"), [(LINEAR, "errors"), *slow((CANDIDATES, "losses"))])
 def test_it_is_brute_force(candidates, by, monkeypatch):
     heads, means, number = brute_force(candidates, 0.2, by)
     method = covfree.select(candidates, by=by, keep=0.2)
@@ -87,6 +88,7 @@ def test_it_is_brute_force(candidates, by, monkeypatch):
     chex.assert_trees_all_close(fit(method), heads[taken], rtol=1e-3, atol=1e-3)
 
 
+@pytest.mark.slow
 def test_temperatures_by_losses():
     candidates = [covfree.fedcof(0.1).with_temperature(each) for each in (10.0, 1.0)]
     heads, means, _ = brute_force(candidates, 0.1, "losses")
@@ -214,6 +216,7 @@ def test_numbers_are_swept():
     np.testing.assert_allclose(swept[1], scores(10.0), rtol=1e-3, atol=1e-3)
 
 
+@pytest.mark.slow
 def test_heads_of_different_kinds_are_traced(tmp_path):
     method = covfree.select([covfree.fedncm(), covfree.fedcof(0.1, head="student")])
     traced, head = jax.jit(lambda x: fit(method, (x, *DATA[1:])))(DATA[0]), fit(method)
@@ -227,6 +230,7 @@ def test_heads_of_different_kinds_are_traced(tmp_path):
     np.testing.assert_allclose(scores, head(DATA[0]), rtol=1e-3, atol=1e-3)
 
 
+@pytest.mark.slow
 def test_it_keeps_the_laws_of_methods():
     other = "what is kept aside is told by the features' bits"
     method = covfree.select([covfree.fedncm(), covfree.fedcof(0.1), covfree.fedcof(1.0)], keep=0.05)

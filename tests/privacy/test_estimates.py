@@ -67,6 +67,7 @@ def test_integers_are_taken_for_floats():
     np.testing.assert_allclose(found, shrunk_means(1.0 * whole[1], *whole[2:]))
 
 
+@pytest.mark.slow
 def test_absent_classes_add_nothing_to_the_scatter(monkeypatch):
     rng, seen, counts = np.random.default_rng(6), [], np.array([400.0, 0, 600, 0, 0, 0, 0, 0])
     positive = server._positive

@@ -42,6 +42,7 @@ def test_attacks_find_members_until_sums_or_noise_hide_them(tmp_path):
     assert all(path.stat().st_size > 1000 for path in paths)
 
 
+@pytest.mark.slow
 def test_more_epsilon_hides_less():
     clear = found(epsilon=2000.0).findings
     assert clear[3].auc > 0.7

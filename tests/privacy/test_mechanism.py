@@ -353,11 +353,13 @@ def test_features_of_any_scale_have_the_head_of_the_others():
             make(method, clip=1e-20, epsilon=300.0).fit(np.float32(1e-20) * FEATURES, LABELS, OWNERS)
 
 
+@pytest.mark.slow
 def test_works_with_x64():
     with jax.enable_x64(True):
         assert accuracy(fitted(make(epsilon=20.0))) > 0.5
 
 
+@pytest.mark.slow
 def test_a_centre_is_the_same_as_moving_the_features():
     centre = np.linspace(0.5, 2.0, DIM).astype(np.float32)
     for changes in [

@@ -46,6 +46,7 @@ def test_no_upload_is_longer_than_the_clip(scale, most):
     assert norm(upload) <= most * (1 + 1e-6)
 
 
+@pytest.mark.slow
 def test_norms_are_bounded_where_squares_underflow_or_numbers_are_short():
     def sent(upload, clip):
         algorithm = Algorithm(
@@ -105,6 +106,7 @@ def test_noise_has_the_deviation_that_the_promise_needs():
     assert abs(noise.mean()) < 4.5 * deviation / np.sqrt(noise.size)
 
 
+@pytest.mark.slow
 def test_accuracy_tends_to_that_without_noise():
     plain = accuracy(fedavg(), rounds=5)
     assert accuracy(make(epsilon=2000.0)[0]) > plain - 0.02
@@ -188,6 +190,7 @@ def test_the_norm_is_bounded_for_numbers_whose_squares_are_not_floats():
             assert norm == pytest.approx(hidden.bound * min(1, value / clip * 300**0.5), abs=20)
 
 
+@pytest.mark.slow
 def test_training_within_masks_is_training_with_the_server_s_noise():
     data, options = (FEATURES, LABELS, OWNERS), {"key": jax.random.key(0), "rounds": 3}
     plain = run(fedavg(), *data, **options).result

@@ -84,6 +84,7 @@ def audited(algorithm):
     return epsilon_lower_bound(*sides, 1e-3, 0.99)
 
 
+@pytest.mark.slow
 def test_an_audit_finds_epsilon_and_a_mutant_with_half_the_noise():
     start = covfree.LinearHead(jnp.zeros((2, 2)), jnp.zeros(2))
     algorithm = fedavg(start, client=1e-3, batch_size=6, weighting="uniform")

@@ -777,7 +777,7 @@ def test_names_of_classes_are_those_of_the_server():
     alone = covfree.collect({"few": named("cat"), "silent": named()}, num_classes=3)
     assert list(alone.rejected) == ["few"]
     swapped = covfree.collect({"swapped": sent["swapped"]}, num_classes=3)
-    with pytest.raises(ValueError, match=r"before: expected .* 'cat' for class 0, got 'dog'"):
+    with pytest.raises(ValueError, match=r"to begin with .* of before; .* 'cat' for class 0, got 'dog'"):
         covfree.collect({"a": sent["a"]}, num_classes=3, class_names=NAMES, before=swapped)
     with pytest.raises(TypeError, match=r"^extractor: expected the text of a fingerprint, got 3"):
         covfree.collect(sent, num_classes=3, extractor=3)  # pyright: ignore[reportArgumentType]

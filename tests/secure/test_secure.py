@@ -368,6 +368,7 @@ FEATURES = (rng.normal(size=(80, 5)) + 2 * np.eye(3, 5)[LABELS]).astype(np.float
 
 
 # That Fed3R's sums are kept too: tests/deployment/test_sums.py.
+@pytest.mark.slow
 def test_algorithms_give_what_they_give_without_masks():
     model = finetune.linear_model(covfree.LinearHead(jnp.zeros((5, 3)), jnp.zeros(3)))
     for algorithm, rounds in (
@@ -400,6 +401,7 @@ def test_algorithms_give_what_they_give_without_masks():
         secure.run_securely(rows, FEATURES, LABELS, CLIENTS, 1e6, key=jax.random.key(0))
 
 
+@pytest.mark.slow
 def test_classes_of_few_clients_are_left_out_of_sums():
     # Class 2 is client 0's and client 1's alone; class 1 is held by three, and class 3 by nobody.
     labels = np.where((LABELS == 2) & (CLIENTS > 1), 0, LABELS)

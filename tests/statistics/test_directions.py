@@ -90,6 +90,7 @@ def test_fewer_directions_never_exceed_the_scatter(precision):
     assert np.trace(last) < np.trace(scatter)
 
 
+@pytest.mark.slow
 def test_many_directions_make_the_oracle():
     """Automatic shrinkage included, as the degrees of freedom are then those of the examples."""
     rng = np.random.default_rng(1)
@@ -114,6 +115,7 @@ def test_many_directions_make_the_oracle():
     np.testing.assert_allclose(freedom.weight * 45, [1, 1, 1, 36 / 8], rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_no_directions_are_no_degrees():
     labels, clients = np.arange(6) % 2, np.arange(6)
     rows = covfree.summarise(covfree.fedcof_residuals(2), np.ones((6, 2), np.float32), labels, clients)

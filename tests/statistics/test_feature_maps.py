@@ -80,6 +80,7 @@ def test_the_deviations_that_are_documented():
             np.testing.assert_allclose(np.diagonal(seen), np.diagonal(deviation), rtol=0.25)
 
 
+@pytest.mark.slow
 def test_ridge_regression_approaches_kernel_ridge_regression():
     rng = np.random.default_rng(1)
     train, test = rng.normal(size=(40, DIM)), rng.normal(size=(30, DIM))

@@ -213,6 +213,7 @@ def test_seeds_are_spread():
     assert len(np.unique(nearest, axis=0)) > 10
 
 
+@pytest.mark.slow
 def test_mixtures_of_a_federation_are_those_of_its_groups(monkeypatch):
     features, labels, clients = federations.make(0)
     groups = sorted({(k, y) for k, y in zip(clients, labels, strict=True) if k >= 0 and y >= 0})

@@ -160,7 +160,7 @@ def test_methods_by_their_texts():
         (
             ["fedcof:shrinkage=1", "fedcof"],
             {"shrinkage": [1.0]},
-            "=1 and fedcof, the same",
+            "=1 and fedcof, which are the same",
         ),
         (["fedncm:ridge=1"], {}, "methods: fedncm takes no number, got ridge"),
         (["fedcof:head"], {}, r"methods: expected a number such as fedcof:shrinkage=0\.1, got 'fedcof:head'"),

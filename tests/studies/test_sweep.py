@@ -50,6 +50,7 @@ def runs(told=None, methods=METHODS, seeds=(0, 1), federations=FEDERATIONS, fold
     return list(Study({"small": data}, federations, methods, seeds, folder=folder).runs(told))
 
 
+@pytest.mark.slow
 def test_a_study_in_python_tells_its_progress_unless_it_is_short(capsys):
     # First the one that compiles, which on a busy machine is not short.
     runs(Lines(every=0.0))

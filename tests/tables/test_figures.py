@@ -36,6 +36,7 @@ class Reached(Exception):
     """A command line was taken, and its methods or algorithms made."""
 
 
+@pytest.mark.slow
 def test_every_figure_has_a_file_whose_command_is_taken(monkeypatch):
     """Each runs on digits, up to the first run."""
     studies = []

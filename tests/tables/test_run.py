@@ -101,6 +101,7 @@ def test_other_domains_than_the_papers_are_an_error(drawn, names):
 DIGITS = ("--set", "data=digits", "--set", "seeds=2", "--set", "clients=12", "--set", "alpha=1")
 
 
+@pytest.mark.slow
 def test_a_difference_and_noise_on_counts(experiments, tmp_path):
     """Of data that are at hand, in place of the paper's."""
     done = experiments("run", "fedcof-figures", "--only", "means 1 to 2", *DIGITS, "--out", tmp_path)
