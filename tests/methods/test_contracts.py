@@ -93,17 +93,8 @@ def strict():
 
 
 # Their parts are those of others.
-VARIANTS = [
-    *(
-        "ensemble",
-        "fedcof-components",
-        "fedcof-random",
-        "fedcof-residuals-student",
-        "fedcof-spherical",
-        "fedran",
-    ),
-    *("fishermix", "proto-hyper", "qda-means"),
-]
+COMBINED = ["fedcof-components", "fedcof-random", "fedcof-residuals-student", "fedcof-spherical", "qda-means"]
+VARIANTS = [*COMBINED, "ensemble", "fedran", "fishermix", "proto-hyper"]
 
 
 @pytest.fixture(scope="module", params=[*sorted({*ONE_SHOT} - {*VARIANTS}), *slow(*VARIANTS)])
