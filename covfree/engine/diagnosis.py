@@ -31,10 +31,10 @@ _LEVEL = 0.01
 # A standard normal variable exceeds this with probability `_LEVEL`.
 _SEEN = 2.33
 # Warn if the rounding of features exceeds this share of their standard deviation within classes.
-_ROUNDING = 0.01
+ROUNDING = 0.01
 # Fed3R and AFL fail if rounding of squares exceeds this share of the variance, as they need directions of
 # small variance: at an offset of 40 to 200 on the digits, of 80 on Caltech-101's 1280 features.
-_OF_SQUARES = 1e-4
+OF_SQUARES = 1e-4
 # Above this relative error of Σ̂ the verdict recommends methods that estimate no covariance.
 _UNRELIABLE = 0.5
 
@@ -228,13 +228,13 @@ def _of_offset(found: Diagnosis) -> str:
     if not np.isfinite(offset):
         return ""
     text = f"Features lie {offset:.2g} times their spread within classes from zero."
-    if offset * eps > _ROUNDING:
+    if offset * eps > ROUNDING:
         return (
             f"{text} In {found.offset.dtype} they hold too few digits for any method: subtract one vector, "
             "the same at all clients, before features are rounded."
         )
-    if offset**2 * eps > _OF_SQUARES:
-        others = "FedNCM, FedCOF with a ridge head, " if offset**2 * eps > _ROUNDING else ""
+    if offset**2 * eps > OF_SQUARES:
+        others = "FedNCM, FedCOF with a ridge head, " if offset**2 * eps > ROUNDING else ""
         return (
             f"{text} In {found.offset.dtype} do not trust heads about the origin there ({others}Fed3R, AFL): "
             "subtract one vector, the same at all clients, or take another head."

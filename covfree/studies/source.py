@@ -28,6 +28,7 @@ from covfree.data.federations import FEDERATIONS
 from covfree.data.image_set import ImageSet
 from covfree.data.images import load_images
 from covfree.data.partitions import PARTITIONERS
+from covfree.engine.diagnosis import OF_SQUARES, ROUNDING
 from covfree.studies.extraction import backbone_of, extract, onnx_of
 from covfree.studies.federation import Federation, LeftOut
 
@@ -205,8 +206,9 @@ def _checked(source: Source) -> Source:
             f"no training examples, such as {first}; no method can get them right",
             file=sys.stderr,
         )
-    if data.train_features.size and (offset := _offset(data.train_features)) > _FAR:
-        others = ", fedncm and ridge heads" if offset > _VERY_FAR else ""
+    offset = _offset(data.train_features) if data.train_features.size else 0.0
+    if (lost := offset * offset * np.finfo(np.float32).eps) > OF_SQUARES:
+        others = ", fedncm and ridge heads" if lost > ROUNDING else ""
         print(
             f"covfree: {data.name}: the features' mean lies {offset:,.0f} times their spread from zero, "
             f"where fed3r, afl{others} may fail in float32: "
@@ -214,11 +216,6 @@ def _checked(source: Source) -> Source:
             file=sys.stderr,
         )
     return source
-
-
-# In float32, rounding costs a share of offset² · 1.2e-7 of the variance (see `_offset`). At a share of 1e-4
-# Fed3R and AFL may fail, at 1e-2 other heads that are not centred.
-_FAR, _VERY_FAR = 29.0, 290.0
 
 
 def _offset(features: np.ndarray) -> float:
