@@ -1,6 +1,7 @@
 """A page in Chromium, without a window."""
 
 import shutil
+import time
 from pathlib import Path
 from typing import Any
 
@@ -27,12 +28,21 @@ def chromium() -> Any:
     return driver
 
 
-def show(driver: Any, page: Path, width: int = 1280, *, script: bool = True) -> None:
-    """Open a page as wide as this, with or without its script."""
+def show(driver: Any, page: Path, width: int = 1280, *, script: bool = True, until: str = "") -> None:
+    """Open a page as wide as this, with or without its script; wait until a condition in JavaScript holds."""
     size = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": width < 500}
     driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
     driver.execute_cdp_cmd("Emulation.setScriptExecutionDisabled", {"value": not script})
-    driver.get(page.as_uri())
+    for last in (False, False, True):
+        driver.get(page.as_uri())
+        if not until:
+            return
+        for _ in range(100):
+            if driver.execute_script(f"return {until}"):
+                return
+            time.sleep(0.2)
+        # Rarely the browser of a busy machine does not run a page's script at all: load the page again.
+        assert not last, f"{page}: not {until}"
 
 
 def cells(driver: Any, table: str = "table.sortable") -> list[list[str]]:

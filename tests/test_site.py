@@ -11,7 +11,6 @@ import pytest
 from browser import chromium, show
 from pages import run_python
 from reference import page_name, place_of, sections
-from selenium.common.exceptions import TimeoutException
 from selenium.webdriver import ActionChains
 from selenium.webdriver.support.wait import WebDriverWait
 
@@ -108,15 +107,8 @@ def driver():
 )
 def test_no_page_is_wider_than_a_telephone(page, site, driver):
     """Wide tables and formulas scroll in boxes of their own."""
-    typeset = "return !document.querySelector('.arithmatex:not(:has(> mjx-container))')"
-    for last in (False, False, True):
-        show(driver, site / f"{page}.html", 390)
-        try:
-            WebDriverWait(driver, 60).until(lambda driver: driver.execute_script(typeset))
-            break
-        except TimeoutException:  # Rarely the browser of a busy machine leaves formulas as they were.
-            if last:
-                raise
+    typeset = "!document.querySelector('.arithmatex:not(:has(> mjx-container))')"
+    show(driver, site / f"{page}.html", 390, until=typeset)
     assert driver.execute_script("return document.documentElement.scrollWidth") == 390
     assert not driver.execute_script("return document.querySelectorAll('mjx-merror').length")
     # Pictures of the width that papers need keep it, and scroll: their letters are read.
@@ -153,7 +145,8 @@ def test_search_works_from_the_disk(site, driver):
 
 
 def test_the_reference_sets_subscripts_and_leaves_code(site, driver):
-    show(driver, site / "reference" / "covfree-estimators.html", 390)
+    page = site / "reference" / "covfree-estimators.html"
+    show(driver, page, 390, until="document.querySelector('sub') !== null")
     low = driver.execute_script("return Array.from(document.querySelectorAll('sub'), e => e.textContent)")
     assert {"c", "j", "k"} <= set(low)
     text = driver.execute_script("return document.querySelector('.md-content').innerText")
