@@ -1,4 +1,4 @@
-"""Run a site of a federation: it answers the server's messages; both are bytes, so any transport will do."""
+"""Run a site of a federation: it answers the server's messages. All messages are bytes, for any transport."""
 
 from __future__ import annotations
 
@@ -30,11 +30,13 @@ class _Kept(NamedTuple):
     """The state that a site stores on disk between two answers.
 
     Attributes:
-        before: the algorithm's memory of this client, if the site's last upload did not count.
-        after: the algorithm's memory of this client, if the last upload counted.
-        turn: the turn of the last upload, see `Description.place`; −1 before the first.
+        before: the client's memory (what the algorithm lets it keep between rounds) before its last upload;
+            valid if that upload did not count.
+        after: the client's memory after its last upload; valid if that upload counted.
+        turn: the turn (one step of a round, counted from 0) of the last upload; −1 before the first.
         secret: the saved `covfree.secure.Client` of an unfinished secure sum; empty if there is none.
-        came: the numbers of the sites whose uploads are in the last secure sum that this site signed.
+        came: the numbers of the sites that the server listed as uploaders in the last secure sum; this site
+            signed the list.
     """
 
     before: Any
@@ -47,13 +49,13 @@ class _Kept(NamedTuple):
 class Client(Machine):
     """A site's side of a federation; see `docs/deployment.md`.
 
-    `answer` returns the bytes that answer a broadcast of the server. When it returns, the site's memory and
-    its last answer are on disk. So the process may be killed at any time: a new one with the same folder goes
-    on, and answers the same broadcast with the same bytes.
+    `answer` returns the bytes that answer a broadcast of the server. When `answer` returns, the site's last
+    answer and its state are on disk. So the process may be killed at any time: a new process with the same
+    folder goes on, and answers the same broadcast with the same bytes.
 
     Attributes:
         site: the site's name.
-        turn: the last turn that was answered, see `Description.place`; −1 before the first.
+        turn: the last turn (one step of a round, counted from 0) that was answered; −1 before the first.
     """
 
     def __init__(
@@ -108,14 +110,14 @@ class Client(Machine):
         super().__init__(description, folder, key, algorithm, now)
 
     def answer(self, data: bytes) -> bytes:
-        """Return the answer to a broadcast; if it was answered before, the same bytes.
+        """Return the answer to a broadcast; a broadcast that was answered before gets the same bytes again.
 
         Args:
             data: the message, from `Server.open` or anybody.
 
         Raises:
             Refused: if the message is not signed by the server, is of another federation or of a round that
-                is over, has expired, or says that the server left this site out; the text names the reason.
+                is over, has expired, or says that the server left this site out. The error's text says which.
         """
         about, arrays = self._read(data, "ask")
         turn, expires = about.get("turn"), about["expires"]
@@ -153,7 +155,10 @@ class Client(Machine):
         return self._answer
 
     def _upload(self, turn: int, about: Mapping[str, Any], arrays: Mapping[str, Any]) -> tuple[Upload, _Kept]:
-        """Compute the upload of a turn, and the site's state after it."""
+        """Return the site's upload for a turn, and the site's state after the turn.
+
+        ``about`` and ``arrays`` are the broadcast's metadata and arrays.
+        """
         counted = arrays.get("counted")
         if counted is None or counted.shape != (len(self.description.sites),):
             got = None if counted is None else f"shape {list(counted.shape)}"
@@ -175,7 +180,13 @@ class Client(Machine):
         return own, old._replace(before=before, after=after, turn=turn)
 
     def _step(self, turn: int, about: Mapping[str, Any], arrays: Mapping[str, Any]) -> tuple[Any, _Kept]:
-        """Return the answer to a secure sum's step, and the new state; raise Refused if a step was missed."""
+        """Return the arrays that answer one step of a secure sum, and the site's new state.
+
+        ``about`` and ``arrays`` are the broadcast's metadata and arrays.
+
+        Raises:
+            Refused: if this site did not answer the step before, or the broadcast must not be answered.
+        """
         number, step = self.description.place(turn)
         size, kept = about.get("words"), self._kept
         if type(size) is not int or size < 1:
@@ -220,7 +231,12 @@ class Client(Machine):
         return content, kept._replace(secret=b"" if step == STEPS[-1] else client.saved())
 
     def _same_came(self, kept: _Kept, arrays: Mapping[str, Any]) -> _Kept:
-        """Return ``kept`` with the sites of this sum; raise Refused if they may not change, but did."""
+        """Return ``kept`` with the list ``came`` of the broadcast: the sites that uploaded to this sum.
+
+        Raises:
+            Refused: (of `covfree.secure`) if the list differs from the last sum's, and the algorithm needs
+                the same sites in all rounds.
+        """
         came = tuple(np.ravel(arrays.get("came", ())).tolist())
         if kept.came and kept.came != came and self._algorithm.same_clients:
             raise secure.Refused(
@@ -229,7 +245,10 @@ class Client(Machine):
         return kept._replace(came=came)
 
     def _keep(self, reply: Mapping[str, Any], answer: bytes, kept: _Kept) -> None:
-        """Write the site's last answer and its state to disk, in one file that is replaced atomically."""
+        """Write the site's last answer and its state to disk, in one file that is replaced atomically.
+
+        ``reply`` is the metadata of ``answer``.
+        """
         arrays = {
             f"{name}.{i}": np.asarray(leaf)
             for name, tree in (("before", kept.before), ("after", kept.after))
@@ -251,7 +270,7 @@ class Client(Machine):
             The file that it contains, and why the federation stopped early; None if it did not.
 
         Raises:
-            Refused: if it is not signed by the server, or is not the last broadcast.
+            Refused: if the message is not signed by the server, or is not the last broadcast.
         """
         about, arrays = self._read(data, "end")
         return arrays["file"].tobytes(), about["stopped"]
@@ -261,7 +280,7 @@ class Client(Machine):
         return self._folder / f"{self.site}{SUFFIX}"
 
     def _read(self, data: bytes, kind: str) -> Opened:
-        """Read a message from the server; raise Refused unless its federation and kind are right."""
+        """Return the content of a message; raise Refused unless it is the server's and of this ``kind``."""
         own = self.description
         if len(data) > own.max_bytes:
             raise Refused(f"message: expected at most {own.max_bytes} bytes, got {len(data)}")
@@ -274,7 +293,7 @@ class Client(Machine):
         return opened
 
     def _check_fields(self, opened: Opened, kind: str) -> None:
-        """Raise Refused unless a signed message has all fields, with valid types; the server may lie."""
+        """Raise Refused unless a signed message of this kind has all fields, with valid types."""
         about, number = opened.about, (int, float)
         most = self.description.max_examples * len(self.description.sites)
 

@@ -36,14 +36,14 @@ _PARTS: dict[str, Any] = {"sums": SecureSums, "private": PrivateSums}
 
 @dataclass(frozen=True)
 class Description:
-    """The settings of a federation. Whoever starts it writes them to a file that all machines read.
+    """The settings of a federation, in a file that its author writes and all machines read.
 
     Attributes:
         algorithm: the name of a method or of an algorithm of `covfree.finetune`, perhaps with arguments, such
             as ``"fedcof-refined:rounds=3"`` or ``"fedadam"``, which trains from a linear head of zeros. If
             methods are joined by "or" (``"fedcof-or-fedncm"``), sites choose one, as `covfree.select` does.
         class_names: [C], the names of the classes, in the order of their labels.
-        dim: d, the dimension of features before the method's own feature map.
+        dim: d, the number of features of an example, before any feature map of the method.
         sites: the public key of each site, by its name; see `new_key`. A site's number is its index among the
             sorted names.
         server: the server's public key, whose signature opens each round.
@@ -53,20 +53,20 @@ class Description:
         rounds: the number of rounds if the algorithm has no fixed number; else None.
         deadline: seconds from the opening of a round until it closes; None waits for all sites.
         fewest: the least number of sites whose answers close a round.
-        max_examples: the largest number of examples of a site; clients that compute with padding pad to at
-            most this number.
+        max_examples: the largest number of examples of a site. Sites that pad their data (so that those of
+            similar size share a compilation) pad to at most this number.
         max_norm: the largest norm of a feature vector; None for a bound derived from all messages, as in
             `covfree.collect`.
         max_bytes: the size of the largest message.
         train: what an algorithm of `covfree.finetune` trains: the ``"head"`` on features; or, on images, the
             extractor's network (``"backbone"``) or ``"all"``.
         judge_sites: whether to leave out sites whose class means fail `covfree.diagnose_sites`.
-        seed: the seed of all random draws.
-        sums: how single uploads are hidden from the server, which then sees only their sum. That needs an
-            algorithm whose uploads are sums, and three sites or more; each round takes the steps of
-            `covfree.secure`. None if the server sees the uploads.
-        private: the privacy promise, if sites add noise to their sums, or in training to their updates; it
-            needs ``sums``. None without noise.
+        seed: the seed of the algorithm's random draws.
+        sums: the settings of secure sums, in which the server sees only the sum of the sites' uploads. They
+            need an algorithm whose uploads add up, and three sites or more; each round then takes the steps
+            of `covfree.secure`. None if the server sees each upload.
+        private: the privacy promise, if sites add noise to what they upload; it needs ``sums``. None without
+            noise.
         run: a text that distinguishes federations with equal settings, such as the date or random characters.
 
     Raises:
@@ -160,7 +160,7 @@ class Description:
 
     @cached_property
     def identity(self) -> str:
-        """The SHA-256 of the description; every message contains it."""
+        """The SHA-256 of the description; every message contains it, to name its federation."""
         return hashlib.sha256(self._json().encode()).hexdigest()
 
     @property
@@ -170,11 +170,11 @@ class Description:
 
     @property
     def steps(self) -> tuple[str, ...]:
-        """The steps of a round; in each step the server asks all sites, and they answer."""
+        """The names of a round's steps; in each step the server asks all sites, and sites answer."""
         return ("answer",) if self.sums is None else STEPS
 
     def place(self, turn: int) -> tuple[int, str]:
-        """Return the round and the step of a turn; turns count the steps of all rounds from 0."""
+        """Return a turn's round, from 0, and its step; turns count the steps of all rounds from 0."""
         number, step = divmod(turn, len(self.steps))
         return number, self.steps[step]
 
@@ -185,7 +185,7 @@ class Description:
 
     @cached_property
     def words(self) -> Encoding:
-        """The encoding of an upload's numbers as words, in a federation with secure sums."""
+        """The encoding of an upload's numbers as words (integers modulo 2⁶⁴), which secure sums add."""
         if self.private is not None:
             return Exact() if self.private_updates is None else self.private_updates
         if self.sums is None or self.sums.bound is None:
@@ -193,7 +193,7 @@ class Description:
         return FixedPoint(self.sums.bound, len(self.sites))
 
     def session(self, number: int, size: int) -> Session:
-        """Make the session of a round; see `SecureSums.session`.
+        """Make the session of a round: the settings of its secure sum; see `SecureSums.session`.
 
         Args:
             number: the round, from 0.
@@ -232,7 +232,10 @@ class Description:
         return self._made(network)
 
     def _made(self, network: Any) -> Algorithm:
-        """Make the algorithm; if ``network`` is None, make one that trains a head, with as many rounds."""
+        """Make the algorithm that the description names.
+
+        If ``network`` is None although a network is trained, make one that trains a head in as many rounds.
+        """
         made, classes = self.private_method, len(self.class_names)
         if made is not None:
             sums = as_algorithm(made.method, num_classes=classes)
@@ -247,7 +250,7 @@ class Description:
 
     @property
     def private_method(self) -> Private | None:
-        """The private method if the federation adds noise to its sums; else None."""
+        """The private form of the method; None without noise, or if the algorithm trains in rounds."""
         method = None if self.private is None else method_named(self.algorithm)
         if self.private is None or method is None:
             return None
@@ -261,14 +264,14 @@ class Description:
 
     @cached_property
     def private_updates(self) -> PrivateUpdates | None:
-        """The encoding that adds noise, for a private federation that trains in rounds; else None."""
+        """The encoding of uploads that adds noise; None without noise, or if the algorithm is a method."""
         if self.private is None or method_named(self.algorithm) is not None:
             return None
         return self.private.updates(self.fewest, self.rounds or 1, len(self.sites))
 
     @property
     def promise(self) -> Promise | None:
-        """The privacy promise to the people behind the data; None without noise."""
+        """The privacy promise (ε, δ and what they protect) to those behind the data; None without noise."""
         made = self.private_method or self.private_updates
         return None if made is None else made.promise
 
@@ -290,8 +293,8 @@ class Description:
         """Read a description from a file.
 
         Raises:
-            ValueError: if the file contains something else; the error names the path.
-            OSError: if it cannot be read.
+            ValueError: if the file contains no valid description; the error names the path.
+            OSError: if the file cannot be read.
         """
         try:
             fields = json.loads(Path(path).read_bytes())

@@ -11,7 +11,7 @@ _SHA_256 = re.compile("[0-9a-f]{64}")
 
 
 def differences(expected: Mapping[str, Any], found: Mapping[str, Any]) -> list[str]:
-    """Return texts that name each difference between the agreed settings and those that a site uses.
+    """Return one text for each difference between the agreed settings, ``expected``, and a site's, ``found``.
 
     >>> agreed = {"dim": 2, "weights": "81b6ae", "class_names": ["cat", "cow", "dog"]}
     >>> differences(agreed, {"dim": 2, "weights": "5793ff", "class_names": ["cow", "cat", "dog"]})

@@ -1,4 +1,4 @@
-"""Check on the server whether answers belong to this federation, and whether class rows are credible."""
+"""Check on the server that answers belong to the federation and that their class statistics are credible."""
 
 from __future__ import annotations
 
@@ -22,15 +22,19 @@ class TooFew(RuntimeError):
 
 
 class Stopped(RuntimeError):
-    """Raised if the server stopped before there was a result; the text is its reason. It may be resumed."""
+    """Raised if the server stopped before there was a result; the text is the reason.
+
+    The server may be started again.
+    """
 
 
 class Receipt(NamedTuple):
     """The server's verdict on a message: whether it counts, and if not, why.
 
     Attributes:
-        site: the site that the message names, perhaps falsely if it was set aside; None if it names none.
-        reason: why it was set aside; None if it counts.
+        site: the site that the message names as its sender; None if it names none. If the message was set
+            aside, the name may be false.
+        reason: why the message was set aside; None if it counts.
     """
 
     site: str | None
@@ -38,7 +42,7 @@ class Receipt(NamedTuple):
 
 
 def check_federation(about: Mapping[str, Any], theirs: Any, description: Description) -> None:
-    """Raise Refused if a message is of another federation, or the sender's settings ``theirs`` differ."""
+    """Raise Refused if a message is of another federation, or its sender's settings, ``theirs``, differ."""
     texts = differences(description.agreed, theirs if isinstance(theirs, dict) else {})
     if (found := about.get("federation")) != description.identity:
         texts = [f"federation: expected {description.identity[:12]}…, got {str(found)[:12]}…", *texts]
@@ -47,7 +51,10 @@ def check_federation(about: Mapping[str, Any], theirs: Any, description: Descrip
 
 
 def check_answer(about: Mapping[str, Any], description: Description) -> None:
-    """Raise Refused unless a signed message is an answer in this federation, with the agreed settings."""
+    """Raise Refused unless a message with metadata ``about`` is an answer in this federation.
+
+    The sender must use the agreed settings, and have at most ``description.max_examples`` examples.
+    """
     check_federation(about, about.get("uses"), description)
     if about.get("kind") != "answer":
         raise Refused(f"kind: expected an answer, got {about.get('kind')!r}", about["sender"])
@@ -57,7 +64,7 @@ def check_answer(about: Mapping[str, Any], description: Description) -> None:
 
 
 def stopping(description: Description, key: Any, reason: str) -> bytes:
-    """Make the server's signed message that the federation stops before its end, with the reason.
+    """Make the server's signed message that the federation stops before its last round, and why.
 
     Args:
         description: the federation.
@@ -69,7 +76,7 @@ def stopping(description: Description, key: Any, reason: str) -> bytes:
 
 
 def stop_reason(data: bytes, description: Description) -> str:
-    """Return the reason in a message of `stopping`; raise `Refused` if it is another message."""
+    """Return the reason in a message of `stopping`; raise `Refused` if ``data`` is another message."""
     about, _ = unseal(data, {SERVER: description.server})
     if (about.get("kind"), about.get("federation")) != ("stop", description.identity):
         raise Refused("message: expected one that says why this federation stops, got another", SERVER)
@@ -77,7 +84,7 @@ def stop_reason(data: bytes, description: Description) -> str:
 
 
 class _Messages(Mapping[str, Message]):
-    """Sites' messages, read from disk on access, as together they may not fit in memory."""
+    """A mapping from sites' names to messages; each is read on access, as all may not fit in memory."""
 
     def __init__(self, read: Callable[[str], Message], sites: list[str]) -> None:
         self._read, self._sites = read, sites
@@ -95,10 +102,11 @@ class _Messages(Mapping[str, Message]):
 def judge(
     sites: list[str], read: Callable[[str], Message], algorithm: Algorithm, description: Description
 ) -> tuple[dict[str, str], str | None]:
-    """Check sites' class rows as `covfree.collect` does; return the reason for each site to set aside.
+    """Check the class statistics of ``sites`` as `covfree.collect` does; return which sites to set aside.
 
-    The second result is a text: how many sites were judged by their class means, and how many failed; None if
-    the description asks for no judgement.
+    Returns:
+        For each site to set aside, the reason; and a text that says how many sites were judged by their class
+        means and how many failed, or None if the description does not ask to judge sites.
     """
     method = algorithm.params.method
     # Do not bound norms if clients send ridge solutions, as AFL's do: their matrices contain γI too.

@@ -30,7 +30,7 @@ class Refused(ValueError):
     """Raised for a message that is not used; the text says what was expected, and what the message has.
 
     Attributes:
-        sender: the site that the message names, perhaps falsely; None if it names none.
+        sender: the site that the message names as its sender, perhaps falsely; None if it names none.
     """
 
     def __init__(self, text: str, sender: str | None = None) -> None:
@@ -74,7 +74,7 @@ def load_key(path: str | PathLike[str]) -> Any:
 
     Raises:
         ValueError: if the file contains no private key.
-        OSError: if it cannot be read.
+        OSError: if the file cannot be read.
     """
     try:
         return _keys().Ed25519PrivateKey.from_private_bytes(bytes.fromhex(Path(path).read_text("ascii")))
@@ -114,9 +114,9 @@ def check_own(sites: Mapping[str, str], site: str, key: Any) -> None:
 
 
 def seal(key: Any, about: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> bytes:
-    """Make a message: the signature, then safetensors with ``about`` as a JSON value in its metadata.
+    """Make a message: the signature by ``key``, then the signed part, a safetensors file of ``arrays``.
 
-    The same arguments give the same bytes.
+    The file's metadata has ``about`` as JSON. The same arguments give the same bytes.
     """
     text = json.dumps(dict(about), sort_keys=True, allow_nan=False)
     tensors = {name: np.asarray(array, order="C") for name, array in arrays.items()}
@@ -125,11 +125,15 @@ def seal(key: Any, about: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -
 
 
 def unseal(data: bytes, keys: Mapping[str, str]) -> Opened:
-    """Check a message's signature, and read it.
+    """Return the content of a message, after a check of its signature.
+
+    Args:
+        data: the message, from `seal` or anybody.
+        keys: the public key of each sender that is accepted, by its name.
 
     Raises:
-        Refused: if it is cut short or is no message, its sender has no key in ``keys``, or the signature does
-            not match that key.
+        Refused: if ``data`` is cut short or is no message, the sender has no key in ``keys``, or the
+            signature does not match that key.
     """
     about, header, length, file = _parts(data)
     sender = about.get("sender")
@@ -169,7 +173,7 @@ def _parts(data: bytes) -> tuple[dict[str, Any], dict[str, Any], int, Any]:
 
 
 def write(path: Path, data: bytes) -> None:
-    """Write a file atomically; when this returns, its content and its name are on disk."""
+    """Write a file atomically; when the function returns, the file's content and its name are on disk."""
     with replacing(path) as file:
         file.write(data)
     # Flush the folder too, or the name may not be on disk.

@@ -28,8 +28,8 @@ class Folder:
 
     ``federation.json`` is the description. ``asks/`` has the server's broadcast of each turn (a step of a
     round, see `Description.place`). ``answers/`` has a folder for each turn, with a file from each site.
-    ``end.message`` is the last broadcast; ``stop.message`` says why the server stopped before its end. Files
-    that others wrote are read without following links, up to the description's ``max_bytes``.
+    ``end.message`` is the last broadcast; ``stop.message`` says why the server stopped before the last round.
+    Files that others wrote are read without following links, up to the description's ``max_bytes``.
     """
 
     def __init__(self, path: str | PathLike[str]) -> None:
@@ -37,7 +37,7 @@ class Folder:
 
         Raises:
             ValueError: if the description is not valid.
-            FileNotFoundError: if there is none.
+            FileNotFoundError: if there is no description.
         """
         self.path = Path(path)
         file = self.path / "federation.json"
@@ -66,7 +66,7 @@ class Folder:
 
     @property
     def stop(self) -> Path:
-        """The path of the message of `stopping`."""
+        """The path of the message that says why the server stopped, see `stopping`."""
         return self.path / f"stop{SUFFIX}"
 
     def put(self, path: Path, data: bytes) -> None:
@@ -85,8 +85,8 @@ class Folder:
             most: the largest number of bytes to read; None for the description's ``max_bytes``.
 
         Raises:
-            Refused: if it is not a regular file, or is too large.
-            OSError: if it cannot be read.
+            Refused: if ``path`` is not a regular file, or the file is too large.
+            OSError: if the file cannot be read.
         """
         try:
             descriptor = open_regular(path, f"path: {shown(path)}:", links=False)
@@ -116,7 +116,7 @@ def serve(
     poll: float | int = 1.0,
     say: Say = print,
 ) -> None:
-    """Run a server until all rounds are done, over a shared folder.
+    """Run a server over a shared folder until all rounds are done; the last broadcast is then in the folder.
 
     Args:
         server: the server.
@@ -187,7 +187,10 @@ def _closes(server: Server) -> bool:
 
 
 def _new(where: Path, seen: dict[str, tuple[int, int, int]]) -> list[Path]:
-    """Return a folder's message files that are not in ``seen`` or have changed; update ``seen``."""
+    """Return a folder's message files that are new or have changed since the last call, sorted by name.
+
+    ``seen`` maps each path to its file's inode, size and time of change; it is updated.
+    """
     found = list[Path]()
     if not where.is_dir():
         return found
@@ -227,7 +230,7 @@ def join(
     wait: float | int | None = None,
     say: Say = print,
 ) -> tuple[bytes, str | None]:
-    """Answer a server's rounds over a shared folder, until the last broadcast.
+    """Answer each broadcast of a server over a shared folder, and return what the last broadcast contains.
 
     Args:
         client: the site.
@@ -241,7 +244,7 @@ def join(
 
     Raises:
         TooFew: if no broadcast came for ``wait`` seconds.
-        Stopped: if the server stopped before there was a result; call again once it is resumed.
+        Stopped: if the server stopped before there was a result; call again once the server is resumed.
     """
     heard, seen, told = time.monotonic(), dict[str, tuple[int, int, int]](), set[str]()
     while True:

@@ -37,7 +37,11 @@ class Machine:
         algorithm: Algorithm | None,
         now: Callable[[], float],
     ) -> None:
-        """Lock the folder; raise ValueError if another process uses it, or it is another federation's."""
+        """Lock the folder, and load the state in it.
+
+        Raises:
+            ValueError: if another process uses the folder, or it belongs to another federation.
+        """
         self.description, self._key, self._now = description, key, now
         self._algorithm = description.make_algorithm() if algorithm is None else algorithm
         self._turns = (self._algorithm.rounds or description.num_rounds) * len(description.steps)

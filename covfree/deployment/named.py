@@ -33,9 +33,15 @@ def method_named(text: str) -> Method[Any] | None:
 def algorithm_named(
     text: str, dim: int, num_classes: int, train: str, network: Any, *, sums: bool
 ) -> Algorithm:
-    """Make a method, or an algorithm of `covfree.finetune` that starts from a head of zeros, by its name.
+    """Make the algorithm with this name: a method's, or one of `covfree.finetune`.
 
-    ``train`` is as in `Description`; with ``sums``, a method's uploads must be sums.
+    Args:
+        text: the name, perhaps with arguments, as `Description.algorithm`.
+        dim: d, the number of features of an example.
+        num_classes: C.
+        train: what an algorithm of `covfree.finetune` trains, as `Description.train`.
+        network: the network to train, with a head of zeros; None trains only such a head.
+        sums: whether the uploads of a method must be sums, for secure sums.
     """
     from covfree.finetune import linear_model, network_model
     from covfree.finetune import registry as trained

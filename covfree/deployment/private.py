@@ -30,8 +30,8 @@ class PrivateSums:
     """The privacy promise of a federation; the fields are arguments of `covfree.privacy.private`.
 
     Attributes:
-        epsilon: ε of all rounds together.
-        delta: δ.
+        epsilon: ε of the promise, for all rounds together.
+        delta: δ of the promise.
         clip: B, the bound on a feature vector's norm. For an algorithm of `covfree.finetune`, the bound on
             the norm of an upload; above 1, as the upload includes the site's weight, 1.
         unit: what is hidden: one ``"example"`` or one ``"client"`` (a site). For training it must be the
@@ -54,7 +54,12 @@ class PrivateSums:
     projection: int | None = None
 
     def updates(self, fewest: int, rounds: int, num_sites: int) -> PrivateUpdates:
-        """Make the encoding that adds noise to uploads of training; see `covfree.privacy.private_updates`.
+        """Make the encoding that adds noise to the uploads of an algorithm that trains in rounds.
+
+        Args:
+            fewest: the least number of sites whose answers close a round.
+            rounds: the number of rounds.
+            num_sites: the number of sites.
 
         Raises:
             ValueError: if a number is out of range, ``unit`` is not ``"client"``, or ``weight`` or
@@ -99,8 +104,10 @@ class PrivateSums:
     def method(self, method: Method[Any], fewest: int, seed: int) -> Private:
         """Make the private form of a method; see `covfree.privacy.private`.
 
+        ``fewest`` and ``seed`` are those in `Description`.
+
         Raises:
-            ValueError: if a number is out of range, or ``honest`` is above ``fewest``, as in `Description`.
+            ValueError: if a number is out of range, or ``honest`` is above ``fewest``.
         """
         return private(
             method,
@@ -121,10 +128,13 @@ class _State(NamedTuple):
     """The server's state: the noisy totals so far. Its arrays have the same shapes in all rounds.
 
     Attributes:
-        kind: index in `_KINDS` of what sites upload in the next round; at the end, that of the last round.
-        noises: [rounds] how many shares of noise each total has; 0 if the total is still to come.
-        first: [C, d + 2], the first total.
-        second: the second total as a vector, padded to the larger size of class sums and second moment.
+        kind: what sites upload in the next round, as an index of `_KINDS`; after the last round, what they
+            uploaded in it.
+        noises: [rounds] how many shares of noise (one for each site) each round's total includes; 0 if the
+            total is still to come.
+        first: [C, d + 2], the first round's total: class sums of features, counts and squared norms.
+        second: the second round's total, class sums or the upper triangle of the second moment, as a vector.
+            It is padded to the larger of the two sizes.
     """
 
     kind: AnyArray
@@ -136,7 +146,8 @@ class _State(NamedTuple):
 class PrivateSteps:
     """The computations of a private method, with the interface of `covfree.deployment.steps.Steps`.
 
-    They use NumPy, for 64-bit integers. `upload` draws noise with the operating system's randomness.
+    The computations use NumPy, for 64-bit integers. `upload` draws noise with the operating system's
+    randomness.
 
     Attributes:
         made: the private method.
@@ -155,26 +166,29 @@ class PrivateSteps:
         return _State(np.zeros((), np.int32), noises, np.zeros(self._sums, np.int64), second), ()
 
     def broadcast(self, state: _State) -> AnyArray:
-        """Return the state's ``kind``, which tells sites what to upload."""
+        """Return the state's ``kind``, an integer that tells sites what to upload."""
         return state.kind
 
     def sent_form(self, state: _State) -> AnyArray:
-        """Return an array with the shape and data type of a broadcast."""
+        """Return an array with a broadcast's shape and data type."""
         return state.kind
 
     def skeleton(self, items: Sequence[Sequence[int]]) -> _State:
-        """Return a state of zeros."""
+        """Return a state of zeros; its shapes do not depend on the rounds so far, ``items``."""
         return self.start()[0]
 
     def form(self, state: _State) -> Parts:
-        """Return an upload of zeros: class sums or a second moment, and its number of noise shares."""
+        """Return zeros in the form of an upload: class sums or a second moment, and its number of noises."""
         shape = self._matrix if _KINDS[int(state.kind)] == "matrix" else self._sums
         return Parts.of([np.zeros(shape, np.int64), np.zeros((), np.int64)])
 
     def upload(
         self, number: int, turn: int, sent: Any, memory: Any, features: np.ndarray, labels: np.ndarray
     ) -> tuple[Upload, Any]:
-        """Compute a site's upload, with its share of the noise; see `covfree.privacy.Private.upload`."""
+        """Return a site's upload, with its share of the noise, and its memory, unchanged.
+
+        See `covfree.privacy.Private.upload`.
+        """
         if not 0 <= int(sent) < len(_KINDS):
             raise ValueError(f"kind: expected one of 0 to {len(_KINDS) - 1}, got {int(sent)}")
         kind = _KINDS[int(sent)]
@@ -182,7 +196,7 @@ class PrivateSteps:
         return Upload(number, 0, [own.values, np.asarray(own.noises, np.int64)], []), memory
 
     def serve(self, state: _State, total: Any) -> tuple[_State, bool]:
-        """Return the next state, and whether it is finite: True, as it has integers.
+        """Return the next state, and True: the state is finite, as it has integers.
 
         The first total decides what sites send next.
         """
@@ -228,7 +242,7 @@ class Exact:
         return np.concatenate([np.ravel(part) for part in upload]).astype(np.int64).view(np.uint64)
 
     def decode(self, total: Words, like: Any) -> Any:
-        """Return the integers of a sum of words."""
+        """Return the integers of a sum of words, as arrays with the shapes of those in ``like``."""
         ends = np.cumsum([np.size(part) for part in like])
         parts = np.split(total.view(np.int64), ends[:-1])
         return [part.reshape(np.shape(own)) for part, own in zip(parts, like, strict=True)]

@@ -32,8 +32,8 @@ class Server(Standing):
 
     `open` returns the bytes to send to all sites, `take` takes a site's answer, `close` computes the next
     state. When all rounds are done, `finished` is true and `result` is the head. Every call returns only when
-    its effect is on disk. So the process may be killed at any time: a new one with the same folder goes on,
-    and the result is the same to the bit.
+    its effect is on disk. So the process may be killed at any time: a new process with the same folder goes
+    on, and the result is the same to the bit.
     """
 
     def __init__(
@@ -94,6 +94,9 @@ class Server(Standing):
 
         Args:
             data: the message, from anybody.
+
+        Returns:
+            The site, and the reason if the answer was set aside.
         """
         site = None
         if not self.finished:
@@ -119,7 +122,7 @@ class Server(Standing):
 
     @property
     def most_bytes(self) -> int:
-        """The largest size in bytes of an answer that is read, far above that of honest answers."""
+        """The largest size in bytes of an answer that is read; honest answers are far smaller."""
         if self.finished:
             return self.description.max_bytes
         form = self._expected()
@@ -190,7 +193,7 @@ class Server(Standing):
             self._form, self._sums = None, None
 
     def _too_few(self, sites: list[str]) -> str:
-        """Return a text that says which answers are needed; "" if those of ``sites`` are enough."""
+        """Return a text that says which answers are needed; "" if the answers of ``sites`` are enough."""
         if self.description.sums is not None:
             if first := self._same.difference(sites):
                 return f"the same sites as in the first round, so {', '.join(sorted(first))} too"
@@ -199,7 +202,11 @@ class Server(Standing):
         return "" if len(sites) >= fewest else f"answers of {fewest} sites at least, got {len(sites)}"
 
     def _total(self, sites: list[str]) -> tuple[Any, list[str], int]:
-        """Return the uploads' sum (None before a secure sum's last step), their sites, and their turn."""
+        """Return the sum of uploads, the names of the sites that uploaded, and the turn in which they did.
+
+        The sum is None before a secure sum's last step. ``sites`` are those whose answers to the open turn
+        count.
+        """
         form, names = self._expected(), list(self._numbers)
         if self.description.sums is None:
             examples = {self._numbers[site]: self.taken[site] for site in sites}
@@ -213,7 +220,7 @@ class Server(Standing):
         return Parts(sums, [], form.structure).upload(), came, masked
 
     def _round_sums(self) -> Sums:
-        """Rebuild the secure sum of this round from the answers on disk."""
+        """Return the server's side of this round's secure sum, rebuilt if needed from the answers on disk."""
         if self._sums is None:
             number, first = self.turn // len(STEPS), self.turn // len(STEPS) * len(STEPS)
             form = self._expected()
@@ -229,7 +236,7 @@ class Server(Standing):
         return self._sums
 
     def end(self, content: bytes) -> bytes:
-        """Make the last broadcast, which tells sites that all is done, and contains a file (the head)."""
+        """Make the last broadcast: it says that all is done, and carries ``content``, the head's file."""
         about = {**self._about("end", None), "stopped": self.stopped, "nonce": ""}
         return seal(self._key, about, {"file": np.frombuffer(content, np.uint8)})
 
@@ -238,7 +245,7 @@ class Server(Standing):
         return stopping(self.description, self._key, reason)
 
     def _read(self, site: str) -> Upload:
-        """Read a stored answer to the open round."""
+        """Return the upload in a site's stored answer to the open round."""
         opened = unseal(self._file(site).read_bytes(), self.description.sites)
         return self._upload(opened)
 
@@ -248,7 +255,10 @@ class Server(Standing):
         return self._form
 
     def _check(self, opened: Opened, site: str, data: bytes) -> None:
-        """Raise Refused unless a signed message is its site's first answer to the open round."""
+        """Raise Refused unless a signed message is its site's first answer to the open round.
+
+        ``opened`` is the message's content, ``data`` its bytes.
+        """
         check_answer(opened.about, self.description)
         turn = opened.about.get("turn")
         if self.finished or self._asked is None or turn != self.turn:
@@ -280,7 +290,7 @@ class Server(Standing):
         return self._plain.received(number, about["examples"], opened.arrays, self._expected())
 
     def _message(self, site: str) -> Message:
-        """Convert a site's stored answer, which contains class rows, to a `Message`."""
+        """Return the class statistics in a site's stored answer as a `Message`."""
         own = self._read(site)
         sent = self._plain.total({own.number: own.examples}, lambda _: own, self._expected())
         return jax.tree.map(np.asarray, Message(sent.rows.items, sent.matrix))

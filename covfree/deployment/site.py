@@ -38,7 +38,7 @@ class Site(NamedTuple):
 
 
 def extractor_in(path: str | PathLike[str]) -> dict[str, Any]:
-    """Read d, the extractor settings and the class names from a file of ``covfree extract``.
+    """Read from a file of ``covfree extract`` the number of features, extractor settings and class names.
 
     Raises:
         ValueError: if the file does not contain features and labels.
@@ -75,7 +75,7 @@ def load_site(
     images: str | PathLike[str] | None = None,
     weights: str | None = None,
 ) -> tuple[Site, Algorithm | None]:
-    """Load a site's data and, if a network is trained, the algorithm, both for `Client`.
+    """Load a site's data and, if a network is trained, the algorithm (else None), both for `Client`.
 
     Args:
         description: the federation.
@@ -116,7 +116,7 @@ def load_site(
 
 
 def extractor_of(network: str, weights: str | None = None) -> dict[str, Any]:
-    """Describe what makes features of images with a named network, as ``covfree extract`` writes it."""
+    """Return the settings with which a named network makes features, as `Description.extractor` has them."""
     chosen = backbone(network)
     found = find_weights(weights, BACKBONES[chosen.name])
     return extractor_key(chosen, found.sha256, found.preprocessing or chosen.spec.preprocessing)
@@ -159,7 +159,7 @@ def load_images(images: ImageSet, description: Description, network: Any) -> Sit
 
 
 def check_weights(description: Description, network: str | None, weights: str | None) -> None:
-    """Raise ValueError unless a network and its weights are those of the description."""
+    """Raise ValueError unless a network's name and its weights are as the description says."""
     if network is None or "backbone" not in description.extractor:
         raise ValueError("backbone: expected a federation that names one, got one of features from elsewhere")
     own = description.extractor

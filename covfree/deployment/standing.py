@@ -25,7 +25,7 @@ class Standing(Machine):
         history: a record for each closed round: which sites counted, which were set aside at its end and
             why, how many sites were judged by their class means, and how many bytes were sent.
         stopped: why the federation ended before its last round; None if it did not.
-        taken: the sites whose answers to the open round were taken, with their numbers of examples.
+        taken: the number of examples of each site whose answer to the open round was taken, by its name.
     """
 
     @property
@@ -45,7 +45,7 @@ class Standing(Machine):
 
     @property
     def left_out(self) -> dict[str, str]:
-        """For each site set aside at a round's end, the reason. Later uploads of it do not count either."""
+        """For each site set aside at a round's end, the reason. Later uploads of such a site do not count."""
         return {site: reason for record in self.history for site, reason in record["rejected"].items()}
 
     @property

@@ -1,6 +1,6 @@
-"""Compute the steps of a client, and those of the server from stored uploads, as pure functions.
+"""Compute, as pure functions, what a client and the server of a federation between machines compute.
 
-They call the functions of the simulation, `covfree.rounds.cohort`, in the simulation's order. So a federation
+The functions call the simulation's, in `covfree.rounds.cohort`, in the simulation's order. So a federation
 of machines and `covfree.rounds.run` have the same result to the bit.
 """
 
@@ -26,13 +26,13 @@ from covfree.rounds.from_method import Sent
 
 
 class Upload(NamedTuple):
-    """One client's upload: arrays that the server adds up over clients, and rows that it stacks, unpadded.
+    """One client's upload: arrays that the server adds over clients, and tables, whose rows it concatenates.
 
     Attributes:
-        number: the client's number, which distinguishes its draws and its rows from others'.
-        examples: the number of its examples.
-        sums: the arrays that are added up.
-        tables: for each table of rows, its columns as arrays.
+        number: the client's number, which distinguishes its random draws and its rows from others'.
+        examples: the number of the client's examples.
+        sums: the arrays that are added.
+        tables: for each table, its columns: arrays with one entry for each row, without padding.
     """
 
     number: int
@@ -51,8 +51,8 @@ class Steps:
 
     Attributes:
         algorithm: the algorithm.
-        most: the largest number of examples that a client may have; clients that compute with padding pad to
-            at most this.
+        most: the largest number of examples that a client may have, and so the most rows to which a client
+            pads its data.
     """
 
     def __init__(
@@ -65,9 +65,16 @@ class Steps:
         *,
         private: bool = False,
     ) -> None:
-        """Store the settings on which all machines agree; ``example`` is an example of zeros, [1, …].
+        """Store the settings on which all machines agree.
 
-        If a client's new memory is not finite, it keeps its old memory if ``private``; else `upload` raises.
+        Args:
+            algorithm: the algorithm.
+            num_clients: the number of clients.
+            key: PRNG key of all draws.
+            example: [1, …] an example of zeros.
+            most: the largest number of examples of a client.
+            private: if a client's memory after a round is not finite, `upload` returns the memory before the
+                round if True, and raises if False.
         """
         self.algorithm, self.most = jax.device_put(algorithm), most
         self._num_clients, self._key, self._example, self._private = num_clients, key, example, private
@@ -78,7 +85,7 @@ class Steps:
         return cohort.start(self.algorithm, self._key, num_clients=self._num_clients)
 
     def broadcast(self, state: Any) -> Any:
-        """Return the pytree that the server sends."""
+        """Return the pytree that the server sends to all clients."""
         return cohort.broadcast(self.algorithm, state)
 
     def padded(self, examples: int) -> int:
@@ -90,7 +97,7 @@ class Steps:
     def upload(
         self, number: int, turn: int, sent: Any, memory: Any, features: np.ndarray, labels: np.ndarray
     ) -> tuple[Upload, Any]:
-        """Compute a client's upload in a round, and its memory after it.
+        """Return a client's upload in a round, and the client's memory after the round.
 
         Args:
             number: the client's number.
@@ -115,7 +122,10 @@ class Steps:
     def _answers(
         self, number: int, turn: int, sent: Any, memory: Any, features: Any, labels: np.ndarray, longest: int
     ) -> cohort.Answers:
-        """Compute a client's upload and memory by the simulation's code, in a cohort of this client alone."""
+        """Return a client's upload and new memory by the simulation's code, in a cohort of one client.
+
+        ``longest`` is the number of rows to which the client pads its data.
+        """
         # Add a row for a client without examples, as a table must not be empty.
         features, labels = (x if len(x) else np.zeros((1, *x.shape[1:]), x.dtype) for x in (features, labels))
         # Pad `order` to the length of `labels`: then clients with equal numbers of rows share a compilation.
@@ -141,7 +151,7 @@ class Steps:
         return zeros_of(self.broadcast, state)
 
     def form(self, state: Any) -> Parts:
-        """Return an upload of zeros for this state; its tables have as many rows as a client may send."""
+        """Return an upload of zeros in this state's round, with the most rows that a client may send."""
 
         def one(state: Any) -> Parts:
             sent, memory = cohort.broadcast(self.algorithm, state), self.start()[1]
@@ -153,7 +163,10 @@ class Steps:
         return zeros_of(one, state)
 
     def skeleton(self, items: Sequence[Sequence[int]]) -> Any:
-        """Return zeros shaped as the state after rounds in which table i had ``items[round][i]`` rows."""
+        """Return zeros with the shapes of the server's state after some rounds.
+
+        ``items[r][i]`` is the number of rows, from all clients, that table i of the uploads had in round r.
+        """
         if not self._skeletons:
             self._skeletons.append(zeros_of(lambda: self.start()[0]))
         if self.algorithm.rounds is None:
@@ -170,7 +183,12 @@ class Steps:
         return self._skeletons[len(items)]
 
     def received(self, number: int, examples: int, arrays: Mapping[str, np.ndarray], form: Parts) -> Upload:
-        """Read an upload; raise ValueError unless it is finite and has the shapes and types of ``form``."""
+        """Return the upload of client ``number`` from a message's arrays.
+
+        Raises:
+            ValueError: if a number is not finite, or shapes or data types differ from those in ``form``; a
+                table may have fewer rows.
+        """
         lengths = [len(np.atleast_1d(arrays.get(f"table.{i}.0", 0))) for i in range(len(form.tables))]
         wanted = {f"sum.{i}": (x.shape, x.dtype) for i, x in enumerate(form.sums)}
         for i, table in enumerate(form.tables):
@@ -191,10 +209,15 @@ class Steps:
         return Upload(number, examples, [arrays[f"sum.{i}"] for i in range(len(form.sums))], tables)
 
     def total(self, examples: Mapping[int, int], load: Callable[[int], Upload], form: Parts) -> Any:
-        """Add the uploads of the clients in ``examples``, each read once, into the algorithm's upload type.
+        """Return the uploads of all clients added to one, in the structure of the algorithm's uploads.
 
         Sums are added as in the simulation: clients are grouped by padded size, and each group has its own
         compensated sum, to which larger clients are added first. Rows are in the order of clients' numbers.
+
+        Args:
+            examples: the number of examples of each client to add, by the client's number.
+            load: function from a client's number to its upload, called once for each client.
+            form: an upload of zeros, from the method `form`.
         """
         zeros = [jnp.zeros_like(x) for x in form.sums]
         total, tables = Compensated(zeros, zeros), dict[int, list[list[np.ndarray]]]()
@@ -220,7 +243,7 @@ class Steps:
         return upload
 
     def serve(self, state: Any, total: Any) -> tuple[Any, bool]:
-        """Return the server's next state, and whether it is finite."""
+        """Return the server's next state, and whether all its numbers are finite."""
         state, finite = cohort.serve(self.algorithm, state, total)
         return state, bool(finite)
 

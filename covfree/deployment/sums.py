@@ -1,4 +1,4 @@
-"""Run secure sums between machines: the steps of `covfree.secure`, with messages as arrays."""
+"""Run secure sums between machines: the steps of `covfree.secure`, with their messages as arrays."""
 
 from __future__ import annotations
 
@@ -25,7 +25,14 @@ _ADVERT, _BOX, _SIGNATURE = (32, 64, 96, 160), 2 * SHARE + 16, 64
 def answer(
     step: str, client: secure.Client, number: int, asked: Arrays, words: Callable[[], Words]
 ) -> dict[str, np.ndarray]:
-    """Compute the answer of site ``number`` to a step's broadcast, whose arrays are ``asked``.
+    """Return the arrays with which a site answers the broadcast of one step.
+
+    Args:
+        step: the step's name, one of `covfree.secure.STEPS`.
+        client: the site's side of the secure sum.
+        number: the site's number.
+        asked: the arrays of the broadcast.
+        words: function that returns the site's upload as words; called in the step "mask" only.
 
     Raises:
         Refused: (of `covfree.secure`) if the site must not answer, or the broadcast has wrong arrays.
@@ -48,8 +55,8 @@ class SecureSums:
     """The settings of secure sums. `Description.fewest` is the least number of uploads in a sum.
 
     Attributes:
-        bound: the largest absolute value of a number in an upload; see `covfree.secure.FixedPoint`. None for
-            private sums only, which are integers.
+        bound: the largest absolute value of a number in an upload; see `covfree.secure.FixedPoint`. None only
+            in a private federation, whose uploads are integers.
         neighbours: the number of other sites with which each site shares masks, an even number; None for all.
         threshold: how many of a site's neighbours must stay to the end; None for the smallest number above
             half.
@@ -73,10 +80,10 @@ class SecureSums:
                 check_positive(name, getattr(self, name))
 
     def session(self, name: str, keys: Collection[str], size: int, fewest: int) -> Session:
-        """Make the session of a round.
+        """Make the session of a round: the settings of its secure sum.
 
         Args:
-            name: the round's name. No other round has it, so that no site takes part in a round twice.
+            name: the round's name. No other round has this name, so that no site takes part in a round twice.
             keys: the sites' public keys, in the order of their numbers.
             size: the number of words of an upload.
             fewest: the least number of sites whose answers close the round.
@@ -103,7 +110,7 @@ class Sums:
     """
 
     def __init__(self, own: Session, names: Sequence[str]) -> None:
-        """Begin the sum of a round; ``names`` are the sites' names, by their numbers."""
+        """Begin the sum of the session ``own``; ``names`` are the sites' names, in the order of numbers."""
         self.session, self._names, self._server = own, names, secure.Server(own)
 
     def asks(self, step: str) -> dict[str, np.ndarray]:
@@ -122,7 +129,7 @@ class Sums:
         """Check and store a site's answer to a step.
 
         Raises:
-            Refused: (of `covfree.secure`) if it is no answer to this step; nothing changes then.
+            Refused: (of `covfree.secure`) if ``arrays`` are no answer to this step; nothing changes then.
         """
         if step == "advertise":
             self._server.take_advert(_one("advert", _adverts_of(arrays), site))
@@ -155,12 +162,12 @@ class Sums:
         return f"answers of {neighbours} each of {', '.join(short)}" if short else ""
 
     def total(self) -> Words:
-        """Return the sum of the words of all uploads that came; see `covfree.secure.Server.total`."""
+        """Return the sum, as words, of all uploads that came; see `covfree.secure.Server.total`."""
         return self._server.total()
 
 
 def _one(name: str, parts: Sequence[Part], site: int) -> Part:
-    """Return the only element of ``parts``; raise Refused unless there is just one, sent by ``site``."""
+    """Return the only message in ``parts``; raise Refused unless there is just one, from client ``site``."""
     if [each.sender for each in parts] != [site]:
         got = [each.sender for each in parts]
         raise secure.Refused(f"{name}: expected exactly one, of client {site}, got those of clients {got}")
@@ -168,7 +175,11 @@ def _one(name: str, parts: Sequence[Part], site: int) -> Part:
 
 
 def _table(arrays: Arrays, name: str, width: int, *numbers: str) -> tuple[list[tuple[int, ...]], list[bytes]]:
-    """Return each row's entries in the arrays called ``numbers``, and its bytes in the array ``name``."""
+    """Return for each row its integers, from the arrays called ``numbers``, and its bytes, from ``name``.
+
+    Raises:
+        Refused: if the array ``name`` is not uint8 [rows, ``width``], or the others not int32 [rows].
+    """
     rows = arrays.get(name)
     if rows is None or rows.dtype != np.uint8 or rows.ndim != 2 or rows.shape[1] != width:
         got = None if rows is None else f"{rows.dtype}{list(rows.shape)}"
