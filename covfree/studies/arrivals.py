@@ -1,4 +1,4 @@
-"""Run a method in closed form over rounds in which clients arrive; each sends its statistics once."""
+"""Run a method in closed form over rounds in which clients arrive; each client sends its statistics once."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ class Arrival(NamedTuple):
     """The outcome of a round.
 
     Attributes:
-        record: costs of the round (numbered from 1), with its ``accuracy`` if that was measured.
-        head: the latest head, from all clients that had sent when it was made; None before the first head.
+        record: a dict of the round's number (from 1), its costs and, if it was measured, its ``accuracy``.
+        head: the latest head, made from all clients that had sent by then; None before the first head.
     """
 
     record: Record
@@ -38,21 +38,21 @@ def arrivals(
     extractor: int | float = 0,
     measured: Callable[[int], bool] = lambda number: True,
 ) -> Iterator[Arrival]:
-    """Yield an `Arrival` for each round: its cost, and the accuracy of the head of all clients so far.
+    """Yield an `Arrival` for each round: the round's costs, and a head from all clients so far.
 
-    A client sends its statistics in its first round, and nothing later. The server adds them to its sums, and
-    in measured rounds solves for the head again if clients with examples have come since the last head.
+    A client sends its statistics in its first round, and nothing later. The server adds them to its sums. In
+    measured rounds, it solves for the head again if clients with examples have come since the last head.
 
     Args:
-        method: a method. Without `Method.one_shot`, earlier clients would have to send again whenever new
-            ones arrive; such bytes and operations are not counted.
+        method: a method. If it is not `Method.one_shot`, earlier clients would have to send again whenever
+            new clients arrive; those bytes and operations are not counted.
         data: training and test examples.
         clients: the client of each training example.
-        schedule: [rounds, clients drawn] the clients of each round; −1 for none.
+        schedule: [rounds, clients drawn] the clients of each round; −1 fills up rounds with fewer clients.
         seed: the seed of the method's draws.
-        extractor: operations of the feature extractor on one example, added to the clients' operations.
-        measured: tells by a round's number (from 1) whether its head is made and tested; that of the last
-            round always is.
+        extractor: operations of the feature extractor on one example, added for each example of a client.
+        measured: ``measured(number)`` tells whether a head is made and tested in the round with this number
+            (from 1). The last round is always measured.
     """
     labels, dim = np.asarray(data.train_labels), data.train_features.shape[1]
     came = np.zeros(int(max(clients.max(), schedule.max())) + 1, bool)

@@ -40,7 +40,7 @@ class Difference(NamedTuple):
 def export_linear(saved: SavedHead, to: str, out: Path) -> None:
     """Write a linear head under the names of ``torch.nn.Linear``: ``weight [C, d]`` and ``bias [C]``.
 
-    An absent class has a bias of −∞.
+    An absent class, for which the head had no training examples, gets the bias −∞.
 
     Args:
         saved: the head.
@@ -131,7 +131,7 @@ def export_onnx(
 
 
 def _traced(network: Backbone, params: Any) -> Any:
-    """Convert a covfree network to an ONNX model, from images [n, size, size, 3] to features."""
+    """Return an ONNX model of a covfree network, from images [n, size, size, 3] to features."""
     to_onnx = optional("jax2onnx", "export").to_onnx
     size = network.spec.input_size
     return to_onnx(lambda images: network.apply(params, images), [("n", size, size, 3)], opset=21)
@@ -202,7 +202,7 @@ def _session(model: Any) -> Any:
 
 
 def _run(session: Any, output: str | None, given: np.ndarray) -> np.ndarray:
-    """Run a model on its only input; return the named output, or the only one if ``output`` is None."""
+    """Run a model on its only input; return the output named ``output``, or the first if that is None."""
     output = output or session.get_outputs()[0].name
     try:
         return session.run([output], {session.get_inputs()[0].name: given})[0]

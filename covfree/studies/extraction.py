@@ -25,7 +25,7 @@ _SHOWN = 3
 
 
 def backbone_of(text: str) -> str:
-    """Return the backbone's name in `BACKBONES`; dashes may stand for underscores."""
+    """Return the name in `BACKBONES` that ``text`` gives; it may have dashes in place of underscores."""
     name = text.replace("-", "_")
     if name not in BACKBONES:
         known = [each.replace("_", "-") for each in BACKBONES]
@@ -35,7 +35,10 @@ def backbone_of(text: str) -> str:
 
 
 def onnx_of(path: str, output: str | None = None, preprocessing: str | None = None) -> Extractor:
-    """Open an .onnx file, perhaps ``path:output``, as an `Extractor`; errors name the command's options."""
+    """Open an ONNX file as an `Extractor`; errors name the command's options.
+
+    ``path`` may end in ``.onnx:name``, which names the tensor to take as features, as ``output`` does.
+    """
     path, _, inside = path.rpartition(".onnx")
     try:
         chosen = None if preprocessing is None else preprocessing_of(preprocessing)
@@ -110,7 +113,7 @@ def extract(
     batch_size: int = 64,
     on_damaged: str = "stop",
 ) -> Extracted:
-    """Compute features of images into a file under a progress bar, and print a summary.
+    """Write features of images to the file ``out``, under a progress bar, and print a summary.
 
     ``network`` is a name in `BACKBONES`, and needs ``weights``; or an `Extractor`, which holds its weights.
     """
@@ -130,7 +133,7 @@ def extract(
 def encode(
     texts: TextSet, encoder: SentenceEncoder, out: Path, *, dtype: str = "float32", batch_size: int = 64
 ) -> Extracted:
-    """Compute features of texts into a file under a progress bar, and print a summary."""
+    """Write features of texts to the file ``out``, under a progress bar, and print a summary."""
     compute = partial(encode_texts, texts, encoder, out=out, dtype=dtype, batch_size=batch_size)
     return _under_bar(texts, "texts", encoder.name, compute)
 

@@ -101,7 +101,9 @@ class Federation:
 def federations(
     clients: Iterable[int], partitions: Iterable[str], alphas: Iterable[float | int]
 ) -> list[Federation]:
-    """Combine partitions, clients and alphas, the last varying fastest; ``iid`` has no alpha and comes once.
+    """Return a `Federation` for each combination of partition, number of clients and alpha.
+
+    Alpha varies fastest. ``iid``, which ignores alpha, comes once for each number of clients.
 
     Raises:
         TypeError: if an argument is a single value instead of an iterable.
@@ -139,7 +141,7 @@ class LeftOut(NamedTuple):
 
 
 def left_out(labels: Integer[np.ndarray, " examples"], clients: Integer[np.ndarray, " examples"]) -> LeftOut:
-    """Count the examples on no client (client below 0), and the classes that have no example on a client.
+    """Count the examples on no client (client below 0), and the classes whose examples are all on no client.
 
     >>> left_out(np.array([0, 0, 1, 1]), np.array([0, -1, -1, -1]))
     LeftOut(examples=3, classes=1)

@@ -26,8 +26,8 @@ _LIBRARIES = tuple(sysconfig.get_path(name) for name in ("purelib", "platlib", "
 def fingerprint(method: Method) -> str:
     """Return a digest of a method's functions and numbers, which is the same in every process.
 
-    For a user's own function or class, the text of its file is hashed too, and that of the user's files that
-    it imports; for a function without a file, as in a notebook, its compiled code.
+    The digest also covers the files of a user's own functions and classes, and the user's files that these
+    files import. For a function without a file, as in a notebook, it covers the compiled code.
 
     >>> import covfree
     >>> fingerprint(covfree.fed3r(1.0)) == fingerprint(covfree.fed3r(1.0))
@@ -48,7 +48,7 @@ def fingerprint(method: Method) -> str:
 
 
 def _own_code(part: Any, seen: set[int]) -> Iterator[bytes]:
-    """Yield the user's code in ``part``, any object in a method, and in the objects that it contains."""
+    """Yield the user's code behind ``part``, any object in a method, and behind the objects in ``part``."""
     yield from _files(sys.modules.get(type(part).__module__), seen)
     if isinstance(part, FunctionType):
         if id(part) in seen:

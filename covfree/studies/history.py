@@ -13,11 +13,12 @@ from covfree.studies.table import as_bytes
 
 
 class History:
-    """The records of a run: each is at once written to a file and reported to the listener.
+    """The records of a run, one for each round, each written to a file and reported to the listener at once.
 
-    Rounds of training count from 1, so record r has the accuracy after r rounds. A closed-form stage solves
-    for the head. The first stage's last round is round 0, and its earlier rounds have numbers below 0. Each
-    later stage counts as one round.
+    A record is a dict of a round's number, costs and accuracy. Rounds of training count from 1, so the record
+    numbered r has the accuracy after r rounds. A closed-form stage, in which clients send statistics and the
+    server solves for the head, comes before the training: its last round has number 0, earlier ones have
+    numbers below 0. A later stage, between rounds of training, counts as one round.
     """
 
     def __init__(self, name: str, rounds: int, path: Path | None, listener: Listener) -> None:
@@ -26,12 +27,18 @@ class History:
         self._written, self._first, self._flops = 0, 0, np.zeros(0)
 
     def begin(self, records: list[Record], flops: np.ndarray) -> None:
-        """Set the records up to a closed-form stage, and ``flops`` of all clients in each round after it."""
+        """Begin after a closed-form stage, with the records up to it.
+
+        ``flops`` are the operations of all clients in each round of training after the stage.
+        """
         self.records, self._flops = list(records), flops
         self._first = self.records[-1]["round"]
 
     def __call__(self, rounds: list[Record]) -> bool:
-        """Add, write and report the new records in ``rounds``; return False, so that the training goes on."""
+        """Add, write and report new records; return False, so that the training goes on.
+
+        ``rounds`` are all records since the closed-form stage, including those added before.
+        """
         for record in rounds[self.records[-1]["round"] - self._first :]:
             number, flops = self._first + record["round"] + 1, float(self._flops[record["round"]])
             self.records.append({**record, "round": number, "flops": flops})

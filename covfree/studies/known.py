@@ -23,7 +23,7 @@ _OPEN = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 
 
 def entry_of(name: str) -> Entry[Method]:
-    """Return the `Entry` of a method: registered, of an installed package, or a function in a file."""
+    """Return the `Entry` of a method: one of covfree's, of an installed package, or a function in a file."""
     if name in registry():
         return registry()[name]
     if ".py:" in name:
@@ -41,7 +41,7 @@ def entry_of(name: str) -> Entry[Method]:
 
 
 def is_own(name: str) -> bool:
-    """Return whether any method in a name such as ``fedcof:shrinkage=1-or-mine`` is not covfree's own."""
+    """Return whether some method in a name, such as ``fedcof:shrinkage=1-or-mine``, is not covfree's own."""
     return any(each.partition(":")[0] not in registry() for each in name.split(JOINT))
 
 
@@ -61,7 +61,7 @@ def _entry(name: str, make: Any, title: str | None = None) -> Entry[Method]:
 def function_of(name: str, option: str = "methods") -> Any:
     """Return the function named by ``mine.py:function``; errors begin with ``option``.
 
-    Its file is imported once, with its folder in ``sys.path``.
+    The file is imported once, with its folder in ``sys.path``.
     """
     stem, in_file, function = name.partition(".py:")
     if not in_file:

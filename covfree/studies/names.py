@@ -9,7 +9,7 @@ def parsed(text: str, expected: str) -> tuple[str, dict[str, Any]]:
     """Split a text into a name and its arguments.
 
     Args:
-        text: ``name:number=value:…``, where the name may also be a function of a file, ``mine.py:function``.
+        text: ``name:argument=value:…``; the name may be a function of a file, ``mine.py:function``.
         expected: how errors begin, such as ``methods: expected a number such as fedcof:shrinkage=0.1``.
 
     >>> parsed("fedcof:shrinkage=0.1:head=ridge", "")
@@ -31,7 +31,7 @@ def parsed(text: str, expected: str) -> tuple[str, dict[str, Any]]:
 
 
 def as_number(text: str) -> Any:
-    """Convert a text to a bool, None, int or float if it is one; else return it, such as 'auto'."""
+    """Convert a text to the bool, None, int or float that it spells; return other texts as they are."""
     words = {"true": True, "false": False, "none": None}
     if text.lower() in words:
         return words[text.lower()]
@@ -44,7 +44,7 @@ def as_number(text: str) -> Any:
 
 
 def option_text(name: str, value: Any) -> str:
-    """Format an option's value for a command line; a list becomes values with commas between.
+    """Format an option's value for a command line: a list with commas, and one after a single seed.
 
     >>> option_text("alpha", [0.1, 0.5]), option_text("seeds", [3])
     ('0.1,0.5', '3,')

@@ -25,7 +25,10 @@ from covfree.studies.timing import timed
 
 
 class _Solved(NamedTuple):
-    """A head, its costs, and the index of the method that clients chose, if they chose one."""
+    """A head, its costs, and the index of the method that clients chose, None if they had no choice.
+
+    ``rows`` is the number of rows, class means or examples, that the method's rounds summed over.
+    """
 
     head: Any
     sent: covfree.SentBytes
@@ -45,7 +48,7 @@ def run_method(
 ) -> Run:
     """Run a method as `covfree.fit` and `covfree.evaluate` do, and time clients and server separately.
 
-    ``figures`` names other metrics to measure, ``predictions`` asks for counts of predictions; see `Run`.
+    ``figures`` names other metrics to measure; ``predictions`` is whether predictions are counted; see `Run`.
     """
     data, clients = task.data, task.clients
     if method is POOLED:
@@ -71,7 +74,7 @@ def run_method(
 
 
 def _run_pooled(name: str, task: Task, figures: Sequence[str], predictions: bool) -> Run:
-    """Train `pooled_head` on all clients' examples in one place; bytes are those of sending the examples."""
+    """Train `pooled_head` on all clients' examples in one place; count the bytes of sending the examples."""
     data, clients = task.data, task.clients
     labels = np.where(clients >= 0, np.asarray(data.train_labels), -1)
     train = np.asarray(task.inputs), labels, data.num_classes
@@ -93,7 +96,10 @@ def _run_pooled(name: str, task: Task, figures: Sequence[str], predictions: bool
 
 
 def _solved(method: Method, task: Task) -> _Solved:
-    """Solve for the head by the rounds over rows, then those over examples; time clients and server."""
+    """Solve for a method's head; count its bytes, and time clients and server.
+
+    The method's rounds sum over rows (class means or examples) first, then over clients' examples.
+    """
     features, labels, owners = task.inputs, task.labels, task.clients
     key, classes, sizes = jax.random.key(task.seed), task.data.num_classes, (task.data.train_labels, owners)
     how = How(classes, method.whole_clients, few=have_few_numbers(owners))

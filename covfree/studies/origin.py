@@ -1,4 +1,4 @@
-"""What a head's file records about its data, so that it is not tested on its training examples."""
+"""What a head's file records about its data, so that the head is not tested on its training examples."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _REPEATED = 0.1
 
 
 def origin_of(data: FeatureSet, seed: int) -> dict[str, Any]:
-    """Return the data's name, number of examples, seed of the split, and hashes of the training part."""
+    """Return the data's name, number of examples, the seed of the split, and hashes of training examples."""
     total, kept = 0, np.zeros(0, np.uint64)
     for hashes in _hashes(data.train_features):
         total += int(hashes.sum(dtype=np.uint64))
@@ -39,7 +39,8 @@ def says_enough(origin: Mapping[str, Any] | None) -> bool:
 def seen_in_training(data: FeatureSet, seed: int, origin: Mapping[str, Any]) -> str:
     """Return a message if the head was fitted to over a tenth of the test examples, else an empty text.
 
-    The text is empty, too, if the data's training part is the one that the head was fitted to.
+    ``origin`` is what the head's file records. The text is empty, too, if the head was fitted to exactly the
+    data's training part.
     """
     known = np.array([int(one, 16) for one in origin["hashes"]], np.uint64)
     looked_at = found = 0

@@ -115,7 +115,7 @@ def personalised(
             over its examples.
         epochs: the number of passes of local training and FedCGS, which send nothing between them.
         home: the number of passes of FedAvg-FT at the client, after the rounds.
-        strength: λ of FedProto and FedCGS.
+        strength: λ of FedProto and FedCGS, the weight of the features' distance from class means in the loss.
         key: the key of all random draws.
         checkpoint: a folder in which rounds are saved, and from which they are resumed.
         batch_size: examples per gradient step.
@@ -162,7 +162,7 @@ def personalised(
 
 
 def _closed_form(train: Part, test: Part, num_classes: int) -> Personalised:
-    """Solve AFL's ridge regression from one message a client, then `ridge_at_home` at each client."""
+    """Fit AFL's ridge regression to all clients; then fit a head at each by `ridge_at_home`, and test it."""
     if train.features.ndim != 2:
         raise ValueError("methods: afl: expected features, got images")
     begun, method = time.perf_counter(), covfree.afl()
@@ -183,14 +183,14 @@ class Personalisation:
         rounds: see `personalised`.
         epochs: see `personalised`.
         home: see `personalised`; not stated by the paper.
-        strength: λ; not stated by the paper.
+        strength: see `personalised`; not stated by the paper.
         rate: learning rate of the clients.
         momentum: momentum of the clients' descent.
         weight_decay: weight decay of the clients' descent, as in PyTorch.
         batch_size: see `personalised`.
         temperature: temperature of a head in closed form, see `covfree.studies.training.Training`.
-        rank: rank of the adapter that is trained between features and head; with images, the whole network
-            is trained instead.
+        rank: rank of the adapter that is trained between features and head. With images there is no adapter:
+            the whole network is trained.
         norms: how a network's batch norms train; see `covfree.finetune.network_model`.
     """
 
@@ -208,7 +208,7 @@ class Personalisation:
     norms: Norms = "frozen"
 
     def start(self, task: Task) -> Start:
-        """Make the initial model, a head on an adapter or on a network, and the class means."""
+        """Return the `Start`: the initial model, a head on an adapter or on a network, and class means."""
         data, network = task.data, task.network
         begun = start_of(From(self.init, self.temperature, "once", 1.0, 1, 0), task)
         fixed = begun.temperature
@@ -237,7 +237,7 @@ class Personalisation:
         return Start(begun.at_temperature(first), again, means)
 
     def __call__(self, method: str, task: Task, checkpoint: Path | None = None) -> Personalised:
-        """Train by a method, and measure each client on its own test examples (see `dealt`)."""
+        """Train by a method, and measure each client's accuracy on its own test examples (see `dealt`)."""
         data = task.data
         assert data.test_clients is not None
         # A client without training examples has no model.
@@ -266,10 +266,12 @@ def dealt(
     pixels: tuple[np.ndarray, np.ndarray] | None = None,
     network: Network | None = None,
 ) -> Task:
-    """Assign examples to clients, each of which sets a share of its examples aside for tests.
+    """Return a task in which clients hold both training and test examples.
 
     Data without clients is partitioned as a whole, test part included. If only the training examples have
-    clients, the test part is left out. If the test examples have clients too, both parts stay as they are.
+    clients, the test part is left out. In both cases, a random ``test_share`` of each client's examples are
+    its test examples. If the test examples have clients too, both parts stay as they are. The task's inputs
+    are ``pixels`` (training and test images) or, without them, the features.
     """
     features = data.train_features, data.test_features
     inputs = features if pixels is None else pixels

@@ -44,9 +44,9 @@ def pooled_head(
 ) -> tuple[LinearHead, float]:
     """Train logistic regression on examples in one place, to its optimum.
 
-    Features are centred, and divided by the root of their mean variance. The penalty is the one with the best
-    accuracy in three-fold cross-validation: the first of equally good ones. If there are too few examples, it
-    is the first of ``penalties``.
+    Features are centred, and divided by the root of their mean variance. The objective is the mean loss plus
+    λ/2 ‖weights‖². λ is the one of ``penalties`` with the best accuracy in three-fold cross-validation, the
+    first of equally good ones. With too few examples for that, it is the first of ``penalties``.
 
     Returns:
         The head, and the λ that was used.
@@ -86,7 +86,9 @@ def pooled_head(
 def _trained(
     x: np.ndarray, y: np.ndarray, num_classes: int, penalties: Sequence[float]
 ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Yield weights and biases for each penalty, starting from the previous solution; 0 for absent classes.
+    """Yield the optimal weights and biases for each penalty; they are 0 for absent classes.
+
+    Each penalty starts from the solution of the one before.
 
     L-BFGS runs along the principal axes of the features, scaled such that the curvature is about 1. Without
     this scaling, hundreds of steps do not reach the optimum, as the axes' variances differ by many orders of

@@ -93,7 +93,7 @@ def _several(study: Study, lost: Sequence[str]) -> str:
 
 
 def _left_out(results: Sequence[Result]) -> list[str]:
-    """Say for each federation how many examples and classes are on no client."""
+    """Return a line on each federation that leaves examples or classes on no client, with their numbers."""
     lines = []
     places = list(dict.fromkeys(result.place for result in results))
     for place, name in zip(places, place_names(places), strict=True):

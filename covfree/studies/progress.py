@@ -12,7 +12,10 @@ class Listener:
     """Receives a study's progress. This base class ignores it."""
 
     def step(self, text: str, done: int, total: int, line: str = "") -> None:
-        """Report that `done` of `total` steps are done; `line` is printed where there is no bar."""
+        """Report that ``done`` of ``total`` steps are done.
+
+        ``text`` is shown beside a bar; ``line`` is printed where there is no bar.
+        """
 
     def say(self, text: str) -> None:
         """Report a message that is always shown."""
@@ -26,7 +29,7 @@ class Lines(Listener):
         self.every, self._last = every, time.monotonic()
 
     def step(self, text: str, done: int, total: int, line: str = "") -> None:
-        """Print how far the work is, unless the last line is less than ``every`` seconds old."""
+        """Print how many steps are done, unless the last line is less than ``every`` seconds old."""
         if time.monotonic() - self._last >= self.every:
             say(f"{done} of {total} done, now {text}")
             self._last = time.monotonic()

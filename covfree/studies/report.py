@@ -155,7 +155,7 @@ def _trained_record(result: Result) -> dict[str, Any]:
 
 
 def as_json(config: Mapping[str, Any], environment: Mapping[str, str], results: Sequence[Result]) -> str:
-    """Return settings, environment, the table's figures and every run (without its history) as JSON."""
+    """Return a JSON text of settings, environment, the table's figures and every run, without histories."""
     found = records(results)
     for record, result in zip(found, results, strict=True):
         record["runs"] = [_trained_run(run) if run.history else _run(run) for run in result.runs]
@@ -243,7 +243,7 @@ def _finite(figure: float) -> float | None:
 
 
 def _shown(name: str, mean: float, deviation: float | None) -> str:
-    """Format a share in percent, or a likelihood in nats."""
+    """Format the figure ``name``: ``nll``, the negative log-likelihood, in nats, any other in percent."""
     if name != "nll":
         return percent(mean, deviation)
     return f"{mean:.3f}" + ("" if deviation is None else f" ± {deviation:.3f}")

@@ -25,8 +25,8 @@ _NOTHING = LeftOut(0, 0)
 class Run:
     """The result of a method on a federation with a seed.
 
-    A trained head has a history: its accuracy is measured after the last round, and its bytes and seconds
-    are summed over all rounds. Only methods in closed form set `rows` and `server_seconds`.
+    A training in rounds sets ``history``. Its ``accuracy`` is measured after the last round; its bytes and
+    seconds are sums over all rounds. Only other methods set ``rows`` and ``server_seconds``.
 
     Attributes:
         method: the method's name.
@@ -35,7 +35,7 @@ class Run:
         sent: bytes up of all clients.
         received: bytes down to all clients, before the head.
         clients: number of clients that hold examples.
-        rows: number of rows (`covfree.Rows`) that the method's rounds summed over.
+        rows: number of rows (`covfree.Rows`), class means or examples, that the method's rounds summed over.
         client_flops: floating-point operations of all clients. In closed form: from features to messages; for
             a training: in all rounds, with those of the feature extractor if known.
         client_seconds: time of all clients' work, run as one batch, without compilation.
@@ -127,7 +127,7 @@ class Result:
 
 
 def summarise(runs: Iterable[Run], titles: Mapping[str, str] | None = None) -> list[Result]:
-    """Group runs by data, federation and method, in order of first appearance.
+    """Return a `Result` for each combination of data, federation and method, in order of first appearance.
 
     Args:
         runs: a study's runs, over any seeds.
@@ -141,7 +141,10 @@ def summarise(runs: Iterable[Run], titles: Mapping[str, str] | None = None) -> l
 
 
 def place_names(places: Sequence[tuple[str, Federation | None]]) -> tuple[str, ...]:
-    """Name each place (data, federation) by settings that differ between places; by its data if none."""
+    """Name each place, a pair of data and federation, by the settings in which the places differ.
+
+    If no setting of a place differs, its name is the data's.
+    """
     datasets = {dataset for dataset, _ in places}
     made = [federation for _, federation in places if federation is not None]
     partitions, clients = ({getattr(each, name) for each in made} for name in ("partition", "clients"))
@@ -161,7 +164,7 @@ def place_names(places: Sequence[tuple[str, Federation | None]]) -> tuple[str, .
 
 
 def accuracy_cell(result: Result, seeds: int) -> Cell:
-    """Format an accuracy: mean ± standard deviation in percent, and the number of seeds if below `seeds`."""
+    """Format an accuracy, mean ± deviation in percent; add the number of seeds if it is below ``seeds``."""
     number = len(result.runs)
     of = f" ({number} seed{'s' * (number > 1)})" if number < seeds else ""
     return Cell(percent(*result.accuracy) + of, result.accuracy[0])
@@ -196,7 +199,7 @@ def accuracy_table(results: Iterable[Result]) -> Table:
 
 
 def _highest(cells: Sequence[str]) -> list[int]:
-    """Return the indices of the highest accuracies, as printed; skip cells of methods that failed."""
+    """Return the indices of the highest accuracies, as printed; skip methods that failed with some seed."""
     means = [f"{float(cell.split()[0]):6.2f}" if cell and "seed" not in cell else None for cell in cells]
     top = max((mean for mean in means if mean is not None), default=None)
     return [index for index, mean in enumerate(means) if mean is not None and mean == top]
@@ -204,6 +207,8 @@ def _highest(cells: Sequence[str]) -> list[int]:
 
 class RunFile:
     """A file of JSON lines that keeps runs of methods in closed form, each with its method's fingerprint.
+
+    A fingerprint is a digest of the method's functions and numbers, which shows whether the method changed.
 
     Args:
         path: the file; see `JsonLines`.

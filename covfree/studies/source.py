@@ -115,7 +115,7 @@ def of_images(source: str, backbone: str, weights: str | None) -> Source:
 
 
 def of_image_set(images: ImageSet, name: str, weights: Weights) -> Source:
-    """Return a source of an open image set, given the backbone's name in `BACKBONES` and its weights."""
+    """Return a source of an image set; ``name`` is the backbone in `BACKBONES` that computes features."""
     network = backbones.backbone(name)
     key = feature_key(images, network, weights=weights.sha256, preprocessing=weights.preprocessing)
     file = cache_file(f"{images.name}-{name}", key)
@@ -134,7 +134,10 @@ def _of_extractor(source: str, backbone: str) -> Source:
 
 
 def _cached(name: str, features: Callable[[], Path]) -> Callable[[int], FeatureSet]:
-    """Return a function from a seed to the data; it first calls ``features``, which gives their file."""
+    """Return a function from a seed to the data, read from a file of features.
+
+    On the first call, ``features`` computes that file and returns its path.
+    """
     features = cache(features)
     return _once(lambda *, seed: load_npz(features(), seed=seed)._replace(name=name))
 
@@ -148,7 +151,10 @@ def source_of(
     *,
     to_train: bool = True,
 ) -> Source:
-    """Return the source of ``--dataset`` and ``--test-file``, or of ``--images`` and its options."""
+    """Return the source of ``--dataset`` and ``--test-file``, or of ``--images`` and its options.
+
+    With ``to_train``, the data is checked: it must have two classes to train on.
+    """
     checked = _checked if to_train else lambda source: source
     if images is None:
         for name, value in {"backbone": backbone, "weights": weights}.items():
@@ -232,7 +238,10 @@ def class_name(data: FeatureSet, label: int) -> str:
 
 
 def heading(data: FeatureSet, federation: Federation, seeds: int, lost: Sequence[LeftOut]) -> str:
-    """Describe data and federation in one line; ``lost`` counts, by seed, what is on no client."""
+    """Describe data and federation in one line.
+
+    ``lost`` counts, for each seed, the examples and classes that are on no client.
+    """
     spread = f"{federation.clients} clients, {federation.partition}"
     if federation.partition != "iid":
         spread += f" {federation.alpha:g}"
@@ -244,7 +253,10 @@ def heading(data: FeatureSet, federation: Federation, seeds: int, lost: Sequence
 
 
 def on_no_client(lost: Sequence[LeftOut]) -> list[str]:
-    """Return a text that counts examples and classes on no client, in a list; an empty list without any."""
+    """Return a list of one text with the counts of ``lost``, or a range of counts if the seeds differ.
+
+    If every example and class is on a client, the list is empty.
+    """
     numbers = [
         (min(values), max(values), word)
         for values, word in zip(zip(*lost, strict=True), ("example", "class"), strict=True)
@@ -275,7 +287,7 @@ def law_of(data: FeatureSet, federation: Federation) -> str:
 
 
 def contents_of(data: FeatureSet) -> str:
-    """Return a digest of all features, labels and clients of both parts."""
+    """Return a digest of all features, labels and clients of the training and the test part."""
     digest = hashlib.sha256()
     parts = (data.train_features, data.train_labels, data.test_features, data.test_labels)
     for array in (*parts, *(each for each in (data.clients, data.test_clients) if each is not None)):
@@ -321,7 +333,7 @@ def _once(read: Callable[..., FeatureSet]) -> Callable[[int], FeatureSet]:
 
 
 def _outline(images: ImageSet) -> FeatureSet:
-    """Return an image set's data without features; training clients, if any, are all 0."""
+    """Return an image set's data without features; if it has clients, they are replaced by client 0."""
     train = np.ones(len(images), bool) if images.is_test is None else ~images.is_test
     labels = np.asarray(images.labels)
     none = np.zeros((0, 0), np.float32)

@@ -74,7 +74,7 @@ def start_title(init: str) -> str:
 
 
 def start_of(settings: From, task: Task) -> Start:
-    """Return the start that ``settings`` describe, a random or a closed-form head; cache it in the task."""
+    """Return the start that ``settings`` describe, a random or a closed-form head; the task caches it."""
     key = f"{settings.init}, {settings.temperature}, {settings.start_rounds}, {settings.participation}"
     if key not in task.starts:
         task.starts[key] = _random(task) if settings.init == RANDOM else _closed_form(settings, task)
@@ -91,7 +91,7 @@ def _random(task: Task) -> Start:
 
 
 def _schedule(settings: From, task: Task) -> np.ndarray:
-    """Return the clients of each round of the closed-form stage."""
+    """Return [rounds, clients drawn]: the clients that send statistics in each round before training."""
     number, rounds = int(task.clients.max()) + 1, settings.start_rounds
     if rounds == "once":
         return np.arange(number)[None]

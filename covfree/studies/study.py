@@ -157,7 +157,7 @@ class Study:
         write_settings(self.folder, self.settings, data=now)
 
     def kept_with(self, training: Training, seed: int) -> dict[str, Any]:
-        """Return the settings stored with a training: those of the study, ``init``, algorithm and seed."""
+        """Return what is stored with a training: the study's settings, its own start, algorithm and seed."""
         own = {"init": training.init, "algorithm": training.algorithm, "seed": seed}
         return {**self.settings, **own}
 
@@ -165,7 +165,7 @@ class Study:
         """Yield each run when it is done; runs that the folder holds are yielded without being repeated.
 
         A run is stored before it is yielded, so that a stopped study can be resumed. If a method in closed
-        form fails, the study goes on: its error message is in `failed`.
+        form fails, the study goes on, and ``failed`` gets the error message.
 
         Args:
             listener: receives the progress; by default a line on stderr every five seconds. ``Listener()`` is
@@ -226,7 +226,8 @@ class Study:
     def _kept(self) -> tuple[RunFile | None, dict[str, str], dict[Cell, Run]]:
         """Return the file of closed-form runs, the methods' fingerprints, and this study's runs in the file.
 
-        If the file holds several runs of a cell, the last counts.
+        A fingerprint tells methods of one name apart. If the file holds several runs of a cell, the last
+        counts.
         """
         prints = {
             name: fingerprint(each.method if isinstance(each, Variant) else each)
@@ -253,7 +254,7 @@ class Study:
 
 
 class _Loaded:
-    """A seed's data. For methods in closed form, training features are on the device, unless large."""
+    """The data of one seed. For methods in closed form, training features are on the device, unless large."""
 
     def __init__(self, study: Study, dataset: str, seed: int) -> None:
         self.study, self.seed, self.data = study, seed, study.datasets[dataset](seed)
@@ -273,7 +274,7 @@ class _Loaded:
 
 
 class _Place:
-    """One federation of one seed's data; runs methods on it, all on the same one or two `Task`s."""
+    """One federation of one seed's data. All methods run on one `Task` of features, or one of pixels."""
 
     def __init__(self, loaded: _Loaded, federation: Federation) -> None:
         self._loaded, self._clients = loaded, clients_of(loaded.data, federation, loaded.seed)

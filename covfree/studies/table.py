@@ -38,7 +38,7 @@ _LATEX = {
 
 
 class Cell(str):
-    """A table cell's text, and its number, by which pages sort; the number is None for words."""
+    """A table cell: a text, with the number by which an HTML page sorts the column; None for words."""
 
     number: float | int | None
 
@@ -193,7 +193,7 @@ def _blocks(console: Any, table: Table) -> list[Any]:
 
 
 def _width(console: Any, block: Any) -> int:
-    """Return a table's width in characters if its first column is as narrow as possible."""
+    """Return the width in characters of a rich table whose first column is as narrow as possible."""
     from rich.measure import Measurement
 
     return Measurement.get(console, console.options.update(max_width=_UNBOUNDED), block).minimum

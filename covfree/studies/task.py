@@ -55,7 +55,7 @@ def _in_batches(function: Callable[[np.ndarray], jax.Array], pixels: np.ndarray)
 
 @jit
 def _prompted(model: Any, images: jax.Array) -> jax.Array:
-    """Compute features of images by the network and the prompts of a prompted model."""
+    """Compute features of images by a prompted model: a frozen network that also reads trained prompts."""
     return model.features(model.trained, model.frozen, model.statistics, images, False, None)[0]
 
 
@@ -71,7 +71,8 @@ class Task:
         test_inputs: inputs of the test examples.
         network: computes features of pixels; None if inputs are features.
         starts: cache of the heads that training starts from, by name.
-        aside: cache of the task for tuning learning rates, which tests on examples of clients set aside.
+        aside: cache of a second task, for tuning learning rates, whose test examples are those of clients
+            that do not train.
     """
 
     data: FeatureSet
@@ -99,7 +100,7 @@ class Task:
         return count_predictions(scores, self.data.test_labels, self.data.test_clients)
 
     def _tested(self, result: Any) -> tuple[Any, Any]:
-        """Return a result's head, and the test features that the result computes."""
+        """Return a result's head, and the features that its network computes of the test inputs."""
         if self.network is None:
             return result, self.test_inputs
         if hasattr(result, "trained"):

@@ -48,7 +48,7 @@ def _call(function: Callable[[], T]) -> tuple[T, float, float]:
 
 
 def _covered(spans: list[tuple[float, float]]) -> float:
-    """Return the length of the spans' union in seconds; spans nest, as traced functions call others."""
+    """Return the seconds that the spans (begin, end) cover together; they overlap, as compilations nest."""
     total, end = 0.0, float("-inf")
     for first, last in sorted(spans):
         total += max(0.0, last - max(first, end))

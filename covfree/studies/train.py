@@ -60,7 +60,11 @@ def train(
     history: History | None = None,
     predictions: bool = False,
 ) -> Run:
-    """Train, continuing from a checkpoint if there is one; save the result if there is a folder."""
+    """Run a training, from its checkpoint if there is one, and return its `Run`.
+
+    With ``folder``, checkpoints and the trained head are saved there. ``predictions`` is whether test
+    predictions are counted.
+    """
     history = history or History("", training.rounds, None, Listener())
     key, count = jax.random.key(task.seed), int(task.clients.max()) + 1
     schedule = as_schedule(training.participation, count, training.rounds, seed=participation_seed(key))
@@ -134,7 +138,7 @@ def _algorithm(training: Training, model: Model) -> covfree.rounds.Algorithm:
 
 
 def _first(training: Training, task: Task) -> _Stretch:
-    """Return the first stretch: rounds of training after the first closed-form stage."""
+    """Return the first stretch: rounds of training after the first closed-form stage or a random start."""
     start = start_of(training.start, task)
     model = _model(training, task, start, 0)
     head = start.head if task.network is None else model.result(model.trained, model.statistics)
@@ -145,8 +149,8 @@ def _first(training: Training, task: Task) -> _Stretch:
 def _next(training: Training, task: Task, before: _Stretch, result: Any, records: list[Record]) -> _Stretch:
     """Run a closed-form stage of all clients on the trained network's features; return the next stretch.
 
-    In the stage, clients receive the same parts of the model as in a round of training, and send the
-    statistics of the start's method.
+    In the stage, clients receive the parts of the model that they receive in a round of training. They send
+    the statistics of the method with which the first head was made.
     """
     began, number = perf_counter(), before.number + 1
     assert task.network is not None
@@ -161,7 +165,7 @@ def _next(training: Training, task: Task, before: _Stretch, result: Any, records
 
 
 def _moved(task: Task, params: Any) -> Task:
-    """Return the task with features computed by a network with other parameters."""
+    """Return the task with its features computed anew, by the network with the parameters ``params``."""
     assert task.network is not None
     network = task.network._replace(params=params)
     train, test = (np.asarray(network.features(part)) for part in (task.inputs, task.test_inputs))
@@ -170,7 +174,7 @@ def _moved(task: Task, params: Any) -> Task:
 
 
 def _keep(stretch: _Stretch, checkpoint: Path) -> None:
-    """Save the start of a stretch, and remove the checkpoint of the stretch before."""
+    """Save the model and the records with which a stretch starts; remove the stretch before's checkpoint."""
     checkpoint.mkdir(parents=True, exist_ok=True)
     leaves: Any = {f"leaf{i}": np.asarray(leaf) for i, leaf in enumerate(jax.tree.leaves(stretch.model))}
     about = json.dumps({"number": stretch.number, "records": stretch.records})

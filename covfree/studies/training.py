@@ -66,16 +66,16 @@ class Training:
         temperature: ``"auto"`` fits a temperature to a closed-form head, and divides the head once. A number
             divides scores throughout training, as in `covfree.finetune.at_temperature`, or with prompts the
             head once. ``"none"`` divides nothing.
-        start_rounds: rounds of the closed-form stage: ``"once"`` for one with all clients; ``"all"`` for
-            rounds of ``participation`` clients each, none of them twice, until all came; or the number of
-            such rounds.
+        start_rounds: rounds of the closed-form stage, in which clients send statistics for the first head:
+            ``"once"`` for one round of all clients; ``"all"`` for rounds of ``participation`` clients each,
+            no client twice, until all have sent; or the number of such rounds.
         extractor_flops: operations of the feature extractor on an example; clients' costs include them where
             clients compute features.
         rank: the rank of `covfree.finetune.lora` on a network's layers; 0 to train the layers themselves.
         restart: every so many rounds, all clients take part in a closed-form stage on the trained network's
             features, and training continues from its head; 0 for never.
         prompts: number of prompts, if ``train`` is ``"prompts"``.
-        top: prompts that an image reads; None for all of them.
+        top: the number of prompts that an image reads, which are chosen for it; None for all of them.
     """
 
     init: str
@@ -104,7 +104,7 @@ class Training:
 
     @property
     def stretches(self) -> list[int]:
-        """A list of numbers of rounds of training: before the first restart, then after each restart."""
+        """How many rounds of training come before the first restart, then after each restart."""
         if not self.restart:
             return [self.rounds]
         number, rest = divmod(self.rounds, self.restart)
@@ -117,7 +117,7 @@ class Training:
 
     @property
     def client(self) -> Any:
-        """The clients' optimiser, or its rate; see `descent`."""
+        """The clients' optimiser, or for plain gradient descent its learning rate; see `descent`."""
         if self.client_optimiser is not None:
             return optimiser_of(self.client_optimiser, self.rates.client)
         return descent(self.rates.client, self.momentum, self.weight_decay)
@@ -142,7 +142,7 @@ class Training:
 
 
 def descent(rate: float, momentum: float, weight_decay: float) -> Any:
-    """Return the clients' optimiser: the rate for plain descent, or SGD with momentum and weight decay."""
+    """Return the clients' optimiser, SGD with momentum and weight decay; without these, the rate alone."""
     return jax.tree_util.Partial(_descent, rate, momentum, weight_decay) if momentum or weight_decay else rate
 
 

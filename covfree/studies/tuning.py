@@ -34,9 +34,10 @@ def run_training(
     predictions: bool = False,
     listener: Listener | None = None,
 ) -> Run:
-    """Train in a federation; if the run was stopped earlier, continue from its last checkpoint.
+    """Run a training, from its last checkpoint if it was stopped earlier, and return its `Run`.
 
-    ``out`` is the study's folder, in which ``settings`` are stored with the run.
+    ``out`` is the study's folder, in which ``settings`` are stored with the run. If `Training.tune` is set,
+    the learning rates are tuned first.
     """
     listener = listener or Listener()
     folder = None if out is None else training.folder(out, task.seed)
@@ -84,9 +85,10 @@ def set_aside(task: Task) -> Task:
 
 
 def tuned(training: Training, task: Task, listener: Listener) -> tuple[Rates, list[dict[str, Any]]]:
-    """Choose the rates with the best accuracy on clients set aside, the mean over at most ten rounds.
+    """Choose the learning rates by trainings of at most ten rounds, tested on clients that do not train.
 
-    The mean is more stable than the last round: with rates that are too high, the accuracy oscillates.
+    The best rates have the highest mean accuracy over the rounds. The mean is more stable than the accuracy
+    of the last round, as the accuracy oscillates if rates are too high.
 
     Args:
         training: the training, whose rates are in the middle of the grid.

@@ -33,8 +33,8 @@ def variants(names: Iterable[str], numbers: Mapping[str, Sequence[Any]] | None =
 
     Args:
         names: names of methods (see `entry_of`), perhaps with numbers: ``"fedcof:shrinkage=0.1:head=ridge"``.
-            Among methods joined as ``"fedcof-or-fedncm"`` the clients choose one, see `covfree.select`; such
-            joined methods come last.
+            A name ``"fedcof-or-fedncm"`` is a method in which the clients choose one of the two, see
+            `covfree.select`. Such methods come last.
         numbers: values of arguments, by name. A method takes those that it accepts and its name does not set.
 
     Returns:
@@ -42,8 +42,8 @@ def variants(names: Iterable[str], numbers: Mapping[str, Sequence[Any]] | None =
 
     Raises:
         TypeError: if ``names`` is one text.
-        ValueError: if a name is unknown or given twice, the method refuses a value, or none of the methods
-            accepts a number.
+        ValueError: if a name is unknown or given twice, a method refuses a value, or no method accepts one of
+            the arguments in ``numbers``.
 
     >>> list(variants(["fedncm", "fedcof"], {"shrinkage": [0.1, 1.0]}))
     ['fedncm', 'fedcof:shrinkage=0.1', 'fedcof:shrinkage=1.0']
@@ -62,7 +62,7 @@ def variants(names: Iterable[str], numbers: Mapping[str, Sequence[Any]] | None =
 
 
 def chosen_of(variants: Mapping[str, Variant]) -> dict[str, Variant]:
-    """Make a method in which clients choose one of `variants`; its name joins their names."""
+    """Make a method in which clients choose one of ``variants``; its name joins the names of these."""
     name = JOINT.join(variants)
     try:
         method = select([each.method for each in variants.values()])

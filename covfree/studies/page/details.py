@@ -32,7 +32,10 @@ def detail(
     partitions: Mapping[int, PartitionStatistics],
     names: Sequence[str],
 ) -> dict[str, Any]:
-    """Return a method's section of the page: accuracies by class, their histogram by client, confusions."""
+    """Return a method's section of the page: accuracy by class and by client, and classes confused.
+
+    ``predictions`` and ``partitions`` are given by seed; ``names`` are the names of the classes.
+    """
     counts = confusion_counts(predictions.values(), len(names))
     accuracy = class_accuracy(counts)
     confused = _confused(counts, names)
@@ -91,7 +94,9 @@ def class_by_class(
 
 
 def histogram(shares: Float[np.ndarray, " values"], what: str) -> dict[str, Any] | None:
-    """Count finite shares per bin of 1, 2, 5 or 10 %; None if there are none. ``what``: whose they are.
+    """Return bars that count the finite shares in bins of 1, 2, 5 or 10 %, and a text that sums them up.
+
+    ``what`` names whose shares they are. Without a finite share, return None.
 
     >>> found = histogram(np.array([0.905, 0.925, 0.93, 1.0, np.nan]), "clients")
     >>> [(bar['name'], bar['text']) for bar in found['bars'] if bar['text']]

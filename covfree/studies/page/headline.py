@@ -70,7 +70,10 @@ def ranked(scored: Sequence[Scored]) -> list[Scored]:
 
 
 def headline(scored: Sequence[Scored], num_tests: int, bytes_name: str) -> list[str]:
-    """Return the sentences on the methods' accuracy and cost in one federation."""
+    """Return the sentences on the methods' accuracy and cost in one federation.
+
+    ``num_tests`` is the number of test examples; ``bytes_name`` says which bytes are counted.
+    """
     first, *others = _of_all(scored, num_tests, bytes_name)
     return [first, *others, *_left_out(scored)]
 
@@ -103,7 +106,7 @@ def gains(scored: Sequence[Scored], said: Sequence[str]) -> list[str]:
 
 
 def _left_out(scored: Sequence[Scored]) -> list[str]:
-    """Name each method without a mean accuracy, in a sentence; an empty list if all methods are such."""
+    """Return a sentence on each method whose mean accuracy is NaN; none if this holds for all methods."""
     lost = [one for one in scored if not isfinite(one.mean)]
     if len(lost) == len(scored):
         return []
@@ -131,7 +134,7 @@ def _of_all(scored: Sequence[Scored], num_tests: int, bytes_name: str) -> list[s
 
 
 def behind(scored: Sequence[Scored]) -> list[Cell]:
-    """Return each method's difference to the best in points: mean and standard deviation over seeds."""
+    """Return each method's difference to the best, in points: a cell with mean and deviation over seeds."""
     order, cells = ranked(scored), []
     for one in scored:
         if one is (order[0] if order else None):
@@ -147,7 +150,10 @@ def behind(scored: Sequence[Scored]) -> list[Cell]:
 
 
 def over_places(places: Sequence[Sequence[Scored]]) -> list[str]:
-    """Say on how many federations each method is best or tied with the best, and how often it is tied."""
+    """Return a sentence that says on how many federations a method is best or tied with the best.
+
+    ``places`` are the federations. Methods that are never at the top are not named.
+    """
     tops = [_at_the_top(order) for each in places if (order := ranked(each))]
     if not tops:
         return ["No method has a test accuracy with all seeds."]
@@ -163,7 +169,11 @@ def over_places(places: Sequence[Sequence[Scored]]) -> list[str]:
 
 
 def _at_the_top(order: Sequence[Scored]) -> list[str]:
-    """Return titles of methods with the best printed mean; if one, also of a second not told apart."""
+    """Return the titles of the methods that have the highest mean accuracy, as printed.
+
+    If only one has it, the second best is added if the 95 % interval of their difference contains 0. The
+    methods ``order`` are sorted, best first.
+    """
     best = percent(order[0].mean, None)
     level = [one.title for one in order if percent(one.mean, None) == best]
     if len(order) > len(level) == 1 and (found := interval(order[1].over(order[0]))) and found[1] >= 0:
@@ -197,7 +207,7 @@ def _ahead(best: Scored, second: Scored, share: str, over: str) -> list[str]:
 
 
 def _sureness(best: Scored, num_tests: int) -> list[str]:
-    """Return a sentence on the accuracy's standard error over test examples; none if seeds' values differ."""
+    """Return a sentence on the standard error over test examples; none if the seeds' accuracies differ."""
     values = best.accuracy.values()
     if max(values) - min(values) >= 1e-7 or not num_tests:
         return []

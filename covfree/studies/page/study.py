@@ -46,7 +46,11 @@ def page_of(
     given: Mapping[str, Any],
     failed: Sequence[str] = (),
 ) -> dict[str, Any]:
-    """Make the page of a study's results; ``given`` are the options by which to repeat the command."""
+    """Return the page of a study's results, a dict for the template.
+
+    ``settings`` are shown; ``given`` are the options that repeat the command; ``failed`` are messages about
+    methods that failed.
+    """
     places = list(dict.fromkeys(result.place for result in results))
     groups = [[result for result in results if result.place == place] for place in places]
     several, down = len(places) > 1, report.is_trained(results) or report.receives(results)
@@ -70,7 +74,10 @@ def page_of(
 
 
 def scored_of(results: Sequence[Result], down: bool) -> list[Scored]:
-    """Return a `Scored` for each method; the accuracy is NaN for a seed with which the method failed."""
+    """Return a `Scored` for each method; the accuracy is NaN for a seed with which the method failed.
+
+    With ``down``, its bytes include those that clients receive.
+    """
     lost = {run.seed: nan for result in results for run in result.runs}
     scored = []
     for result in results:
@@ -163,7 +170,7 @@ def _points(results: Sequence[Result], bytes_name: str, prefix: str) -> dict[str
 
 
 def _sweep(results: Sequence[Result]) -> list[dict[str, Any]]:
-    """Return a list of one picture, accuracy by the number that varies most; empty if no number varies."""
+    """Return a list of one picture: accuracy against the number with most values; empty if none varies."""
     number = sweep.swept(results)
     if number is None:
         return []

@@ -92,13 +92,16 @@ def set_limits(axes: Axes, points: Sequence[Point]) -> None:
 
 
 def add_legend(figure: Figure, points: Sequence[Point]) -> None:
-    """Add a legend of the points' families below the axes."""
+    """Add a legend below the axes, with the points' families (the kinds of statistics that clients send)."""
     present = {point.family for point in points}
     figures.legend_below(figure, [_handle(family) for family in (*FAMILIES, OTHER) if family in present])
 
 
 def draw_points(figure: Figure, axes: Axes, points: Sequence[Point], labelled: Iterable[int]) -> None:
-    """Draw points and their Pareto front; label the points in `labelled`, in bold if on the front."""
+    """Draw points and their Pareto front; label the points with the indices ``labelled``, others are faint.
+
+    A label is bold if its point is on the front.
+    """
     page = _Page(figure, axes)
     chosen = [points[i] for i in labelled]
     faint = [point for point in points if point not in chosen]
@@ -150,7 +153,7 @@ class _Marks(NamedTuple):
     Attributes:
         centres: [n, 2] centres of the marks.
         shifts: [n] how far each mark was moved sideways.
-        boxes: [2n, 4] boxes of the marks, then of their error bars.
+        boxes: [2n, 4] boxes (left, bottom, right, top) of the marks, then of their error bars.
         bounds: [4] box of the axes.
     """
 
@@ -161,7 +164,7 @@ class _Marks(NamedTuple):
 
 
 def _marks(page: _Page, points: Sequence[Point]) -> _Marks:
-    """Place the marks for the present size of the axes; move marks that overlap apart sideways."""
+    """Return the places of the marks for the axes' present size; overlapping marks are moved sideways."""
     data = np.array([[point.size, point.accuracy] for point in points])
     bars = np.array([point.deviation or 0.0 for point in points])
     halves = np.array([_half(point.family) for point in points])
@@ -181,7 +184,7 @@ def _marks(page: _Page, points: Sequence[Point]) -> _Marks:
 
 
 def _describe(figure: Figure, axes: Axes, down: bool, notes: Sequence[str], height: float) -> None:
-    """Write label and notes below the x axis; fit the figure's height to axes of `height` inches."""
+    """Write label and notes below the x axis; fit the figure's height to axes of ``height`` inches."""
     lines = [f"bytes {'up and down' if down else 'up'}, all clients together"]
     if notes:
         lines.append(figures.wrapped("; ".join(notes), 72 * figure.get_figwidth() - 50))

@@ -27,14 +27,15 @@ def plot(path: Path, title: str, every: Sequence[Result], num_classes: int) -> l
     """Draw accuracy against rounds, bytes up and operations, as PNG, PDF and SVG.
 
     Colours show starts, and dashes algorithms. Lines are means over the seeds, bands standard deviations. A
-    dotted line shows the closed-form stage: from chance, 1/C, through its rounds to the start of training.
+    dotted line shows the closed-form stage, in which the server solves for the head: it leads from chance
+    (1 / number of classes) through the stage's rounds to the start of training.
     """
     with figures.style():
         return figures.save_all(draw(title, every, num_classes), path)
 
 
 def draw(title: str, every: Sequence[Result], num_classes: int, *, narrow: bool = False) -> Figure:
-    """Draw the figure; see `plot`. A narrow figure stacks its parts."""
+    """Draw the figure; see `plot`. A narrow figure has its three plots one below another."""
     from matplotlib.ticker import MaxNLocator
 
     handles, several = _handles(every), len(_NAMES)
@@ -118,7 +119,7 @@ def _draw_curve(
     deviation: np.ndarray,
     style: dict[str, Any],
 ) -> None:
-    """Draw a curve and its band over the rounds of training, which are the last entries of `mean`."""
+    """Draw a curve and its band over the rounds of training, which are the last entries of ``mean``."""
     mean, deviation = mean[-len(places) :], deviation[-len(places) :]
     axes.plot(places, mean, label=curve.title, **style)
     mark = {"color": style["color"], "linestyle": ""}
@@ -142,7 +143,7 @@ def _stretch(axes: Axes, lasts: np.ndarray) -> None:
 
 
 def _set_limits(axes: Axes, ends: np.ndarray) -> None:
-    """Fit the limits to what was measured; the dotted lines start at chance, perhaps below the axes."""
+    """Fit the y axis to the bands' ends, not to the dotted lines, which start at chance, often far below."""
     seen = ends[np.isfinite(ends)]
     if not len(seen):
         return
@@ -151,7 +152,10 @@ def _set_limits(axes: Axes, ends: np.ndarray) -> None:
 
 
 def _lines(curve: Result) -> tuple[np.ndarray, list[np.ndarray], np.ndarray]:
-    """Return the rounds [r] that all runs measured, their x values [r] by plot, accuracies [seeds, r]."""
+    """Return the rounds [r] that all runs measured, their x values [r] in each plot, and their accuracies.
+
+    The x values are means over the runs. The accuracies are [seeds, r].
+    """
     measured = [{record["round"] for record in run.evaluated} for run in curve.runs]
     rounds = np.array(sorted(set.intersection(*measured)))
     places, accuracy = [], []

@@ -30,7 +30,7 @@ def plot_partition(
     client, classes per client and clients per class, each with its median. Examples and classes that no
     client holds, and clients that hold nothing, are counted in words.
 
-    Opens no window and leaves Matplotlib's global state as it is, with any backend.
+    No window opens, and Matplotlib's global state stays as it is, with any backend.
 
     Args:
         statistics: from `partition_statistics`.
@@ -134,7 +134,7 @@ def _plural(name: str, count: int) -> str:
 
 
 def _draw_histogram(figure: "Figure", axes: "Axes", values: np.ndarray, quantity: str, of: str) -> None:
-    """Draw how often each value occurs, on a logarithmic axis if they spread far, with the median."""
+    """Draw a histogram of values with their median, on a logarithmic axis if the values spread far."""
     low, high, median = int(values.min()), int(values.max()), float(np.median(values))
     logarithmic = low >= 1 and high > 30 * median
     if logarithmic:

@@ -23,10 +23,10 @@ _BESIDE, _NEARER = 200.0, 6.0
 
 
 def side_by_side(boxes: Float[np.ndarray, "boxes 4"], bounds: Sides) -> Float[np.ndarray, " boxes"]:
-    """Move boxes sideways, each as little as possible, so that none hides another.
+    """Return how far to move each box sideways, as little as possible, so that no box hides another.
 
     Returns:
-        [n] the shifts; 0 where there is no room.
+        [n] the shifts; 0 for a box that has no free place within ``bounds``.
     """
     moved, shifts = np.empty((0, 4)), []
     tries = np.ravel([(step, -step) for step in np.arange(bounds[2] - bounds[0])])
@@ -44,9 +44,10 @@ def place_labels(
 ) -> tuple[Places, Places]:
     """Place a label near each point, clear of marks, other labels and the lines from points to labels.
 
-    Each label in turn takes the best of many places around its point, given the places of the others, in
-    several sweeps. The result depends on the order of labels, so this is repeated in several orders, and the
-    best result is taken. Every second order is random; the others begin with the labels placed worst before.
+    A sweep goes through the labels: each takes the best of many places around its point, given the places of
+    the others. The result of several sweeps depends on the labels' order, so several orders are tried, and
+    the best result is taken. Every second order is random; the others begin with the labels placed worst
+    before.
 
     Args:
         points: [n, 2] the points to label.
@@ -79,7 +80,10 @@ def place_labels(
 def _settle(
     points: np.ndarray, tried: list[tuple[np.ndarray, np.ndarray]], costs: list[np.ndarray], order: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Choose each label's box from ``tried``, label by label in ``order``; return boxes, line ends, costs."""
+    """Choose each label's box from its candidates ``tried``, label by label in ``order``.
+
+    Return the boxes, the ends of the lines to them, and their costs.
+    """
     # NaN stands for labels not placed yet: it overlaps nothing.
     boxes, ends, paid = (
         np.full((len(points), 4), np.nan),
@@ -104,7 +108,10 @@ def _settle(
 def _candidates(
     point: np.ndarray, size: np.ndarray, marks: np.ndarray, bounds: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return boxes [m, 4] for a label, off marks if possible, and their spots [m, 2] nearest to ``point``."""
+    """Return candidate boxes [m, 4] for a label, off marks if possible, nearest first.
+
+    Also return the spot [m, 2] of each box that is nearest to ``point``.
+    """
     reach = np.hypot(*(bounds[2:] - bounds[:2]))
     radii = np.concatenate([np.arange(5, 40, 3), np.arange(40, reach, 8)])
     direction = np.stack([np.cos(_ANGLES), np.sin(_ANGLES)], 1)
@@ -144,7 +151,10 @@ def _lines_meet(start: np.ndarray, ends: np.ndarray, boxes: np.ndarray) -> np.nd
 
 
 def _cross(start: np.ndarray, ends: np.ndarray, starts: np.ndarray, others: np.ndarray) -> np.ndarray:
-    """Return [m, k]: whether lines from start [2] to ends [m, 2] cross lines from starts [k, 2] to others."""
+    """Return [m, k]: whether lines from ``start`` to ``ends`` cross lines from ``starts`` to ``others``.
+
+    ``start`` is one point [2], ``ends`` are [m, 2], ``starts`` and ``others`` [k, 2].
+    """
     ends = ends[:, None]
     here = _side(start, ends, starts) * _side(start, ends, others)
     there = _side(starts, others, start) * _side(starts, others, ends)

@@ -1,4 +1,4 @@
-"""The picture of ``covfree audit``: ROC curves of the attack that tells members from others."""
+"""The picture of ``covfree audit``: ROC curves of the attack that tells training examples from others."""
 
 from __future__ import annotations
 
@@ -12,7 +12,10 @@ from covfree.studies.plots import style as figures
 
 
 def plot(path: Path, title: str, findings: Sequence[Finding]) -> list[Path]:
-    """Draw ROC curves of the membership attack, both axes logarithmic, as PNG, PDF and SVG."""
+    """Draw ROC curves of the membership attack, both axes logarithmic, as PNG, PDF and SVG.
+
+    The attack guesses which examples are members, that is training examples.
+    """
     with figures.style():
         figure = figures.new_figure(figures.PAGE, 3.6)
         figures.set_title(figure, title)
@@ -31,7 +34,7 @@ def plot(path: Path, title: str, findings: Sequence[Finding]) -> list[Path]:
 
 
 def _curve(finding: Finding) -> tuple[np.ndarray, np.ndarray]:
-    """Return, for each threshold, the shares of non-members and of members that score at least as much."""
+    """Return the shares of non-members and of members whose score reaches each threshold."""
     thresholds = np.unique(np.r_[finding.members, finding.others])[::-1]
     shares = [
         1 - np.searchsorted(np.sort(each), thresholds, side="left") / len(each)

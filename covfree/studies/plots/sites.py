@@ -19,7 +19,10 @@ _NAMED = 24
 
 
 def plot_sites(report: SiteReport) -> Figure:
-    """Draw each site as a point; label each site that is not to be believed with its name and the reason."""
+    """Draw each site (client) as a point; write name and reason beside sites that are not to be believed.
+
+    Up to 24 sites are named, those that differ most.
+    """
     with figures.style():
         figure = figures.new_figure(5.5, 3.6)
         axes = figure.add_subplot()

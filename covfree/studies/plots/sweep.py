@@ -1,4 +1,4 @@
-"""The picture of a sweep: accuracy against the number that varies, with a panel for each other setting."""
+"""The picture of a sweep: accuracy against the number that varies; a panel for each data and federation."""
 
 from __future__ import annotations
 
@@ -28,7 +28,10 @@ _FAR = 3.0
 
 
 class _Point(NamedTuple):
-    """A result in the picture; ``place``: its value of the swept number, None if the method takes none."""
+    """A result in the picture, with the panel and the curve on which it lies.
+
+    ``place`` is the result's value of the swept number; None if the method does not take that number.
+    """
 
     panel: tuple[str, Any]
     curve: str
@@ -37,7 +40,10 @@ class _Point(NamedTuple):
 
 
 def swept(results: Sequence[Result]) -> str | None:
-    """Return which number takes most values: "alpha", "clients" or a method's; None if none varies."""
+    """Return the name of the number with most values in the results; None if no number varies.
+
+    It is "alpha" or "clients", of the federation, or an argument of a method.
+    """
     values: dict[str, set[float]] = {"alpha": set(), "clients": set()}
     for result in results:
         federation, own = result.place[1], _numbers(result)
@@ -63,7 +69,7 @@ def plot(path: Path, title: str, results: Sequence[Result], number: str) -> list
 
 
 def draw(title: str, results: Sequence[Result], number: str, *, narrow: bool = False) -> Figure:
-    """Draw the figure; see `plot`. A narrow figure stacks its panels."""
+    """Draw the figure; see `plot`. A narrow figure has its panels one below another."""
     from matplotlib.lines import Line2D
 
     points = [_point(result, number) for result in results]
@@ -133,7 +139,10 @@ def _is_number(value: Any) -> TypeGuard[float]:
 
 
 def _set_scale(axes: Axes, places: Sequence[float]) -> None:
-    """Make the x axis logarithmic if its values are at least 0 and span a factor of 8; tick each if few."""
+    """Make the x axis logarithmic if its values are at least 0 and span a factor of 8.
+
+    If the values are few, each gets a tick.
+    """
     from matplotlib.ticker import NullLocator
 
     values = sorted(set(places))
@@ -171,7 +180,7 @@ def _draw_curve(axes: Axes, points: Sequence[_Point], style: dict[str, Any]) -> 
 
 
 def _set_limits(axes: Axes, ends: dict[str, np.ndarray]) -> set[str]:
-    """Fit the limits to the curves; return those far below all others, which are left out."""
+    """Fit the y axis to the curves' ``ends``; return the curves far below all others, which are left out."""
     known = {curve: end[np.isfinite(end)] for curve, end in ends.items() if np.isfinite(end).any()}
     order = sorted(known, key=lambda curve: -known[curve].max())
     if not order:
