@@ -30,7 +30,7 @@ def write_safetensors(arrays: Mapping[str, np.ndarray]) -> bytes:
 
 
 def read_tensors(path: Path) -> tuple[dict[str, np.ndarray], dict[str, str]]:
-    """Read the tensors of a ``.safetensors`` file, by name, and its metadata."""
+    """Return the tensors of a ``.safetensors`` file, by name, and the file's metadata."""
     safetensors = optional("safetensors", "safetensors")
     if not path.is_file():
         raise FileNotFoundError(f"{path}: no such file")
@@ -95,7 +95,15 @@ def read_npz(path: Path) -> dict[str, np.ndarray]:
 
 
 def _map(stream: BinaryIO, archive: ZipFile, name: str) -> dict[str, np.ndarray]:
-    """Return ``{name: array}``, the array mapped from the ``.npz`` file; ``{}`` if it cannot be mapped."""
+    """Return ``{name: array}`` with an array of an ``.npz`` file, memory-mapped, or ``{}``.
+
+    The result is ``{}`` if the array cannot be mapped, as it is absent, compressed or empty.
+
+    Args:
+        stream: the open file.
+        archive: the same file as a ZIP archive.
+        name: the array's name in the file.
+    """
     info = archive.NameToInfo.get(f"{name}.npy")
     if info is None or info.compress_type != ZIP_STORED:
         return {}

@@ -91,7 +91,11 @@ def check(features: Any, labels: Any, clients: Any = None, *, num_classes: int |
 
 
 def num_classes_of(labels: Any) -> int:
-    """Return the largest label plus 1 (0 without labels); raise a ValueError if wide gaps suggest ids."""
+    """Return the largest label plus 1; 0 without labels.
+
+    Raises:
+        ValueError: if wide gaps between labels suggest that they are identifiers, not class numbers.
+    """
     number = int(labels.max()) + 1 if np.size(labels) else 0
     if number > _MANY_CLASSES:
         known = np.unique(np.asarray(labels))
@@ -137,7 +141,10 @@ def check_example_structure(features: Any, labels: Any = None, clients: Any = No
 
 
 def _on_host(features: Any, labels: Any, clients: Any, most: int) -> bool:
-    """Return whether labels are ≤ ``most`` and features valid, by NumPy; False for some tiny features too."""
+    """Return whether labels are ≤ ``most`` and features finite; computed in NumPy, without padding.
+
+    The result is also False if each of the first rows underflows to 0, as then all features may.
+    """
     labels = np.asarray(labels)
     used = labels >= 0 if clients is None else (labels >= 0) & (np.asarray(clients) >= 0)
     if (labels > most).any() or first_non_finite(features, used) is not None:
@@ -147,7 +154,7 @@ def _on_host(features: Any, labels: Any, clients: Any, most: int) -> bool:
 
 
 def _on_device(features: jax.Array, labels: Any, clients: Any, most: int) -> bool:
-    """Return whether labels are ≤ ``most`` and features valid, computed on the device without a copy."""
+    """Return whether labels are ≤ ``most``, and features pass `_sound`; features stay on their device."""
     integers = [array for array in (labels, clients) if array is not None]
     # Under a caller's ``jit``, computations on concrete arrays would otherwise be traced.
     with jax.ensure_compile_time_eval():
@@ -159,7 +166,11 @@ def _on_device(features: jax.Array, labels: Any, clients: Any, most: int) -> boo
 
 @jax.jit
 def _sound(features: jax.Array, kept: list[jax.Array]) -> jax.Array:
-    """Return whether features are finite where all masks ``kept`` hold, and the largest is not subnormal."""
+    """Return whether features are finite and not so small that all underflow to 0.
+
+    Only rows where all masks ``kept`` are True must be finite. The largest absolute feature must not be
+    subnormal.
+    """
     largest = jnp.abs(features).max(1)
     wrong = ~jnp.isfinite(largest)
     for own in kept:
@@ -341,7 +352,11 @@ def _place(row: int, clients: np.ndarray | None) -> str:
 
 
 def finite_numbers(value: Any, dtype: np.dtype) -> str:
-    """Return what an error message expects instead of ``value``, which is not finite in jax's data type."""
+    """Return "finite numbers", for an error message about ``value``.
+
+    If ``value`` is finite, but overflows in the data type that jax uses for ``dtype``, the result names that
+    type.
+    """
     return (
         f"numbers that are finite in {jax.dtypes.canonicalize_dtype(dtype)}"
         if np.isfinite(value)
@@ -350,7 +365,10 @@ def finite_numbers(value: Any, dtype: np.dtype) -> str:
 
 
 def first_non_finite(values: Any, used: np.ndarray) -> tuple[int, int] | None:
-    """Return (row, column) of the first number not finite in jax's type, in rows where ``used``; or None."""
+    """Return (row, column) of the first number that is not finite in the data type in which jax computes.
+
+    Only rows where ``used`` is True are searched. The result is None if all their numbers are finite.
+    """
     values = values if isinstance(values, Gathered) else np.asarray(values)
     if values.shape[1] == 0:
         return None

@@ -120,9 +120,10 @@ def read_columns(path: Path, columns: Mapping[str, str]) -> dict[str, np.ndarray
         The arrays by the keys of `COLUMNS`; also ``key`` (`Extractor.key`) if `covfree extract` wrote it.
 
     Raises:
-        ValueError: if `open_table` raises one, or if there is no such column (the message lists those that
-            exist). Also if a column that would be a feature is not numeric or, unless ``columns`` names the
-            features, looks like labels, clients, an index or ids of the examples.
+        ValueError: if `open_table` raises one; if the file lacks features, or a column that ``columns`` names
+            (the message lists the columns that exist); if a table or ``.npy`` file comes without labels. Also
+            if a column that would be a feature is not numeric or, unless ``columns`` names the features,
+            looks like labels, clients, an index or ids of the examples.
         FileNotFoundError: if there is no such file.
         ImportError: if `open_table` raises one.
     """
@@ -161,7 +162,14 @@ def read_columns(path: Path, columns: Mapping[str, str]) -> dict[str, np.ndarray
 
 
 def _names(table: Table, pattern: str | None, used: set[str]) -> list[str]:
-    """Return the columns of single features: those in ``pattern``, or all but ``used`` and the index."""
+    """Return the names of the columns that each contain one feature.
+
+    These are the columns that ``pattern`` names or matches. Without a pattern, they are all columns except
+    ``used`` and the index of a pandas data frame.
+
+    Raises:
+        ValueError: if no column matches, or if a column may not be a feature (see `read_columns`).
+    """
     if pattern is None and not table.wide:
         if {"format", "version", "kind"} <= set(table):
             raise ValueError(f"{table.path}: expected features and labels, got a saved head")

@@ -48,7 +48,11 @@ def lanes(one: Callable[..., Any], many: Callable[..., Any] | None = None) -> Ca
 
 
 def _many_lanes(one: Callable[..., Any], many: Any, axes: tuple[int | None, ...]) -> Callable[..., Any]:
-    """Make the function for all lanes; ``axes`` has 0 for an array whose first axis is lanes, else None."""
+    """Return the function that computes ``one`` for all lanes: on CPUs in a loop, elsewhere by ``many``.
+
+    The function takes the arrays of ``one``. ``axes`` has 0 for an array whose first axis is the lanes, and
+    None for an array that all lanes share. ``many`` is described in `lanes`.
+    """
 
     def loop(*arrays: Any) -> Any:
         def lane(own: list[Any]) -> Any:
@@ -156,7 +160,7 @@ def _lower_transposed(root: jax.Array, right: jax.Array) -> jax.Array:
 def triangular_solve(
     root: Float[Array, "size size"], right: Float[Array, "size columns"], *, transposed: bool = False
 ) -> Float[Array, "size columns"]:
-    """Solve L X = B, or LᵀX = B if ``transposed``; only the lower triangle of L is read."""
+    """Solve L X = B, or LᵀX = B if ``transposed``: L is the lower triangle of ``root``, B is ``right``."""
     solves = (_lower, _lower_transposed)
     solve, back = reversed(solves) if transposed else solves
 
@@ -171,7 +175,7 @@ def triangular_solve(
 
 @jax.custom_jvp
 def cholesky(matrix: Float[Array, "size size"]) -> Float[Array, "size size"]:
-    """Compute the lower triangular L with L Lᵀ = A; NaN if A is not numerically positive definite."""
+    """Compute the lower triangular L with L Lᵀ = ``matrix``; NaN if that is not positive definite."""
     return _cholesky(matrix)
 
 
@@ -182,7 +186,10 @@ def _cholesky_jvp(primals: tuple[jax.Array], tangents: tuple[jax.Array]) -> tupl
 
 
 def _root_change(root: jax.Array, change: jax.Array) -> jax.Array:
-    """Return L̇ = L Φ(L⁻¹ Ȧ L⁻ᵀ), L = ``root``, Ȧ = ``change``; Φ(X): X's lower triangle, diagonal halved."""
+    """Return the change L̇ of Cholesky's L, where A = L Lᵀ changes by Ȧ: L̇ = L Φ(L⁻¹ Ȧ L⁻ᵀ).
+
+    L is ``root`` and Ȧ is ``change``. Φ(X) is the lower triangle of X, with its diagonal halved.
+    """
     change = (change + change.T) / 2
     inner = triangular_solve(root, triangular_solve(root, change).T)
     return product(root, jnp.tril(inner) - jnp.diag(jnp.diagonal(inner)) / 2)
@@ -190,7 +197,7 @@ def _root_change(root: jax.Array, change: jax.Array) -> jax.Array:
 
 @jax.custom_jvp
 def stacked_root(stack: Float[Array, "rows size"]) -> Float[Array, "size size"]:
-    """Compute the lower triangular L with L Lᵀ = SᵀS and a diagonal ≥ 0, by QR of S, without SᵀS.
+    """Compute the lower triangular L with L Lᵀ = SᵀS and a diagonal ≥ 0, by QR of S; SᵀS is not formed.
 
     Args:
         stack: S, with at least as many rows as columns; for derivatives it must have full rank.

@@ -46,7 +46,8 @@ class Diagnostics(NamedTuple):
     Attributes:
         route: a `Route`.
         rank: numerical rank of the matrix (dim, unless ``eigh`` took eigenvalues as 0).
-        condition: λ_max / λ_min of the eigenvalues not taken as 0, or 1 if all are; near 1/eps a lower bound.
+        condition: λ_max / λ_min of the eigenvalues not taken as 0, or 1 if all are. A value near 1/eps is
+            only a lower bound, as smaller eigenvalues are rounding error.
         smallest_pivot: the smallest squared pivot of Cholesky, on the matrix scaled to a diagonal between ½
             and 2; NaN if Cholesky broke down.
     """
@@ -60,11 +61,14 @@ class Diagnostics(NamedTuple):
 class Factorisation(NamedTuple):
     """A factorised `Scatter`: pass it to `solve`.
 
+    The core is the [size, size] matrix that is factorised: `Scatter.core` (the matrix, or its smaller dual
+    YYᵀ) with the shift added to its diagonal.
+
     Attributes:
         scatter: the matrix that was factorised.
-        basis: Cholesky factor of the scaled core (`Scatter.core` plus the shift), or the core's eigenvectors.
-        diagonal: the diagonal of the scaling D (see `factorise`), or the core's inverse eigenvalues (0 for
-            those that count as rounding).
+        basis: Cholesky factor of the scaled core D·core·D, or the core's eigenvectors.
+        diagonal: the diagonal of the scaling D (see `factorise`), or the inverses of the core's eigenvalues,
+            with 0 for an eigenvalue that may be rounding error.
         deficient: whether Cholesky failed: then the core's eigenvectors and eigenvalues are stored.
         smallest_pivot: see `Diagnostics`.
     """
@@ -101,7 +105,10 @@ def factorise(matrix: Float[AnyArray, "dim dim"] | Scatter) -> Factorisation:
 def _factors(
     core: Float[Array, "size size"], shift: Float[Array, ""], allowed: Bool[Array, ""]
 ) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
-    """Compute all but the first field of a `Factorisation` of ``core + shift·I``; try Cholesky if allowed."""
+    """Compute all but the first field of the `Factorisation` of ``core + shift·I``.
+
+    If ``allowed`` is False, Cholesky's result is not used: the eigenvectors are stored.
+    """
     core = core + shift * jnp.eye(core.shape[0], dtype=core.dtype)
     diagonal = jnp.diagonal(core)
     exponent = -jnp.round(0.5 * jnp.log2(jnp.where(diagonal > 0, diagonal, 1))).astype(jnp.int32)
@@ -160,7 +167,8 @@ def solve(factorisation: Factorisation, right: Float[Array, "dim columns"]) -> F
 def diagnostics(factorisation: Factorisation) -> Diagnostics:
     """Report which route a factorisation took, and how near to singular the matrix is.
 
-    Costs an ``eigh`` of the core, several times a Cholesky factorisation: do not call it in a loop.
+    It costs an ``eigh`` of the matrix (of the smaller dual YYᵀ, if a factor Y is stored), which is several
+    Cholesky factorisations: do not call it in a loop.
     """
     scatter = factorisation.scatter
     core = scatter.core()
@@ -188,13 +196,19 @@ def rank_cut(values: Float[Array, " size"]) -> Float[Array, ""]:
 
 
 def _by_cholesky(root: jax.Array, scale: jax.Array, right: jax.Array) -> jax.Array:
-    """Compute the core's inverse times ``right``: D L⁻ᵀ L⁻¹ D B, with L = ``root`` and D = diag(scale)."""
+    """Compute the core's inverse times ``right``: D L⁻ᵀ L⁻¹ D B.
+
+    L is ``root``, D is diag(``scale``) and B is ``right``; `Factorisation` defines the core.
+    """
     half = triangular_solve(root, scale[:, None] * right)
     return scale[:, None] * triangular_solve(root, half, transposed=True)
 
 
 def _by_eigenvectors(vectors: jax.Array, inverse: jax.Array, right: jax.Array) -> jax.Array:
-    """Compute the core's pseudo-inverse times ``right``: V diag(inverse) Vᵀ B."""
+    """Compute the core's pseudo-inverse times ``right``: V diag(``inverse``) Vᵀ B.
+
+    V are the ``vectors`` and B is ``right``; `Factorisation` defines the core.
+    """
     return product(vectors, inverse[:, None] * product(vectors.T, right))
 
 
@@ -218,11 +232,12 @@ def _apply_dual(
     factor: Float[Array, "size dim"],
     shift: Float[Array, ""],
 ) -> Float[Array, "dim columns"]:
-    """Solve (YᵀY + s I) X = B with the factorised YYᵀ + s I.
+    """Solve (YᵀY + s I) X = B for X, from the factorisation of YYᵀ + s I (``basis``, ``diagonal``).
 
-    Woodbury: X = (B − Yᵀ (YYᵀ + s I)⁻¹ Y B) / s. The difference cancels if s is small, which one step of
-    iterative refinement repairs. If s = 0, or if YYᵀ + s I is numerically singular, s is ignored, and the
-    minimum-norm solution is Yᵀ (YYᵀ)⁺ (YYᵀ)⁺ Y B.
+    Y is ``factor``, s is ``shift`` and B is ``right``. By the Woodbury identity,
+    X = (B − Yᵀ (YYᵀ + s I)⁻¹ Y B) / s. If s is small, the difference cancels; one step of iterative
+    refinement repairs this. If s = 0, or if YYᵀ + s I is numerically singular (``deficient``), s is ignored,
+    and the minimum-norm solution is Yᵀ (YYᵀ)⁺ (YYᵀ)⁺ Y B.
     """
     return cond_of_lanes(deficient, _minimum_norm, _woodbury, basis, diagonal, right, factor, shift)
 

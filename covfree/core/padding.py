@@ -31,7 +31,9 @@ def few_sizes(rows: int) -> int:
 
 
 def blocks_of_groups(group: np.ndarray, most: int) -> tuple[np.ndarray, np.ndarray]:
-    """Cut items into blocks of ≤ ``most`` items of one group; item i is in ``group[i]``; below 0 is padding.
+    """Cut items into blocks of at most ``most`` items; all items of a block are of one group.
+
+    Item i is in group ``group[i]``; an item with a group below 0 is padding, and is in no block.
 
     Returns:
         Indices [blocks, size] of items, −1 for padding; and the group of each block.
@@ -59,8 +61,8 @@ _LONG_TABLE = 3584
 def padded_size(rows: int) -> int:
     """Round a number of rows up, so that federations of similar size share compiled functions.
 
-    This is for tables of a whole federation, whose padding costs work. `few_sizes`, for the examples of one
-    client, has half as many sizes and pads more.
+    Use it for the rows of all clients together, where much padding would cost much work. `few_sizes`, for
+    the examples of one client, has half as many sizes and pads more.
 
     There are two sizes per doubling (224, 320, 448, …) up to 3584, and eight above. The gaps are wide because
     another seed changes the number of client-class pairs by up to a tenth. No size is a multiple of 25, so

@@ -19,7 +19,7 @@ def product(left: Float[Array, "a b"], right: Float[Array, "b c"]) -> Float[Arra
 
 
 def magnitude(values: Float[Array, "..."]) -> Float[Array, ""]:
-    """Return the largest absolute value; 1 if all numbers are 0. It has no derivative.
+    """Return the largest absolute value; 1 if all numbers are 0. Derivatives treat it as a constant.
 
     Divide numbers by it before squaring them, so that squares neither overflow nor underflow.
     """
@@ -34,7 +34,7 @@ def divide_or_zero(
 ) -> Float[Array, "..."]:
     """Divide where ``known``, by default where the denominator is above 0; return 0 elsewhere.
 
-    The derivatives are 0 there too: the inner `where` keeps them from being NaN.
+    Where the result is 0 for that reason, its derivatives are 0 too, never NaN.
     """
     known = denominator > 0 if known is None else known
     return jnp.where(known, numerator / jnp.where(known, denominator, 1), 0)

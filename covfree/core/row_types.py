@@ -33,13 +33,22 @@ class RowTypes:
 
     @classmethod
     def of(cls, rows: Rows, total: float) -> RowTypes:
-        """Choose types for ``rows``; ``total``: the sum of their counts, or of those of several tables."""
+        """Choose types for ``rows``.
+
+        Args:
+            rows: the rows.
+            total: the sum of the rows' counts. If several `Rows` will be concatenated, the sum of all their
+                counts.
+        """
         covariance = None if rows.covariance is None else accumulation_dtype(rows.covariance)
         return cls(accumulation_dtype(rows.mean), _summed(np.asarray(rows.count).dtype, total), covariance)
 
     @classmethod
     def common(cls, types: Sequence[RowTypes]) -> RowTypes:
-        """Choose the types for tables that are concatenated; all of them or none must have covariances."""
+        """Choose the types for the concatenation of several `Rows`; ``types`` has an entry for each.
+
+        All of them or none must have covariances.
+        """
         covariances = [own.covariance for own in types if own.covariance is not None]
         return cls(
             np.result_type(*(own.mean for own in types)),
@@ -49,7 +58,10 @@ class RowTypes:
         )
 
     def cast(self, rows: Rows) -> Rows:
-        """Convert rows to NumPy arrays of these types; int32 labels (padding −1, but `DIRECTION` stays)."""
+        """Convert rows to NumPy arrays of these types; labels become int32, and −1 if below 0 but not −2.
+
+        The label −2 (`DIRECTION`) marks rows that are scaled singular vectors.
+        """
         label = np.asarray(rows.label)
         # Values that overflow a narrower type become infinite.
         with np.errstate(over="ignore"):
@@ -87,7 +99,7 @@ def exact_counts(counts: Sequence[Any]) -> np.ndarray:
 
 
 def summable_again(count: Any) -> np.ndarray:
-    """Convert float64 counts from `exact_counts` back to int32 if they are whole and their sum fits."""
+    """Convert float64 counts from `exact_counts` back to int32, if all are integers and their sum fits."""
     count = np.asarray(count)
     whole = count.dtype == np.float64 and count_sum(count) <= _INT32 and (count == np.floor(count)).all()
     return count.astype(np.int32) if whole else count

@@ -1,4 +1,4 @@
-"""Sums over tables: in parts, by group, and accurate in float32 for any number of terms."""
+"""Sums over the first axis of arrays: part by part, or by group; in float32, accurate for many terms."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def deviations(
     """Compute ``values − mean``; a difference that may be rounding error of the mean becomes exactly 0.
 
     The mean must come from `weighted_means` or `Moments`. Deviations of equal values are then exactly 0;
-    rounding errors in their place would look like a spread to rules that are invariant to scale.
+    with rounding errors in their place, a shrinkage rule that ignores scale would see a spread.
     """
     centred = values - mean
     noise = _ROUNDING * jnp.finfo(centred.dtype).eps * jnp.abs(mean)
@@ -44,7 +44,7 @@ def deviations(
 
 
 def row_size(values: Float[AnyArray, "items dim"]) -> Float[Array, " items"]:
-    """Return the largest absolute entry of each row; 0 for an empty row. It has no derivative."""
+    """Return the largest absolute entry of each row, as a constant for derivatives; 0 for an empty row."""
     values = jax.lax.stop_gradient(jnp.asarray(values))
     # XLA would fuse a maximum of absolute values with later sums, which is ten times slower.
     return jnp.maximum(values.max(1, initial=0), -values.min(1, initial=0))
@@ -53,9 +53,10 @@ def row_size(values: Float[AnyArray, "items dim"]) -> Float[Array, " items"]:
 def settled(
     values: Float[Array, "groups dim"], terms: Num[Array, " groups"], size: Float[Array, " groups"]
 ) -> Float[Array, "groups dim"]:
-    """Set the sum or mean of a group to exactly 0 if it is no larger than the rounding error of its terms.
+    """Return groups' sums or means, with exactly 0 in place of those that may be rounding error alone.
 
-    Such a remainder depends on the order of the terms, so its direction must not be used.
+    A group's sum is replaced if none of its entries exceeds the rounding error of the group's terms. Such a
+    remainder depends on the order of the terms, so its direction must not be used.
 
     Args:
         values: the sums, or the means.
@@ -74,13 +75,13 @@ Carry = TypeVar("Carry")
 
 
 def fold_parts(step: Callable[[Carry, Any], Carry], carry: Carry, items: Any) -> Carry:
-    """Compute ``carry = step(carry, part)`` for each part of a table in turn, and return the last carry.
+    """Compute ``carry = step(carry, part)`` for each part of ``items`` in turn, and return the last carry.
 
     Args:
         step: processes a part; it must return the carry in the same shapes.
         carry: the initial carry.
-        items: the table, a pytree of arrays that share their first axis. A part has about `PART` of its
-            items, at most twice as many.
+        items: a pytree of arrays that share their first axis. A part is a slice along this axis, of about
+            `PART` entries and at most twice as many.
     """
     length = jax.tree.leaves(items)[0].shape[0]
     if not isinstance(length, int):
@@ -105,10 +106,9 @@ def fold_parts(step: Callable[[Carry, Any], Carry], carry: Carry, items: Any) ->
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Table:
-    """Items of a client's upload; the server concatenates the items of all clients.
+    """Items that the server concatenates over clients; it adds up all other arrays that clients upload.
 
-    All other arrays in an upload are added up over clients. An upload without a table can be sent by secure
-    aggregation.
+    What a client uploads in a round can be sent by secure aggregation if it contains no `Table`.
 
     Attributes:
         items: a pytree of arrays that share their first axis, such as `covfree.Rows`.
@@ -131,7 +131,10 @@ class Compensated(NamedTuple):
     lost: Any
 
     def plus(self, terms: Any) -> Compensated:
-        """Return the sum with a term added; its rounding error is added to ``lost`` (Knuth's two-sum)."""
+        """Return the sum with ``terms`` added; the rounding error of this addition is added to ``lost``.
+
+        The error is computed by Knuth's two-sum.
+        """
         total = jax.tree.map(jnp.add, self.total, terms)
 
         def rounding(before: jax.Array, term: jax.Array, after: jax.Array) -> jax.Array:

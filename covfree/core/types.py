@@ -74,8 +74,9 @@ class Rows:
         covariance: covariance of the examples behind each row, if clients send it: a full matrix, its
             diagonal, or one variance for all directions. 0 if the count is below 2. For rows with
             ``sketch``, see `directed_rows`.
-        sketch: True for rows that are scaled singular vectors (`directed_rows`) instead of means. Their
-            label, −2 (`DIRECTION`), makes them padding for functions that do not know them.
+        sketch: True for rows that are not means but scaled singular vectors of a client's examples, usually
+            after the class means are subtracted (`directed_rows`). Their label, −2 (`DIRECTION`), makes them
+            padding for functions that do not know them.
 
     >>> import dataclasses, jax.numpy as jnp
     >>> rows = Rows(jnp.eye(2), jnp.array([3, 1]), jnp.array([0, 1]))
@@ -120,10 +121,11 @@ class Rows:
         means: Float[AnyArray, "*batch classes subsets dim"],
         counts: Num[AnyArray, "*batch classes subsets"],
     ) -> Rows:
-        """Flatten means of subsets to rows: ``[classes, subsets, dim]``, or with a leading axis of clients.
+        """Flatten the means of random subsets of each client's class to rows.
 
         Args:
-            means: from `subset_class_means`, for one client, or under ``vmap`` for several.
+            means: ``[classes, subsets, dim]`` of one client, from `subset_class_means`, or
+                ``[clients, classes, subsets, dim]`` of many, as ``vmap`` returns them.
             counts: their counts; 0 for an unused subset.
 
         Returns:

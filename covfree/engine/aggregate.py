@@ -31,7 +31,7 @@ _WAITING = 2048
 
 
 def layout_of(method: Method[Any]) -> Layout:
-    """Return which sums over examples the method needs.
+    """Return the `Layout` of a method: which sums over examples it needs.
 
     Raises:
         ValueError: if clients send neither sums nor one row for each client and class, or the method has
@@ -63,8 +63,9 @@ class Aggregate(Generic[H]):
         num_classes: C.
         layout: which sums are kept.
         dtype: data type of the features, in which products are computed; None if no examples were added.
-        rows: merged rows, one for each client and class, sorted by these; None if there are none.
-        waiting: rows that are not merged yet.
+        rows: merged rows, one for each client and class, sorted by client and then class; None if there are
+            none. A row has a mean, the number of examples behind it, and perhaps their scatter (`Table`).
+        waiting: rows that are not merged yet, such as single examples.
         pooled: [dim, dim] float64, the scatter of examples about the means in ``rows``; None if it is 0 or
             not kept.
     """
@@ -190,7 +191,8 @@ def merge(first: Aggregate[H], second: Aggregate[H]) -> Aggregate[H]:
     Args:
         first: a total.
         second: a total with the same number of classes and dimension. Its method may be another, such as
-            one with other shrinkage, if clients send the same statistics; `finish` uses that of ``first``.
+            one with other shrinkage, if clients send the same statistics; `finish` uses the method of
+            ``first``.
 
     Raises:
         TypeError: if an argument is no total.
@@ -278,7 +280,7 @@ def _numbered(clients: Any) -> Any:
 
 
 def _features_of(method: Method[Any], features: Any) -> np.ndarray:
-    """Apply the method's feature map; copy the array, as callers may reuse it; return at least float32."""
+    """Return the mapped features as a new array of float32 or float64, as callers may overwrite their own."""
     if method.feature_map is not None:
         given = {"features": np.asarray(features)}
         padded = pad_rows(given, {"features": 0})["features"]
@@ -287,7 +289,7 @@ def _features_of(method: Method[Any], features: Any) -> np.ndarray:
 
 
 def _added(total: Aggregate[H], features: np.ndarray, labels: Any, clients: Any) -> Aggregate[H]:
-    """Append a block of examples as waiting rows, one row for each example."""
+    """Return the total with a block of examples added, each as a waiting row; ``features`` are mapped."""
     _check_dim(total, features.shape[1], "features")
     clients = clients.astype(np.int64) if total.layout.by_client else np.zeros(len(labels), np.int64)
     block = Table(clients, labels.astype(np.int64), np.ones(len(labels), np.int64), features)
@@ -301,7 +303,7 @@ def _check_dim(total: Aggregate[Any], dim: int, name: str) -> None:
 
 
 def _settled(total: Aggregate[H]) -> Aggregate[H]:
-    """Merge the waiting rows if there are over `_WAITING` and they take more memory than the merged rows."""
+    """Return the total; merge its waiting rows if they are many and take more memory than the merged rows."""
     rows, size = (
         sum(len(table.count) for table in total.waiting),
         sum(table.nbytes for table in total.waiting),

@@ -67,7 +67,7 @@ def solve_totals(method: Method[H], *totals: Any) -> H:
 
 
 def _check_scale(totals: tuple[Any, ...]) -> None:
-    """Raise if the method sums squares of features, and these underflow to 0."""
+    """Raise a ValueError if the totals need squares of features, and these squares underflow to 0."""
     nodes = jax.tree.leaves(totals, is_leaf=lambda node: isinstance(node, Moments))
     moments = next((node for node in nodes if isinstance(node, Moments)), None)
     if moments is None or len(nodes) == 1 or is_traced(*jax.tree.leaves(totals)):
@@ -100,15 +100,16 @@ def accumulate(
         source: all rows: in memory (`Rows`), made part by part (`Generated`), or in files (`Stream`). Under
             ``shard_map``, the device's own rows.
         num_classes: C, static.
-        mesh: the mesh over which `shard_rows` spread the rows; call `shard_rows` with the method's
-            ``whole_clients``.
+        mesh: the mesh over which `shard_rows` spread the rows. Call `shard_rows` with the method's
+            ``whole_clients``, which says whether a client's rows must stay together.
         axis_name: if you call this under ``shard_map``, the mesh axes over which rows are sharded. The
-            totals are then those of all devices. If the method has ``whole_clients``, all rows of a client
-            must lie on one device, as `shard_rows` places them.
+            result is then the totals over all devices. If the method has ``whole_clients``, all rows of a
+            client must lie on one device, as `shard_rows` places them.
 
     Returns:
-        The server's state after the last round: for most methods, one total for each round. Clients' terms
-        of type `Factor` have a `covfree.linalg.Scatter` as total, those of type `Table` their stacked items.
+        The server's state after the last round: for most methods, one total for each round. Where clients
+        compute a `Factor` (a matrix Y that stands for YᵀY), the total is a `covfree.linalg.Scatter`. Where
+        they compute a `Table`, the total is the items of all clients, concatenated.
 
     Raises:
         TypeError: if ``method`` is no `Method`, or ``source`` is no `Rows`, `Generated` or `Stream`.
@@ -169,10 +170,10 @@ def solve_message(method: Method[H], message: Message, *, num_classes: int, judg
         num_classes: C, static.
         judge_sites: whether to leave out the rows of clients that fail `diagnose_sites`; a warning gives each
             client's number in the message, and the reason. Prefer `judge_sites` of `collect`, which gives
-            their names.
+            clients' names.
 
     Returns:
-        The method's head; equal, within rounding, to that of `fit` on the clients' examples.
+        The method's head; equal, within rounding, to the head of `fit` on the clients' examples.
 
     Raises:
         ValueError: if the message lacks an array that the method needs, was made for another kind of method,
@@ -218,7 +219,11 @@ def _merged(merge: Merge, params: Any, message: Message, num_classes: int) -> tu
 
 
 def state_of_message(method: Method[Any], message: Message, num_classes: int) -> tuple[Any, ...]:
-    """Compute the server's state from a message: merge its sums, or run the method's rounds over its rows."""
+    """Compute the server's state from the message of all clients, for `solve_totals`.
+
+    If clients send sums, such as Gram matrices, the method's ``merge`` computes the state from them.
+    Otherwise the method's first rounds run over the message's rows.
+    """
     if method.message is not None:
         return _merged(method.message.merge, method.params, message, num_classes)
     how = How(num_classes, method.whole_clients, few=have_few_numbers(message.rows.client))

@@ -76,7 +76,7 @@ def sent_bytes(
         method: the method.
         labels: classes of all examples; below 0 is padding. For methods of several rounds, C is the largest
             label plus 1.
-        clients: their clients; below 0 is padding.
+        clients: the client of each example; below 0 is padding.
         dim: d, the dimension of the features before any feature map.
     """
     check_method(method)

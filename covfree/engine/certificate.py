@@ -42,10 +42,11 @@ def certify(method: Method[Any], collected: Collected, *, num_classes: int) -> C
     anew.
 
     Rows are stored unchanged and removed exactly. So if clients send rows only, or a covariance with each
-    row, the head after `forget` equals that of retraining: both bounds are 0. Matrices are summed in float64,
-    which leaves rounding (`Collected.rounding`): A = A₀ + E. S is linear in A with slope s: S = S₀ + sE.
-    So S⁻¹B − S₀⁻¹B = −sS⁻¹E S₀⁻¹B, and its norm is at most s‖E‖/λ_min(S) times that of S₀⁻¹B. The bound
-    leaves out the rounding of the solve itself, which a retrained head has too.
+    row, the head after `forget` equals the head of a retrained server: both bounds are 0. Matrices are summed
+    in float64, which leaves a rounding error E (its bound is `Collected.rounding`): the server's matrix is
+    A = A₀ + E, where A₀ is the exact sum over the remaining clients. The regularised matrix S is linear in A,
+    with slope s: S = S₀ + sE. So S⁻¹B − S₀⁻¹B = −sS⁻¹E S₀⁻¹B, whose norm is at most s‖E‖/λ_min(S) times
+    ‖S₀⁻¹B‖. The bound leaves out the rounding of the solve itself, which a retrained head has too.
 
     Args:
         method: the method; clients must send a single message each.
@@ -94,7 +95,7 @@ def certify(method: Method[Any], collected: Collected, *, num_classes: int) -> C
 
 
 def _system(method: Method[Any], message: Message, matrix: np.ndarray, num_classes: int) -> np.ndarray:
-    """Compute the regularised matrix with which the head is solved, in float64."""
+    """Compute the method's regularised matrix S in float64, with ``matrix`` in place of the message's."""
     assert method.system is not None
     rows = replace(message.rows, mean=np.asarray(message.rows.mean, np.float64))
     with double():

@@ -1,4 +1,4 @@
-"""The checkpoint of a run over parts: a file from which the run can be resumed."""
+"""The checkpoint of a run over rows that are read part by part: a file from which the run can be resumed."""
 
 from __future__ import annotations
 
@@ -77,7 +77,11 @@ def save_state(path: Path, state: State, rejected: Mapping[str, str], identity: 
 def load_state(
     path: Path, identity: Mapping[str, str], forms: Sequence[Passed]
 ) -> tuple[State, dict[str, str]] | None:
-    """Read a checkpoint: the progress, and why files were rejected. Return None without a checkpoint."""
+    """Return a checkpoint's progress, and why each rejected file was rejected; None without a checkpoint.
+
+    Raises:
+        ValueError: if the file is no checkpoint, or is of another run: its values differ from ``identity``.
+    """
     if not path.exists():
         return None
     try:

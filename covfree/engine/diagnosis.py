@@ -49,8 +49,10 @@ class Diagnosis:
         count: N_c, examples of each class.
         absent: number of classes without rows; they are never predicted.
         without_spread: number of classes with a single row; FedCOF cannot estimate their covariance.
-        class_degrees: K_c − 1, degrees of freedom behind a class's own Σ̂_c.
-        degrees: ν, effective degrees of freedom behind the common Σ̂ (`Freedom.effective`).
+        class_degrees: K_c − 1, degrees of freedom behind Σ̂_c, the covariance of class c estimated from its
+            own rows.
+        degrees: ν, effective degrees of freedom behind Σ̂, the estimate of the covariance Σ that all classes
+            share (`Freedom.effective`).
         effective_rank: r = (tr Σ)²/tr Σ², estimated.
         class_error: expected relative error of each Σ̂_c, √((1 + r)/(K_c − 1)); infinite if K_c < 2.
         error: expected relative error of Σ̂ in the Frobenius norm, √((1 + r)/ν), for Gaussian features.
@@ -103,12 +105,12 @@ def diagnose(rows: Rows, *, num_classes: int, method: Method | None = None) -> D
         rows: all rows.
         num_classes: C, static.
         method: the method whose covariance and regularised system are reported; `fedcof` by default. If it
-            estimates no covariance, that of FedCOF is reported.
+            estimates no covariance, FedCOF's covariance is reported.
 
     Returns:
         The diagnosis; ``print`` it for the verdict.
 
-    Source: the error is that of the Wishart distribution; see docs/derivation.md, section 3.
+    Source: the expected error follows from the Wishart distribution; see docs/derivation.md, section 3.
 
     >>> import jax, jax.numpy as jnp
     >>> means = jax.random.normal(jax.random.key(0), (60, 4))

@@ -85,7 +85,7 @@ def total(
     client: Any = None,
     retries: int = 3,
 ) -> Aggregate[H]:
-    """Sum the examples of all shards. The total can be saved, or merged with the total of later shards.
+    """Return the total of all shards' examples; it can be saved, or merged with the total of later shards.
 
     The arguments and errors are those of `fit`. `covfree.aggregate.finish` solves for the head.
     """
@@ -223,7 +223,7 @@ def _folded(
 def _extracted(
     function: Any, shard: Any, path: str, batch_size: int, columns: Columns, read: Read | None
 ) -> str:
-    """Compute the features of one shard, and write them."""
+    """Compute the features of one shard, write them to the file ``path``, and return ``path``."""
     inputs, labels, clients = _columns_of(shard, columns, read, False)
     assert inputs is not None
     features = []
@@ -254,5 +254,5 @@ def _current(client: Any) -> Any:
 
 
 def _computed(task: Any, client: Any, retries: int) -> Any:
-    """Compute a task and all tasks that it depends on."""
+    """Return the result of a Dask task, computed on the client's cluster, or in this process without one."""
     return task.compute() if client is None else client.compute(task, retries=retries).result()

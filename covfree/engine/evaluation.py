@@ -60,7 +60,7 @@ def _same(scores: Any) -> Any:
 
 
 def _in_parts(whole: Callable[..., Array]) -> Callable[..., Array]:
-    """Wrap an accuracy function so that it accepts any head, and reads large features part by part."""
+    """Wrap an accuracy function: its head may be any function, and large features are read in parts."""
 
     def one(head: Any, features: Any, labels: Any) -> tuple[Any, Any, Any]:
         # jit takes no function as an argument, so pass the function's scores instead.
@@ -112,7 +112,8 @@ def evaluate(
 
     Raises:
         TypeError: if ``head`` is no function, or labels are no integers.
-        ValueError: if shapes do not fit, a label is not below C or a feature is not finite.
+        ValueError: if shapes do not fit, a feature is not finite, or a label is not below the number of
+            classes that the head scores.
     """
     scores = head(features)
     # If all scores are −∞ (of a head fitted to no class), argmax gives class 0: never count that as right.

@@ -46,8 +46,8 @@ def summarise(
     Args:
         method: the method.
         features: features of all examples.
-        labels: their classes; below 0 is padding.
-        clients: their clients; below 0 is padding.
+        labels: the class of each example; below 0 is padding.
+        clients: the client of each example; below 0 is padding.
         key: PRNG key for methods that draw at random.
 
     Features of 1 GiB or more on the host, such as a memory-mapped file, are gathered a few clients at a time.
@@ -93,7 +93,7 @@ def _summarise(
 
 @jit
 def mapped(method: Method[Any], features: Any) -> jax.Array:
-    """Apply the method's feature map in a compiled call."""
+    """Return the features after the method's feature map, computed in one compiled call."""
     return method.mapped(features)
 
 
@@ -127,9 +127,11 @@ def _numbers(
     rank: np.ndarray,
     senders: int,
 ) -> np.ndarray:
-    """Number clients by `sample_numbers`; read the large features only if clients have equal counts.
+    """Return a number for each client, from 0: the clients below 256 are the sample for automatic shrinkage.
 
-    ``used`` has the indices of examples that are no padding, and ``rank`` the index of the client of each.
+    The numbers come from `sample_numbers`. The large features are read only if some clients have equal counts
+    of each class. ``used`` has the indices of examples that are no padding, and ``rank`` the index of each
+    such example's client among the ``senders`` clients.
     """
     if senders <= SAMPLE:
         return np.arange(senders, dtype=np.int32)
@@ -149,7 +151,7 @@ def _numbers(
 def over_examples(
     method: Method[Any], features: Any, labels: Any, clients: Any, how: How
 ) -> InMemory | InParts:
-    """Make a callable that computes a total over examples; examples of clients below 0 are padding."""
+    """Return a callable that computes a round's total over examples; a client below 0 marks padding."""
     if is_large(features):
         labels = np.where(np.asarray(clients) >= 0, np.asarray(labels), -1)
         return InParts(method, features, labels, None, how)
@@ -180,7 +182,7 @@ class InParts:
         return int((self.labels >= 0).sum())
 
     def __call__(self, each: Round, params: Any, sent: Any) -> Any:
-        """Add up the terms of a round's client function over all examples."""
+        """Return a round's total: the sum of its client function's terms over all examples."""
         parts = list(blocks(self.features))
         size, running = parts[0].stop, None
         add = partial(add_part, each.client, params, sent)

@@ -38,7 +38,7 @@ def client_flops(
     Args:
         method: the method.
         labels: classes of all examples; below 0 is padding.
-        clients: their clients; below 0 is padding.
+        clients: the client of each example; below 0 is padding.
         dim: d, the dimension of the features before any feature map.
 
     >>> import covfree, numpy as np
@@ -77,17 +77,17 @@ def training_flops(
     epochs: int = 1,
     train: Literal["all", "head", "backbone"] = "all",
 ) -> int | float:
-    """Count the operations of a client that trains in a round, from those of its forward pass.
+    """Compute T, the operations of a client that trains in one round, from the operations of forward passes.
 
     Let F_φ and F_ϕ be the operations of extractor and head on one example. A backward pass through a layer
-    costs twice its forward pass: one product for the gradient of the inputs, one for that of the weights. An
-    epoch over n examples is a forward pass through both parts, and a backward pass through both, or only
-    through the head if the head alone is trained:
+    costs twice its forward pass: one product for the gradient of the inputs, one for the gradient of the
+    weights. An epoch over n examples is a forward pass through both parts, and a backward pass through both,
+    or only through the head if the head alone is trained:
 
         all, backbone:  T = E n (F_φ + F_ϕ + 2 (F_φ + F_ϕ)) = 3 E n (F_φ + F_ϕ),
         head:           T = E n (F_φ + F_ϕ + 2 F_ϕ) = E n (F_φ + 3 F_ϕ).
 
-    This is a client's cost T in one round. If κ of K clients take part in each round, the average client has
+    Here E is the number of epochs. If κ of K clients take part in each round, the average client has
     computed t·T·κ/K after t rounds.
 
     Args:

@@ -52,7 +52,7 @@ class Generated(NamedTuple):
 
 
 def over_parts(method: Method[Any], rows: Generated, how: How) -> tuple[Any, ...]:
-    """Compute the server's state after a method's rounds over rows that are made part by part."""
+    """Return the server's state after a method's rounds over rows that are made part by part."""
     part = rows.part if isinstance(rows.part, Partial) else Partial(rows.part)
     # The reverse-mode derivative of a loop needs a static length, which ``jit`` would trace.
     closed = [cell.cell_contents for cell in getattr(part.func, "__closure__", None) or ()]

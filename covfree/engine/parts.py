@@ -26,7 +26,7 @@ _SAMPLE = 64
 
 
 def padded_rows(rows: Rows, size: int) -> Rows:
-    """Pad a table up to ``size`` rows: count 0, label and client −1."""
+    """Return a table padded to ``size`` rows; the new rows have count 0, label −1 and client −1."""
     short = size - len(rows.label)
 
     def fill(leaf: Any, value: int = 0) -> np.ndarray:
@@ -88,7 +88,11 @@ class TableParts:
     def __init__(
         self, rows: Rows, size: int, num_classes: int, whole_clients: bool, dim: int | None = None
     ) -> None:
-        """Cut the table. This may read its columns, but not its means."""
+        """Choose where to cut the table. This reads its counts and, if there are clients, clients and labels.
+
+        Of more than 256 clients, those with equal counts of each class are told apart by their means. Other
+        means are not read.
+        """
         # `np.asarray` of a memory map is a view, which reads nothing.
         rows = jax.tree.map(np.asarray, rows)
         check_row_structure(rows, dim=dim)
@@ -145,7 +149,7 @@ class TableParts:
 
 
 class LostMessage(RuntimeError):
-    """A message file is gone, or has changed since its folder was opened."""
+    """The error for a message file that is gone, or that has changed since its folder was opened."""
 
     def __init__(self, client: str, reason: str) -> None:
         super().__init__(reason)
@@ -153,7 +157,7 @@ class LostMessage(RuntimeError):
 
 
 class FolderParts:
-    """The rows of an inbox's valid messages, in parts of one shape.
+    """The rows of all valid messages in an `Inbox` (a folder of message files), read in parts of one shape.
 
     Attributes:
         places: [parts + 1], where the parts start; the last entry is the number of rows.
@@ -263,7 +267,7 @@ Parts: TypeAlias = TableParts | FolderParts
 
 
 def bad_value(rows: Rows, start: int, types: RowTypes, *, num_classes: int) -> str | None:
-    """Return the error of `sound_rows`, with ``start`` added to its row number; None if rows are valid."""
+    """Return the message of `sound_rows`' error, with ``start`` added to its row number; None if valid."""
     try:
         sound_rows(rows, types, num_classes=num_classes)
     except (TypeError, ValueError) as error:

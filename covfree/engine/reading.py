@@ -1,4 +1,4 @@
-"""Read the parts of a table ahead of time, and add each part's terms to a total."""
+"""Read the parts of a table of rows ahead of time, and add what a round computes from them to a total."""
 
 from __future__ import annotations
 
@@ -22,7 +22,10 @@ Result = TypeVar("Result")
 
 @partial(jit, static_argnums=(0, 5), donate_argnums=3)
 def add_part(client: Any, params: Any, sent: Any, running: Compensated, rows: Rows, how: How) -> Compensated:
-    """Add the terms of a part's rows to the running total of a round; the total's buffers are donated."""
+    """Return the round's running total with a part added: the terms that ``client`` computes from its rows.
+
+    The buffers of the old total ``running`` are donated, so it cannot be used afterwards.
+    """
 
     def add(running: Compensated, rows: Rows) -> Compensated:
         return running.plus(dense(client(params, sent, rows, how.num_classes)))

@@ -27,7 +27,11 @@ def senders(rows: Rows) -> np.ndarray:
 
 
 def numbers_of(rows: Rows, known: np.ndarray, types: RowTypes, part_rows: int) -> np.ndarray:
-    """Number the clients ``known`` by `sample_numbers`; read the means only of clients with equal counts."""
+    """Return a number for each client in ``known``, from 0: those below 256 are the automatic rule's sample.
+
+    Up to 256 clients are numbered in their order, more by `sample_numbers`. Means are read only for clients
+    with equal counts of each class.
+    """
     if len(known) <= SAMPLE:
         return np.arange(len(known), dtype=np.int32)
     keys, asked = np.zeros(len(known), np.uint32), np.ones(len(known), bool)
@@ -50,9 +54,11 @@ def numbers_of(rows: Rows, known: np.ndarray, types: RowTypes, part_rows: int) -
 def numbers_of_messages(
     counted: Sequence[tuple[np.ndarray, np.ndarray]], rows: Callable[[int], Rows], dim: int
 ) -> np.ndarray:
-    """Number the clients of messages by `sample_numbers`; read rows only of messages with equal counts.
+    """Return a number for each message's client, from 0: those below 256 are the automatic rule's sample.
 
-    ``counted`` has the labels and counts of each message's rows.
+    Up to 256 clients are numbered in their order, more by `sample_numbers`. ``counted`` has the labels and
+    counts of each message's rows. ``rows`` reads a message's rows; it is called only for messages with equal
+    counts of each class.
     """
     if len(counted) <= SAMPLE:
         return np.arange(len(counted), dtype=np.int32)

@@ -29,9 +29,10 @@ class Passed(NamedTuple):
 def passed(
     method: Method, make_rows: Callable[[], Rows], num_classes: int, *, start: int = 0
 ) -> list[Passed]:
-    """List the shapes of what server and clients with rows ``make_rows()`` exchange from round ``start`` on.
+    """Return the shapes of what server and clients exchange in each round from ``start`` on.
 
-    In these rounds clients must upload sums.
+    Nothing is computed but shapes. Clients have the rows ``make_rows()``. In these rounds they must upload
+    sums: a `Table`, whose size depends on the number of rows, raises a ValueError.
     """
 
     def look() -> list[Any]:

@@ -24,7 +24,7 @@ from covfree.methods.rounds import Round
 
 
 def shard_rows(rows: Rows, mesh: Mesh, *, whole_clients: bool = False) -> Rows:
-    """Spread a table of rows over the devices of a mesh, over all of its axes.
+    """Return a table of rows, spread over all devices of a mesh, along all of the mesh's axes.
 
     With several processes (``jax.distributed``), each calls this with its own rows, and all receive the same
     global table.
@@ -39,8 +39,8 @@ def shard_rows(rows: Rows, mesh: Mesh, *, whole_clients: bool = False) -> Rows:
         The padded rows, equally many on each device.
 
     Raises:
-        ValueError: if clients must stay whole and ``rows.client`` is None; if the mesh has no device of this
-            process; if a label, client or count is beyond int32.
+        ValueError: if ``whole_clients`` is True and ``rows.client`` is None; if the mesh has no device of
+            this process; if a label, client or count is beyond int32.
     """
     check_row_structure(rows)
     for name in ("label", "client", "count"):

@@ -28,7 +28,11 @@ def head_of(method: Method[Any], state: tuple[Any, ...]) -> Any:
 def _head(
     system: Any, head: Callable[..., Any], params: Any, numbers: Any, feature_map: Any, state: tuple[Any, ...]
 ) -> Any:
-    """Build the system with ``numbers`` (from `_with_choice`), then the head with the method's ``params``."""
+    """Return the head, solved with the system, that is the regularised matrix.
+
+    The functions ``system`` and ``head`` get different hyperparameters: ``numbers`` (from `_with_choice`) and
+    the method's own ``params``.
+    """
     found = head(params, None if system is None else system(numbers, *state), *state)
     return found if feature_map is None else MappedHead(feature_map, found)
 

@@ -1,4 +1,4 @@
-"""Tables of class means, each mean with its examples' scatter; rows of one client and class merge."""
+"""Tables of class means with their examples' scatter. Rows of the same client and class can be merged."""
 
 from __future__ import annotations
 
@@ -55,7 +55,12 @@ class Table(NamedTuple):
 
 
 def one_table(tables: tuple[Table, ...], layout: Layout, dtype: Any) -> tuple[Table, np.ndarray | None]:
-    """Merge tables: one row for each client and class, sorted. Also return the pooled scatter, if kept."""
+    """Merge tables into one, with one row for each client and class, sorted by client and then class.
+
+    If ``layout.pooled``, also return the scatter that the merge adds: the scatter of the given means, with
+    their counts as weights, about the merged means. Otherwise the second result is None. ``dtype`` is the
+    data type of products.
+    """
     client, label, count = (np.concatenate(columns) for columns in zip(*(t[:3] for t in tables), strict=True))
     means = np.concatenate([table.mean for table in tables])
     order = np.lexsort((label, client))
@@ -120,7 +125,10 @@ def _squares_of(
     layout: Layout,
     dim: int,
 ) -> np.ndarray | None:
-    """Add up the rows' own ``squares`` by group; row order[i] of the stacked tables is in group[i]."""
+    """Add up the rows' own ``squares`` by group; None if the layout keeps no scatter for each row.
+
+    Row ``order[i]`` of the stacked tables is in group ``group[i]``, of ``groups``.
+    """
     if layout.squares is None or layout.pooled:
         return None
     shape = {"full": (dim, dim), "diagonal": (dim,), "spherical": ()}[layout.squares]

@@ -64,7 +64,7 @@ def through(
 
 
 def serve(each: Round, params: Any, state: tuple[Any, ...], total: Any) -> tuple[Any, ...]:
-    """Compute the server's state after a round; methods with one server function share compiled code."""
+    """Compute the server's state after a round. Rounds with the same server function share compiled code."""
     return (*state, total) if each.server is None else _call(each.server, params, state, total)
 
 
@@ -74,7 +74,7 @@ def _call(function: Callable[..., Any], *arguments: Any) -> Any:
 
 
 def _in_parts(terms: Callable[[Rows], Any], rows: Rows) -> bool:
-    """Return whether to sum part by part: only if the terms are products over many rows, and no tables."""
+    """Return whether to sum part by part: only if rows are many, and terms have a `Factor` but no `Table`."""
     length, kept, widest = rows.label.shape[0], False, 0
 
     def look(rows: Rows) -> None:
@@ -92,7 +92,7 @@ def _in_parts(terms: Callable[[Rows], Any], rows: Rows) -> bool:
 
 
 def _across(terms: Any, axis_name: AxisName) -> Any:
-    """Sum the terms over all devices; concatenate tables."""
+    """Return the totals over all devices: sums of the terms, but a `Table`'s items are concatenated."""
 
     def one(term: Any) -> Any:
         if isinstance(term, Table):
@@ -109,7 +109,8 @@ class How(NamedTuple):
         num_classes: C.
         whole: whether all rows must be summed in one part, see `Method.whole_clients`.
         axis_name: under ``shard_map``, the mesh axes over which rows are sharded.
-        few: whether all clients' numbers are below `SAMPLE` already, so that `numbered` keeps them.
+        few: whether all clients' numbers are already below `SAMPLE`, the size of the automatic rule's sample:
+            `numbered` then keeps them.
     """
 
     num_classes: int
@@ -126,7 +127,7 @@ def have_few_numbers(clients: Any) -> bool:
 
 
 def total_over_rows(rows: Rows, how: How, each: Round, params: Any, sent: Any) -> Any:
-    """Sum a round's client function over rows, in parts if they are many, and over the mesh axis."""
+    """Return a round's total over ``rows``, part by part if they are many, and over the mesh axes, if any."""
 
     def terms(rows: Rows) -> Any:
         return each.client(params, sent, rows, how.num_classes)
@@ -158,20 +159,20 @@ class InMemory:
         return int((np.asarray(self.rows.count) > 0).sum())
 
     def __call__(self, each: Round, params: Any, sent: Any) -> Any:
-        """Add up the terms of a round over all rows; methods with one client function share compiled code."""
+        """Return a round's total over all rows. Rounds with the same client function share compiled code."""
         return _compiled_total(self.rows, self.how, Round(each.client), params, sent)
 
 
 @partial(jit, static_argnames=("axis_name", "few"))
 def with_numbers(rows: Rows, axis_name: AxisName | None = None, few: bool = False) -> Rows:
-    """Number the clients of all rows by `numbered`, so that parts of the rows agree on the numbers."""
+    """Return the rows with clients renumbered by `numbered`: do it before rows are cut into parts."""
     return numbered(jax.tree.map(on_all_devices, rows), axis_name, few=few)
 
 
 @jax.tree_util.register_static
 @dataclass(frozen=True)
 class _Kept:
-    """A state's pytree structure, and the positions of those leaves that are ``rows.mean``, not copied."""
+    """A state's pytree structure, and the positions of leaves that are ``rows.mean``; they are not copied."""
 
     structure: Any
     places: tuple[int, ...]
@@ -216,7 +217,7 @@ def in_memory(
     *,
     guarded: bool = False,
 ) -> tuple[Any, ...]:
-    """Run rounds over rows in memory, in one compiled call.
+    """Run rounds over rows in memory, in one compiled call; return the server's state.
 
     Args:
         rounds: the rounds.

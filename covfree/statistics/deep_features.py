@@ -21,7 +21,7 @@ class DeepFeatures:
     x̂ is x, of d features, scaled to norm √d, so that tanh is neither linear nor saturated, whatever the
     features' unit. A ~ N(0, 1/d), of h columns, and B_t ~ N(0, 1/h), of f columns, are drawn each time
     they are needed, from a seed that all parties share. Their last rows are biases. Without biases Φ₀ would
-    be odd in x, and no layer could be learned if ΦᵀY is 0 by symmetry.
+    be odd in x: for classes symmetric about 0, ΦᵀY with the one-hot labels Y is 0, and no layer is learned.
 
     Attributes:
         layers: Ω_1, …, Ω_T, each [inner, width].
@@ -52,7 +52,7 @@ class DeepFeatures:
         return mapped
 
     def random(self, mapped: Float[Array, "*batch width"], index: int) -> Float[Array, "*batch inner"]:
-        """Compute F = gelu([Φ, 1] B), the random features of a layer; layers count from 0."""
+        """Compute gelu([Φ, 1] B), the random features of layer ``index`` (from 0), with Φ = ``mapped``."""
         return jax.nn.gelu(_affine(mapped, self._layer(index)), approximate=False)
 
     def drawn(self, dim: int) -> dict[str, jax.Array]:

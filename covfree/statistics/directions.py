@@ -34,10 +34,10 @@ def directed_rows(
 
     Let the rows of R be a client's residuals f_i − μ_{y_i}, with singular values s_1 ≥ s_2 ≥ … and right
     vectors v_j. Direction j is s_j v_j, with the sign that makes its largest entry positive. Of all matrices
-    of rank q, Σ_{j ≤ q} s_j² v_j v_jᵀ is nearest to the scatter RᵀR, and never exceeds it. It equals RᵀR with
-    all a_k = Σ_c (n_c − 1) directions, where the client has n_c examples of class c. Directions reveal more
-    about examples than their number suggests: if a client has two examples of a class, their mean and a
-    direction determine both, up to their order.
+    of rank q, Σ_{j ≤ q} s_j² v_j v_jᵀ is nearest to the scatter RᵀR, and RᵀR minus it is positive
+    semi-definite. The sum equals RᵀR if q ≥ a_k = Σ_c (n_c − 1), where the client has n_c examples of
+    class c. Directions reveal more about examples than their number suggests: if a client has two examples of
+    a class, their mean and a direction determine both, up to their order.
 
     A direction is a row with ``sketch`` set, label −2 and the mean s_j v_j. A client sends min(q, a_k, d)
     directions; the other rows are padding. The count of a direction is its degrees of freedom: 1 if q < d. If

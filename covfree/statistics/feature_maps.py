@@ -141,8 +141,8 @@ def fourier_features(
         The map. It returns float64 for float64 features, or else float32.
 
     Raises:
-        ValueError: if the size is below 1, or σ is not finite and above 0.
-        TypeError: if the size is no integer or σ no number.
+        ValueError: if ``num_features`` is below 1, or σ is not finite and above 0.
+        TypeError: if ``num_features`` is no integer or σ no number.
 
     Source: Rahimi and Recht (2007), Alg. 1; as Fed3R-RF uses it, Fanì et al. (2024). Equivalent to
     ``sklearn.kernel_approximation.RBFSampler(gamma=1 / (2 * sigma**2))``, with other random numbers.
@@ -172,8 +172,8 @@ def relu_features(num_features: int, *, seed: int = 0) -> ReluFeatures:
         The map. It returns float64 for float64 features, or else float32.
 
     Raises:
-        ValueError: if the size is below 1.
-        TypeError: if the size is no integer.
+        ValueError: if ``num_features`` is below 1.
+        TypeError: if ``num_features`` is no integer.
 
     Source: RanPAC (McDonnell et al. 2023), whose projection differs by the factor √(2/D); the kernel is that
     of Cho and Saul (2009).

@@ -18,7 +18,7 @@ from covfree.statistics.groups import as_examples, check_one_client
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class GramStatistics:
-    """Fed3R's statistics of a client. Summed over clients, they are those of the pooled examples.
+    """Fed3R's statistics of a client. Their sums over clients are the statistics of the pooled examples.
 
     Attributes:
         gram: A = F Fᵀ = Σ_i f_i f_iᵀ; the columns of F are the examples' features f_i.

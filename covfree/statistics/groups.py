@@ -37,8 +37,8 @@ def subset_groups(
         subset_size: the smallest number of examples in a subset.
 
     Returns:
-        Two numbers of each example's subset, from 0: among all subsets, in the order of the groups, and among
-        the subsets of its group. Both are −1 for padding.
+        For each example, the number of its subset among all subsets, in the order of the groups; and the
+        number of its subset among the subsets of its own group. Both count from 0, and are −1 for padding.
     """
     if kept.shape[0] == 0:
         return jnp.zeros(0, jnp.int32), jnp.zeros(0, jnp.int32)
@@ -80,7 +80,7 @@ def _subset_groups(
 
 
 def check_one_client(features: Any, labels: Any, num_classes: int, *_: Any, **__: Any) -> None:
-    """Raise ValueError or TypeError unless features, labels and C are valid for one client."""
+    """Raise ValueError or TypeError unless features, labels and ``num_classes`` are valid for one client."""
     if np.ndim(features) == 3:
         raise ValueError(
             f"features: expected shape [examples, dim] of one client, got {list(np.shape(features))}; "

@@ -1,4 +1,4 @@
-"""Choose a share of examples that clients keep aside, by a hash of each example's features."""
+"""Choose a share of examples that clients keep aside for validation, by a hash of each one's features."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _LOWER = 0x5BD1E994
 
 
 def kept_aside(features: Float[AnyArray, "examples dim"], share: float) -> Bool[Array, " examples"]:
-    """Choose which examples are kept aside: those whose hash is in the lowest ``share`` of its range.
+    """Return which examples are kept aside: those with a hash in the lowest ``share`` of the hash's range.
 
     The hash is computed from the features' bits. So an example and its copies are treated alike at every
     client, in every round and in any order, without a key or memory. Features that are extracted again may

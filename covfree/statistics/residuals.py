@@ -44,7 +44,11 @@ def senders_of(
     num_clients: int,
     client_size: int | None = None,
 ) -> Senders:
-    """Number the clients from 0, and count each one's examples and degrees of freedom (`Senders`)."""
+    """Number the clients from 0, and count each one's examples and degrees of freedom (`Senders`).
+
+    ``row`` has, for each example, the index of its mean in ``means``, and −1 for padding. A ValueError is
+    raised if there are more than ``num_clients`` clients, or if one has over ``client_size`` examples.
+    """
     check_positive("num_clients", num_clients)
     kept, num_rows = row >= 0, len(means.count)
     owner, _ = subset_groups((clients,), kept, 1, None)

@@ -56,7 +56,7 @@ def pair_sizes(
 def client_pairs(
     labels: Integer[np.ndarray, " examples"], clients: Integer[np.ndarray, " examples"]
 ) -> tuple[Integer[np.ndarray, " pairs"], Integer[np.ndarray, " pairs"]]:
-    """Return the client and the examples n_kc of each client-class pair, ordered by client and class."""
+    """Return each client-class pair's client and number of examples n_kc, ordered by client and class."""
     labels, clients = np.asarray(labels), np.asarray(clients)
     check_int32("labels", labels)
     if not fits_int32(clients):

@@ -18,10 +18,12 @@ from covfree.statistics.groups import as_examples
 class SoftmaxSums(NamedTuple):
     """The loss and its gradient, summed over examples; the sums of clients add up.
 
+    Example i has features x_i, scores s_ic for each class c, and true class y; it counts n_i times.
+
     Attributes:
-        loss: Σ_i n_i (log Σ_c exp s_ic − s_iy) for scores s_ic of example i and class c, and true class y.
-        slope: the loss's derivative by W and, in the last row, by a, at W = 0 and a = 0, if Wᵀ(x_i − m) + a
-            is added to the scores; m is the ``centre``.
+        loss: Σ_i n_i (log Σ_c exp s_ic − s_iy).
+        slope: the gradient for a linear term Wᵀ(x_i − m) + a that is added to the scores, where m is a fixed
+            centre: the derivative of ``loss`` by W and, in the last row, by a, at W = 0 and a = 0.
         number: Σ_i n_i, the number of examples.
     """
 
@@ -31,7 +33,7 @@ class SoftmaxSums(NamedTuple):
 
 
 class ScaledLosses(NamedTuple):
-    """The loss of scores multiplied by each of several β, summed over examples; clients' sums add up.
+    """The loss of scores multiplied by β, for each of several β, summed over examples; clients' sums add up.
 
     Attributes:
         loss: Σ_i n_i (log Σ_c exp βs_ic − βs_iy) for each β, as in `SoftmaxSums`.

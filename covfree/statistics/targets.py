@@ -58,7 +58,8 @@ def target_sums(
     """Sum a client's features and targets, from which `regression_head` solves ridge regression.
 
     Targets may be any numbers: probabilities of classes (soft labels), 0 and 1 for each of several labels,
-    measurements. One-hot targets give the sums of `gram`. The sum over clients is that of pooled examples.
+    measurements. One-hot targets give the sums of `gram`. Added up over clients, the results are the
+    sums of the pooled examples.
 
     Args:
         features: features of the client's examples. Half precisions are summed in float32.
