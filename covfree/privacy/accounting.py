@@ -44,9 +44,9 @@ class Promise:
     """The privacy promise of a private method.
 
     Attributes:
-        epsilon: ε of all its releases together.
+        epsilon: ε of all the method's releases together.
         delta: δ.
-        unit: what is hidden: one example, or all of a client's.
+        unit: what is hidden: one ``"example"``, or one ``"client"``, that is all its examples.
         neighbours: ``"add_remove"`` hides whether the unit is present, ``"replace_one"`` hides its values.
         noise: who adds the noise: ``"central"``, ``"distributed"`` or ``"local"``, as in `private`.
         honest: for distributed noise, the number of clients that surely take part and add their noise; else
@@ -64,7 +64,7 @@ class Promise:
 
     @property
     def hidden(self) -> str:
-        """What the promise hides, as text: "whether one example was there at all", for instance."""
+        """A text that says what the promise hides, such as "whether one example was there at all"."""
         whose = "one example" if self.unit == "example" else "all examples of one client"
         verb = "were there at all" if self.neighbours == "add_remove" else "were others"
         if self.unit == "example":
@@ -73,7 +73,7 @@ class Promise:
 
     @property
     def against(self) -> str:
-        """Who cannot learn what is hidden, and under which conditions, as text."""
+        """A text that says from whom it is hidden, and under which conditions."""
         return {
             "central": "everyone who sees the noisy sums or the head; not the server, which sees each upload",
             "distributed": f"everyone who sees only the sum of uploads, {self._if_honest}; {UNMASKED}",
@@ -105,9 +105,9 @@ class Promise:
 def spent(releases: Iterable[Release | Promise], delta: float) -> float:
     """Return the ε that all releases from the same data spend together, for one δ.
 
-    The ρ add up, even if a later release was chosen because of an earlier one. If all noise is a Gaussian on
-    the reals, ε is exact (Balle and Wang 2018). Otherwise it is the bound by Rényi divergences of all orders
-    (Canonne, Kamath and Steinke 2020), about 7 % above the exact ε.
+    The releases' ρ (`Release.rho`) add up, even if a later release was chosen because of an earlier one. If
+    all noise is a Gaussian on the reals, ε is exact (Balle and Wang 2018). Otherwise ε is a bound by Rényi
+    divergences of all orders (Canonne, Kamath and Steinke 2020), about 7 % above the exact ε.
 
     Args:
         releases: releases or promises; all promises must have the same ``unit`` and ``neighbours``.
@@ -146,7 +146,9 @@ def spent(releases: Iterable[Release | Promise], delta: float) -> float:
 
 
 def rho_for(epsilon: float, delta: float, *, real: bool = False) -> float:
-    """Return the largest ρ whose ε at this δ is at most ``epsilon``; ``real`` is that of `Release`.
+    """Return the largest sum of `Release.rho` whose ε at this δ is at most ``epsilon``.
+
+    ``real`` is as in `Release`.
 
     Raises:
         ValueError: if ``epsilon`` is too small for this δ.

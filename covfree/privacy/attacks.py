@@ -17,8 +17,8 @@ def membership_signal(
 
     The attacker sees the sum of n Gaussian vectors [d] whose covariance has eigenvalues λ_j, plus noise of
     standard deviation σ in each coordinate. Then d′² = Σ_j λ_j/(n λ_j + σ²); without noise d′ = √(d/n). With
-    Φ the standard normal distribution function, the attack has AUC Φ(d′/√2), and finds a share Φ(d′ − z) of
-    the members at false-positive rate 1 − Φ(z).
+    Φ the standard normal distribution function, the attack has AUC Φ(d′/√2). For any z, it finds a share
+    Φ(d′ − z) of the members at false-positive rate 1 − Φ(z).
 
     Args:
         eigenvalues: λ_j, at least 0.
@@ -39,10 +39,10 @@ def membership_scores(
     covariance: Float[AnyArray, "dim dim"],
     deviation: Scalar = 0.0,
 ) -> Float[Array, " candidates"]:
-    """Score how likely each candidate is among the examples of a class sum, by a log-likelihood ratio.
+    """Return for each candidate the log-likelihood ratio of being among the examples of a class sum.
 
-    If a candidate x is in the sum S, the expectation of S moves by x − μ, and its covariance A = nΣ + σ²I
-    hardly changes. So the log ratio is (x − μ)ᵀA⁻¹(S − nμ) − ½ (x − μ)ᵀA⁻¹(x − μ).
+    If a candidate x is in the sum S, the expectation of S moves by x − μ, and the covariance of S,
+    A = nΣ + σ²I, hardly changes. So the log ratio is (x − μ)ᵀA⁻¹(S − nμ) − ½ (x − μ)ᵀA⁻¹(x − μ).
 
     Args:
         candidates: examples x that the attacker has.

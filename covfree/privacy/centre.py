@@ -24,7 +24,7 @@ def check_centre(centre: Any) -> Float[np.ndarray, " dim"]:
     """Return the centre as a vector of 64-bit floats.
 
     Raises:
-        ValueError: if it is not a vector of finite numbers.
+        ValueError: if ``centre`` is not a vector of finite numbers.
     """
     values = np.asarray(centre)
     real = jnp.issubdtype(values.dtype, jnp.floating) or jnp.issubdtype(values.dtype, jnp.integer)
@@ -46,10 +46,11 @@ def check_centre(centre: Any) -> Float[np.ndarray, " dim"]:
 def centred(
     method: Method[Any], centre: Float[np.ndarray, " dim"] | None, features: Float[AnyArray, "examples dim"]
 ) -> Float[np.ndarray, "examples mapped"]:
-    """Apply the method's feature map and subtract the centre; the result is clipped later.
+    """Return features after the method's feature map, minus the centre; clipping comes later.
 
     Raises:
-        ValueError: if the centre has another length than the features (mapped, if the method has a map).
+        ValueError: if the centre has another length than mapped features, or, if the map is a
+            `PublicProjection`, than features before it.
     """
     mapped = _mapped(method, features)
     if centre is None:
@@ -63,10 +64,11 @@ def centred(
 def _mapped(
     method: Method[Any], features: Float[AnyArray, "examples dim"]
 ) -> Float[np.ndarray, "examples mapped"]:
-    """Apply the feature map one row at a time, as the last bits of a product depend on its number of rows.
+    """Return features after the feature map, which is applied one row at a time.
 
-    Thus each example's mapped features depend on that example alone, as the sensitivities require. All
-    blocks of rows are padded to one shape, so that one compilation maps them.
+    The last bits of a product of several rows depend on their number. One by one, each example's mapped
+    features depend on that example alone, as the sensitivities require. All blocks of rows are padded to one
+    shape, so that one compilation maps them.
     """
     if method.feature_map is None:
         return np.asarray(jnp.asarray(features), np.float64)
@@ -110,7 +112,10 @@ def _is_projected(method: Method[Any]) -> bool:
 
 
 def _of_mapped(method: Method[Any], centre: Float[np.ndarray, " dim"]) -> Float[np.ndarray, " mapped"]:
-    """Return what to subtract from mapped features: Pc for a projection P, as P(x − c) = Px − Pc; else c."""
+    """Return what to subtract from mapped features for the centre c: Pc if the map is a projection P; else c.
+
+    The reason is P(x − c) = Px − Pc. With another map, c is already a centre of mapped features.
+    """
     if not _is_projected(method):
         return centre
     scale = np.abs(centre).max() or 1.0  # so that no sum overflows

@@ -7,10 +7,10 @@ from jaxtyping import Float, Int
 
 
 def clipped(vectors: Float[np.ndarray, "rows dim"], clip: float) -> Float[np.ndarray, "rows dim"]:
-    """Divide vectors by ``clip``, then scale vectors with a norm above 1 down to norm 1.
+    """Return vectors divided by ``clip``, and scaled down to norm 1 if their norm is then above 1.
 
     A vector with NaN or ∞ becomes 0. Each vector is divided by its largest number before squares are summed,
-    so that they neither overflow nor vanish.
+    so that the squares neither overflow nor vanish.
     """
     size = np.abs(vectors).max(axis=1, keepdims=True, initial=0)
     sound = np.isfinite(size)
@@ -22,7 +22,7 @@ def clipped(vectors: Float[np.ndarray, "rows dim"], clip: float) -> Float[np.nda
 
 
 def on_grid(vectors: Float[np.ndarray, "rows dim"], bound: int) -> Int[np.ndarray, "rows dim"]:
-    """Multiply vectors of norm 1 or less by ``bound``, and round to integers of norm at most ``bound``."""
+    """Return vectors of norm 1 or less times ``bound``, rounded to integers of norm at most ``bound``."""
     scaled = vectors * bound
     integers = np.rint(scaled).astype(np.int64)
     for shrink in (1.0, 1 - 1e-9, 0.0):

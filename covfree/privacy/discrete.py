@@ -56,8 +56,8 @@ def summed_discrete_gaussians(
     """Draw the sum of ``terms`` discrete Gaussians of σ = 2^log_deviation, to simulate many clients.
 
     One draw of standard deviation 2^j σ replaces the sum of 4^j terms, so few draws are needed. The
-    probabilities of the draw and of that sum differ by a factor of 1 ± 10·exp(−π²σ²) (Kairouz, Liu and
-    Steinke 2021), which is 1 ± 10⁻¹⁶ for σ = 2.
+    probabilities of this draw and of the sum that it replaces differ by a factor of 1 ± 10·exp(−π²σ²)
+    (Kairouz, Liu and Steinke 2021), which is 1 ± 10⁻¹⁶ for σ = 2.
     """
     total, level = np.zeros(size, np.int64), 0
     while terms:

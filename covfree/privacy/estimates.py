@@ -13,7 +13,7 @@ from covfree.core.types import AnyArray, Scalar
 
 
 def debiased_reciprocal(count: Num[AnyArray, "..."], deviation: Scalar) -> Float[Array, "..."]:
-    """Estimate 1/N from a noisy count Ñ of N: (1 − σ_n²/Ñ²)/Ñ, as E[1/Ñ] ≈ (1 + σ_n²/N²)/N.
+    """Estimate 1/N, for a count N, from the noisy count Ñ: (1 − σ_n²/Ñ²)/Ñ, as E[1/Ñ] ≈ (1 + σ_n²/N²)/N.
 
     The error is O(σ_n⁴/N⁵). A count below max(2σ_n, 1) says nothing about 1/N, and is raised to that value.
 
@@ -34,18 +34,18 @@ def debiased_within(
     sum_deviation: Scalar,
     count_deviation: Scalar,
 ) -> Float[Array, "dim dim"]:
-    """Estimate the within-class scatter from noisy sums: G̃ − Σ_c r_c (S̃_c S̃_cᵀ − σ²I), r_c ≈ 1/N_c.
+    """Estimate the within-class scatter from noisy sums, as G̃ − Σ_c r_c (S̃_c S̃_cᵀ − σ²I).
 
-    If S_c is a class's sum without noise, E[S̃_c S̃_cᵀ] = S_c S_cᵀ + σ²I. The noise of G̃ has mean 0. So the
-    estimate is unbiased, except for the error of r_c, from `debiased_reciprocal`. It may not be positive
-    semi-definite; see `positive_part`.
+    Here r_c estimates 1/N_c, by `debiased_reciprocal`. If S_c is a class's sum without noise,
+    E[S̃_c S̃_cᵀ] = S_c S_cᵀ + σ²I. The noise of G̃ has mean 0. So the estimate is unbiased, except for the
+    error of r_c. It may not be positive semi-definite; see `positive_part`.
 
     Args:
         second: G̃, the second moment Σ x xᵀ of all examples, with noise.
         sums: S̃_c, the sum of each class's features, with noise.
         counts: Ñ_c, each class's number of examples N_c, with noise.
         sum_deviation: σ, the standard deviation of the noise in each number of the sums.
-        count_deviation: σ_n, that of the noise in each count.
+        count_deviation: σ_n, the standard deviation of the noise in each count.
     """
     second, sums = _floats(second), _floats(sums)
     share = debiased_reciprocal(counts, count_deviation).astype(sums.dtype)
@@ -115,20 +115,20 @@ def shrunk_means(
     sum_deviation: Scalar,
     count_deviation: Scalar,
 ) -> Float[Array, "classes dim"]:
-    """Estimate class means from noisy sums; a noisier one moves nearer to the mean of all examples.
+    """Estimate class means from noisy sums; the more noise in a mean, the nearer it moves to the mean of all.
 
-    Counts and class means are treated as random draws about their averages. A count becomes N_c = N̄ + t/(t +
-    σ_n²)·(Ñ_c − N̄), where N̄ is the average and t + σ_n² the variance of the noisy counts. A mean becomes
-    g + τ²/(τ² + v_c)·(S̃_c/N_c − g), where g is the mean of all examples and v_c = σ²/N_c² the variance of
-    the noise in each coordinate. The variance τ² of the true class means [C, d] is a weighted average of
-    ‖S̃_c/N_c − g‖²/d − v_c, or the error of this average, min_c v_c·√(2/(C·d)), if that is larger. Without
-    shrinkage, the noise in class means, larger for small classes, would bias predictions.
+    Counts and class means are treated as random draws about their averages. Let N̄ be the average of the
+    noisy counts Ñ_c, and t their variance minus σ_n². A count becomes N_c = N̄ + t/(t + σ_n²)·(Ñ_c − N̄). A
+    mean becomes g + τ²/(τ² + v_c)·(S̃_c/N_c − g), where g is the mean of all examples and v_c = σ²/N_c² the
+    variance of the noise in each coordinate. The variance τ² of the true class means [C, d] is a weighted
+    average of ‖S̃_c/N_c − g‖²/d − v_c, or the error of this average, min_c v_c·√(2/(C·d)), if the error is
+    larger. Without shrinkage, the noise in class means, larger for small classes, would bias predictions.
 
     Args:
         sums: S̃_c, the sum of each class's features, with noise.
         counts: Ñ_c, each class's number of examples, with noise.
         sum_deviation: σ above 0, the standard deviation of the noise in each number of the sums.
-        count_deviation: σ_n, that of the noise in each count.
+        count_deviation: σ_n, the standard deviation of the noise in each count.
 
     Source: empirical Bayes, after Efron and Morris (1973), Stein's estimation rule and its competitors.
     """
@@ -159,7 +159,9 @@ def positive_part(matrix: Float[AnyArray, "dim dim"]) -> Float[Array, "dim dim"]
 
 
 def noise_edge(deviation: Scalar, dim: int) -> Float[Array, ""]:
-    """Return σ√(2d), the largest eigenvalue of the noise in a d × d second moment, for large d.
+    """Return σ√(2d), the largest eigenvalue of a symmetric d × d matrix of Gaussian noise, for large d.
+
+    Such noise is added to second moments.
 
     Args:
         deviation: σ, the noise's standard deviation on the diagonal; off the diagonal it is σ/√2.

@@ -41,9 +41,10 @@ class Finding(NamedTuple):
         single: share of the sums that consist of one example, and so reveal it; NaN with noise.
         named: share of the sums for which the most likely of 10 candidates, one of them a member, is the
             member; chance is 0.1. NaN if no class has so many candidates.
-        presence: AUC of inferring from a count whether a sender has a class; NaN if each has all classes.
-        difference: relative error of one client's sums, computed as the sums over all clients minus those
-            over all clients but this one; NaN if the attacker does not see the sums over all clients.
+        presence: AUC of inferring from a count whether a sender (a client, a group or all clients together)
+            has a class; NaN if each has all classes.
+        difference: relative error with which the attacker computes one client's sums, by subtracting the
+            sums over all other clients from the sums over all clients; NaN if neither is seen.
         sums: number of class sums attacked. All scores from one sum share its noise, so the AUC from few sums
             depends on the draw.
         members: scores of members, for plots.
@@ -99,7 +100,17 @@ class Audit:
 
 
 class _World(NamedTuple):
-    """Members and their clients, non-members (``outside``), and what the attacker knows of classes."""
+    """The data of an attack.
+
+    Attributes:
+        features: the members, that is the federation's examples.
+        labels: the members' classes.
+        owners: the members' clients.
+        outside: the features of non-members.
+        outside_labels: the non-members' classes.
+        centres: the mean of each class, which the attacker knows.
+        covariance: the covariance within classes, which the attacker knows.
+    """
 
     features: np.ndarray
     labels: np.ndarray
@@ -122,12 +133,13 @@ def audit(
     seed: int = 0,
     random_bytes: RandomBytes = os.urandom,
 ) -> Audit:
-    """Attack class sums of a federation's single clients, of groups of clients, and of all clients.
+    """Report what attacks find in the class sums of single clients, of groups of clients, and of all clients.
 
     The sums of single clients and of all clients are attacked without noise and with noise that hides one
     example (`covfree.privacy.private` of FedNCM): local noise for single clients, central noise for all.
-    One third of the examples is the federation, one third stays out of it, and from the last third the
-    attacker knows each class's mean and the covariance within classes: more than most attackers know.
+    One third of the examples is the federation (the members), and one third stays out of it (the
+    non-members). From the last third the attacker knows each class's mean and the covariance within classes:
+    more than most attackers know.
 
     Args:
         features: [examples, dim].
@@ -179,7 +191,14 @@ def audit(
 
 
 class _Seen(NamedTuple):
-    """Observed sums [senders, classes, dim] and counts; each example's sender; the noise's deviation."""
+    """What the attacker observes in one kind of upload.
+
+    Attributes:
+        sums: [senders, classes, dim] class sums; a sender is a client, a group, or all clients together.
+        counts: [senders, classes] the number of examples in each sum.
+        sender: the sender of each member.
+        deviation: the standard deviation of the noise in each number of the sums.
+    """
 
     sums: np.ndarray
     counts: np.ndarray
@@ -294,7 +313,7 @@ def _presence(seen: _Seen, world: _World) -> float:
 def _difference(
     grid: Grid, world: _World, places: np.ndarray, number: int, noisy: bool, random_bytes: RandomBytes
 ) -> float:
-    """Compute client 0's sums as all clients' sums minus the other clients'; return the relative error."""
+    """Return the relative error of client 0's sums, computed as all clients' sums minus all others' sums."""
     totals = []
     for kept in (np.ones(len(places), bool), places != 0):
         part = world._replace(features=world.features[kept], labels=world.labels[kept])

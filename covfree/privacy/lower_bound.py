@@ -20,11 +20,11 @@ _THRESHOLDS = 200
 
 
 class AuditedEpsilon(NamedTuple):
-    """The result of auditing one release.
+    """The result of `audit_epsilon` for one noisy release.
 
     Attributes:
-        claimed: ε that the release claims.
-        lower: ε is at least this, with the ``confidence`` given to `audit_epsilon`.
+        claimed: ε that the method promises for the release.
+        lower: a lower bound on the true ε, with the ``confidence`` given to `audit_epsilon`.
     """
 
     claimed: float
@@ -42,12 +42,13 @@ def epsilon_lower_bound(
     delta: float,
     confidence: float = 0.999,
 ) -> float:
-    """Bound ε from below, from runs on two neighbouring data sets.
+    """Return a lower bound on a mechanism's ε, from the numbers it released on two neighbouring data sets.
 
-    (ε, δ)-differential privacy means P(T > t) ≤ e^ε P′(T > t) + δ for every threshold t, with P and P′ the
-    probabilities on the two data sets; the same for T < t, and with P and P′ exchanged. Half of the runs
-    chooses t and one of these inequalities, and the other half bounds both probabilities (Clopper and
-    Pearson). So the bound has the stated confidence, however many thresholds were tried.
+    Let T be a released number. (ε, δ)-differential privacy means P(T > t) ≤ e^ε P′(T > t) + δ for every
+    threshold t, with P and P′ the probabilities on the two data sets; the same for T < t, and with P and P′
+    exchanged. Half of the runs chooses t and one of these inequalities, and the other half bounds both
+    probabilities (Clopper and Pearson). So the bound has the stated confidence, however many thresholds were
+    tried.
 
     Args:
         present: for each run on one data set, the number T that it released.
@@ -86,11 +87,12 @@ def audit_epsilon(
     confidence: float = 0.999,
     random_bytes: RandomBytes = os.urandom,
 ) -> AuditedEpsilon:
-    """Run the first release of a private method many times with and without one example, and bound its ε.
+    """Return a lower bound on the ε of a private method's first release, beside the promised ε.
 
-    Each class has one example, at the clipping norm, or none. The noise of classes is independent, so one
-    release of ``runs`` classes equals ``runs`` releases of one class. The audit runs the code of clients and
-    of the server, ``made.upload`` and ``made.total``, on features of dimension 1, without a map or a centre.
+    The first release, the class sums, is made once with one example in each of ``runs`` classes, at the
+    clipping norm, and once without examples. The noise of classes is independent, so one release of ``runs``
+    classes equals ``runs`` releases of one class. The audit runs the code of clients and of the server,
+    ``made.upload`` and ``made.total``, on features of dimension 1, without a map or a centre.
 
     Args:
         made: a private method whose unit is an example, with central or local noise.

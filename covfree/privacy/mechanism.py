@@ -53,7 +53,8 @@ class Private:
     Attributes:
         method: the method; its feature map is the projection, if there is one.
         promise: what is promised, and to whom.
-        grids: for each step, a `Grid` for each kind of upload that the server may ask for in it.
+        grids: for each step, a `Grid` (the rounding of uploads) for each kind of upload that the server may
+            ask for in this step.
         centre: the public vector that is subtracted before features are clipped; None for 0.
     """
 
@@ -116,7 +117,7 @@ class Private:
         return total
 
     def choose(self, first: Upload) -> Kind | None:
-        """Choose from the first total what clients send in the second step; None if there is no such step."""
+        """Return what clients send in the second step, chosen from the first total; None if there is none."""
         if len(self.grids) == 1:
             return None
         self._check_total(0, first, first)
@@ -148,7 +149,7 @@ class Private:
         num_classes: int | None = None,
         random_bytes: RandomBytes = os.urandom,
     ) -> Head:
-        """Simulate the federation: every client's upload, their sum, the noise, the head.
+        """Simulate the federation (every client's upload, their sum, the noise) and return the head.
 
         The noise of many clients is drawn as one sum (`summed_discrete_gaussians`).
 
@@ -232,27 +233,28 @@ def private(
 
     Args:
         method: a method whose head is a function of class sums and the second moment: `fedncm`, `fed3r`,
-            `fedcgs`, or `fedcof` with an LDA or ridge head. A shrinkage rule is replaced by the noise's edge
-            (`noise_edge`); a number γ, or a ridge, is kept, and the edge is added.
+            `fedcgs`, or `fedcof` with an LDA or ridge head. A shrinkage rule is replaced by the noise's
+            largest eigenvalue (`noise_edge`). A fixed γ, or a ridge, is kept, and that eigenvalue is added.
         epsilon: ε of all releases together, above 0.
         delta: δ, well below one over the number of examples.
         clip: B; features with a larger norm are scaled down to it. It must be public, so it may not be
             computed from the data that it protects.
         unit: what is hidden: one example, or all examples of a client.
-        noise: ``"central"``: a trusted server adds it. ``"distributed"``: each client adds a share, so that
-            the sum has enough; secure sums (`covfree.secure`, `covfree.deployment`) must hide single uploads.
-            ``"local"``: each client's upload is private by itself.
+        noise: who adds it. ``"central"``: a trusted server, to the sum. ``"distributed"``: each client a
+            share, so that the sum has enough; secure sums (`covfree.secure`, `covfree.deployment`) must hide
+            single uploads. ``"local"``: each client all of it, so that its upload is private by itself.
         neighbours: whether an example (or client) is added or removed, or replaced by another.
         honest: for distributed noise, the number of clients that surely take part and keep their noise
             secret.
-        weight: with ``unit="client"``, the largest number of examples with which a client may count. Its sums
-            are scaled down to the largest norm that so many examples of one class can have, and its second
-            moment to the norm for twice as many.
+        weight: with ``unit="client"``, the largest number of examples with which a client may count. The
+            client's sums are scaled down to the largest norm that so many examples of one class can have, and
+            its second moment to the largest norm for twice as many.
         projection: p, the number of features after a public random projection; None for no projection.
         seed: public seed of the projection.
-        centre: [dim], subtracted from features before clipping, and added back in the head; None for 0. It
-            too must be public, such as the mean of public features of the same backbone; ``clip`` then bounds
-            the distance from it. If the method has its own feature map, give the centre of mapped features.
+        centre: [dim], subtracted from features before clipping, and added back in the head; None for 0. The
+            centre too must be public, such as the mean of public features of the same backbone; ``clip`` then
+            bounds a feature's distance from it. If the method has its own feature map, give the centre of
+            mapped features.
 
     Raises:
         ValueError: if an argument is out of range, or the method's head needs more than these sums.
@@ -314,7 +316,7 @@ def private(
 def _sum_of_clients(
     grid: Grid, features: np.ndarray, labels: np.ndarray, owners: np.ndarray, num_classes: int
 ) -> Upload:
-    """Add all clients' uploads, without noise."""
+    """Return the sum of all clients' uploads, without noise."""
     if grid.weight is None:
         return grid.upload(features, labels, num_classes)
     order = np.argsort(owners, kind="stable")

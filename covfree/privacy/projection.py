@@ -19,7 +19,9 @@ from covfree.statistics.feature_maps import accurate
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class PublicProjection:
-    """The map x [d] ↦ √(d/p)·Qᵀx; Q [d, p] has random orthonormal columns. It keeps ‖x‖² on average over Q.
+    """The map x [d] ↦ √(d/p)·Qᵀx, where Q [d, p] has random orthonormal columns.
+
+    The result's squared norm is ‖x‖² on average over Q.
 
     Attributes:
         seed: the seed of Q; public, as the map does not depend on data.
@@ -46,7 +48,7 @@ class PublicProjection:
         return orthonormal(drawn)
 
     def unprojected(self, head: LinearHead, dim: int) -> LinearHead:
-        """Convert a head on projected features to one on features before the projection."""
+        """Return a head for features before the projection, with the scores of ``head`` on projected ones."""
         basis = self.basis(dim).astype(head.weight.dtype)
         return replace(head, weight=math.sqrt(dim / self.num_features) * product(basis, head.weight))
 

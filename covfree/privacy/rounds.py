@@ -21,7 +21,13 @@ from covfree.rounds.algorithm import Algorithm, ClientData, check_algorithm
 
 
 class _Numbers(NamedTuple):
-    """The private algorithm's ``params``: the original ones, an upload's largest norm, and the noise's σ."""
+    """The private algorithm's ``params``.
+
+    Attributes:
+        own: the original algorithm's ``params``.
+        clip: the largest norm of an upload.
+        deviation: σ, the standard deviation of the noise.
+    """
 
     own: Any
     clip: Scalar
@@ -29,7 +35,13 @@ class _Numbers(NamedTuple):
 
 
 class _State(NamedTuple):
-    """The private algorithm's state: the original one, the noise's key, and the number of the round."""
+    """The private algorithm's state.
+
+    Attributes:
+        own: the original algorithm's state.
+        key: PRNG key of the noise, as key data.
+        round: the number of the round, from 0.
+    """
 
     own: Any
     key: PRNGKey
@@ -42,10 +54,11 @@ def private_rounds(
     """Make an algorithm whose state hides, after ``rounds`` rounds, whether any one client takes part.
 
     Each upload, as a vector of all its arrays, is scaled down to norm ``clip``, and the server adds Gaussian
-    noise of standard deviation σ = clip/√(2ρ/rounds) to every number of the sum; ρ is the largest with this ε
-    and δ. The upload contains the client's weight, so a client that is scaled down counts for less. For
-    FedAvg use ``weighting="uniform"``, where the weight is 1, and a ``clip`` above 1. ε is the same if only
-    some clients are drawn in a round. The promise does not cover clients' memory and a run's losses.
+    noise of standard deviation σ = clip/√(2ρ/rounds) to every number of the sum. Here ρ, the cost in
+    zero-concentrated differential privacy, is the largest with this ε and δ. The upload contains the client's
+    weight, so a client that is scaled down counts for less. For FedAvg use ``weighting="uniform"``, where the
+    weight is 1, and a ``clip`` above 1. ε is the same if only some clients are drawn in a round. The promise
+    does not cover clients' memory and a run's losses.
 
     The noise is in floating point and from JAX's generator, whose key is in the server's state. That is
     enough for simulations, which show the accuracy, but is no real protection (docs/privacy.md).
@@ -94,7 +107,7 @@ def _init(
 
 
 def _own(numbers: _Numbers, state: _State, *memory: Any, call: Callable[..., Any]) -> Any:
-    """Call the original algorithm's broadcast, result or report with the original ``params`` and state."""
+    """Return the original algorithm's broadcast, result or report (``call``), on its own params and state."""
     return call(numbers.own, state.own, *memory)
 
 
@@ -115,7 +128,7 @@ def _client(
 
 
 def finite_metrics(metrics: dict[str, Any]) -> dict[str, Any]:
-    """Replace NaN and ∞ in metrics by 0: they would stop the run and so reveal something about examples."""
+    """Return metrics with 0 for NaN and ∞, which would stop the run and so reveal something of examples."""
     return {name: jnp.nan_to_num(x, nan=0, posinf=0, neginf=0) for name, x in metrics.items()}
 
 

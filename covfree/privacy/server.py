@@ -40,13 +40,13 @@ _NOISE_OF_MEANS = 0.1
 
 @dataclass(frozen=True)
 class NoisySums:
-    """Noisy sums and counts of the classes, for features divided by the clip.
+    """Noisy sums and counts of the classes, for features divided by the clip (the bound on their norm).
 
     Attributes:
-        sums: S̃_c, [classes, dim].
-        counts: Ñ_c.
-        square: a low estimate of the mean squared norm of all examples: two standard deviations of its noise
-            are subtracted.
+        sums: S̃_c, [classes, dim], the noisy sum of each class's features.
+        counts: Ñ_c, the noisy number of each class's examples.
+        square: a low estimate of the mean squared norm of all examples: the noisy value minus two standard
+            deviations of its noise.
         sum_deviation: standard deviation of the noise in each number of the sums.
         count_deviation: standard deviation of the noise in each count.
     """
@@ -59,7 +59,7 @@ class NoisySums:
 
     @classmethod
     def of(cls, grid: Grid, total: Upload) -> NoisySums:
-        """Convert the total of all uploads from integers on the grid to sums and counts."""
+        """Return the sums and counts in the total of all uploads, which has integers on the grid."""
         deviation = grid.deviation(total.noises)
         counts = total.values[:, -2] * grid.count_step
         squares = total.values[:, -1].sum() * grid.square_step
@@ -73,7 +73,7 @@ class NoisySums:
         )
 
     def averaged(self, other: NoisySums) -> NoisySums:
-        """Average two noisy releases of the same sums, weighted by the inverse variance of their noise."""
+        """Return the average of two noisy releases of the same sums, weighted by inverse noise variance."""
         share = 1 / (1 + (self.sum_deviation / other.sum_deviation) ** 2)
         return NoisySums(
             share * self.sums + (1 - share) * other.sums,
@@ -90,7 +90,7 @@ class NoisySums:
 
     @property
     def reciprocals(self) -> np.ndarray:
-        """Estimates of 1/N_c."""
+        """Estimates of 1/N_c for the counts N_c without noise, by `debiased_reciprocal`."""
         return np.asarray(debiased_reciprocal(self.counts, self.count_deviation), np.float64)
 
     @property
@@ -106,7 +106,7 @@ class NoisySums:
 
     @property
     def moments(self) -> Moments:
-        """Class moments, with 1/N_c from `debiased_reciprocal`; 0 for absent classes."""
+        """Counts (the inverse of ``reciprocals``) and sums of classes as `Moments`; 0 for absent classes."""
         count = np.where(self.present, 1 / self.reciprocals, 0)
         total = np.where(self.present[:, None], self.sums, 0)
         dtype = jnp.result_type(float)
@@ -118,9 +118,11 @@ class NoisySums:
 def worth_a_matrix(method: Method[Any], known: NoisySums, grid: Grid, noises: int) -> bool:
     """Return whether a second moment with ``noises`` draws of noise would be useful, judged from class sums.
 
-    Two ratios must be small: `noise_edge`/N to the average eigenvalue of the within-class covariance,
-    (mean ‖x‖² − Σ_c N_c ‖μ_c‖²/N)/d, for N examples x, N_c of them in class c with mean μ_c; and the squared
-    noise in class means to their squared distance from the mean of all.
+    Let there be N examples x, N_c of them in class c with mean μ_c. Two ratios must be small:
+
+    - the noise's largest eigenvalue in the covariance, `noise_edge`/N, divided by the average eigenvalue of
+      the within-class covariance, (mean ‖x‖² − Σ_c N_c ‖μ_c‖²/N)/d;
+    - the squared noise in class means, divided by their squared distance from the mean of all examples.
     """
     dim = known.sums.shape[1]
     squares = (known.sums**2).sum(1) - dim * known.sum_deviation**2
@@ -177,9 +179,10 @@ def head_of(method: Method[Any], known: NoisySums, grid: Grid, total: Upload) ->
     """Make the method's head from noisy class sums and a noisy second moment.
 
     The scatter is corrected for the noise's expectation, its negative eigenvalues become 0, and the noise's
-    edge is added to the regulariser. In LDA, noise of variance v_c in each number of a class mean μ shifts
-    the bias −½ μᵀΣ⁻¹μ by −½ v_c tr Σ⁻¹ on average, which is undone. Features are divided by the clip, lest
-    squares overflow.
+    largest eigenvalue (`noise_edge`) is added to the regulariser. In LDA with covariance Σ, noise of variance
+    v_c in each number of a class mean μ shifts the bias −½ μᵀΣ⁻¹μ by −½ v_c tr Σ⁻¹ on average, which is
+    undone. Sums are of features divided by the clip, lest squares overflow; the head is for features that are
+    not divided.
     """
     with np.errstate(over="ignore"):  # the check below raises if a number overflows
         head = _head_of(method, known, grid, total)
@@ -229,7 +232,10 @@ def _head_of(method: Method[Any], known: NoisySums, grid: Grid, total: Upload) -
 
 
 def _own_shrinkage(method: Method[Any]) -> Any:
-    """Return γ if the method adds γI; else 0: the noise's edge replaces other rules, which need rows."""
+    """Return γ if the method adds γI to the covariance; else 0.
+
+    Other rules need the clients' class means; the noise's largest eigenvalue replaces them.
+    """
     plain = diagonal_loading(0.0).rule
     return method.params.strength if method.params.rule is plain else 0.0
 
@@ -239,7 +245,10 @@ def _positive(matrix: jax.Array) -> Scatter:
 
 
 def _without_noise(head: LinearHead, covariance: Scatter, known: NoisySums) -> LinearHead:
-    """Undo the shift of an LDA head's bias by noise, which is −½ v_c tr Σ⁻¹ on average; v_c = σ²/N_c²."""
+    """Return an LDA head without the shift of its bias by noise, −½ v_c tr Σ⁻¹ on average.
+
+    Σ is ``covariance``, and v_c = σ²/N_c² the variance of the noise in each number of class c's mean.
+    """
     inverse = solve(factorise(covariance), jnp.eye(covariance.dim, dtype=head.bias.dtype))
     variance = jnp.asarray((known.sum_deviation * known.reciprocals) ** 2 * known.present, head.bias.dtype)
     return replace(head, bias=head.bias + variance * jnp.trace(inverse) / 2)

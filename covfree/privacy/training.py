@@ -20,14 +20,16 @@ def private_training(
 ) -> tuple[Algorithm, Promise]:
     """Make clients train by DP-SGD, so that a client's uploads hide each of its examples from everyone.
 
-    A step clips the gradient of each example to norm ``clip``, sums them, adds Gaussian noise of standard
-    deviation σ = clip·√(2E/ρ) to each number, and divides by the batch size; E = epochs × rounds, and ρ is
-    the largest with this ε and δ. Clients compute everything else from these sums, so a client's uploads of
-    all rounds together keep the promise.
+    A step clips the gradient of each example to norm ``clip``, sums the gradients, adds Gaussian noise of
+    standard deviation σ = clip·√(2E/ρ) to each number, and divides by the batch size. Here E is
+    epochs × rounds, and ρ, the cost in zero-concentrated differential privacy, is the largest with this ε and
+    δ. Clients compute everything else from these sums, so a client's uploads of all rounds together keep the
+    promise.
 
     An epoch goes through the client's examples once, so an example is in one step of each epoch, and
     replacing it changes that step's sum by at most 2·clip. ε does not rely on a secret order of the examples.
-    The number of a client's examples is not hidden. The losses in a run's history are not covered.
+    The number of a client's examples is not hidden, and the promise does not cover the losses in a run's
+    history.
 
     The noise is in floating point and from JAX's generator, with the run's key. That is enough for
     simulations, which show the accuracy, but is no real protection (docs/privacy.md).

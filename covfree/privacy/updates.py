@@ -27,7 +27,7 @@ _LEAST = 32
 
 @dataclass(frozen=True)
 class PrivateUpdates:
-    """An encoding of clients' float uploads as words with noise, made by `private_updates`.
+    """An encoding of clients' float uploads as words (integers modulo 2⁶⁴) with noise, by `private_updates`.
 
     Pass it to `covfree.secure` in place of a `covfree.secure.FixedPoint`.
 
@@ -51,7 +51,7 @@ class PrivateUpdates:
         return max(2, self.promise.honest or 0)
 
     def encode(self, upload: Any, random_bytes: RandomBytes = os.urandom) -> Words:
-        """Clip an upload, round it to integers, and add one client's share of the noise.
+        """Return an upload as words: clipped, rounded to integers, plus one client's share of the noise.
 
         Args:
             upload: a pytree of float arrays. If a number is not finite, only noise is sent.
@@ -72,7 +72,7 @@ class PrivateUpdates:
         return (integers + noise).view(np.uint64)
 
     def decode(self, total: Words, like: Any) -> Any:
-        """Convert a sum of words to floats.
+        """Return the floats that a sum of words encodes, as a pytree.
 
         Args:
             total: the sum, modulo 2⁶⁴, of words from `encode`.
@@ -94,11 +94,11 @@ def private_updates(
     """Make an encoding that clips uploads and adds to each a share of the noise that hides it in the sum.
 
     Each upload, as a vector of all its arrays, is scaled down to norm ``clip`` and rounded to a public grid
-    of integers. Each client adds discrete Gaussian noise of standard deviation s, so the sum over ``honest``
-    clients has σ = s√honest. That is the noise of `private_rounds`, but without a trusted server, provided
-    that uploads are seen only in `covfree.secure` sums. The grid's steps are far smaller than the noise. For
-    FedAvg use ``weighting="uniform"``, where the weight in an upload is 1, and a ``clip`` above 1. ε is the
-    same if only some clients are drawn in a round.
+    of integers. Each client adds discrete Gaussian noise of standard deviation s, so the noise of ``honest``
+    clients has the standard deviation σ = s√honest. It protects as the noise of `private_rounds` does, but
+    without a trusted server, provided that uploads are seen only in `covfree.secure` sums. The grid's steps
+    are far smaller than the noise. For FedAvg use ``weighting="uniform"``, where the weight in an upload is
+    1, and a ``clip`` above 1. ε is the same if only some clients are drawn in a round.
 
     Args:
         epsilon: ε of all rounds together.

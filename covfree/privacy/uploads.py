@@ -51,7 +51,7 @@ class Upload:
         check_integer("noises", self.noises, 0)
 
     def __add__(self, other: Upload) -> Upload:
-        """Add two uploads of one kind."""
+        """Return the sum of two uploads of one kind; their numbers of noises add up too."""
         if self.kind != other.kind or self.values.shape != other.values.shape:
             raise ValueError(
                 f"upload: expected {self.kind} of shape {list(self.values.shape)} as the others, got "
@@ -68,14 +68,15 @@ class Grid:
 
     Attributes:
         kind: ``"sums"`` or ``"matrix"``, as in `Upload`.
-        log_deviation: log₂ of the standard deviation of one noise, in grid units; for the matrix, off the
-            diagonal. On the diagonal the variance is twice as large.
+        log_deviation: log₂ of the standard deviation of one draw of noise, in grid units; for the matrix, off
+            the diagonal. On the diagonal the variance is twice as large.
         clip: B, the bound on a feature vector's norm.
-        weight: if the unit is a client, the largest number of examples with which its upload may count; None
-            if it is an example.
-        bound: the bound on the integers' norm, for an example's features or a client's whole upload.
-        both: whether a client's sums and matrix are scaled down by one factor, as it may send both.
-        count: the integer that counts one example; 0 if the unit is a client, or for a matrix.
+        weight: if a client is hidden as a whole, the largest number of examples with which its upload may
+            count; None if single examples are hidden.
+        bound: the largest norm of the integers: of an example's features if ``weight`` is None, else of a
+            client's whole upload.
+        both: whether a client's sums and matrix are scaled down by one factor, as the client may send both.
+        count: the integer that counts one example; 0 if ``weight`` is given, or for a matrix.
         square: the integer that represents a squared norm of B²; 0 in the same cases.
     """
 
@@ -102,11 +103,12 @@ class Grid:
     ) -> Grid:
         """Make the finest grid for which releasing the sum with ``noises`` draws of noise costs at most ρ.
 
-        Derived in docs/privacy.md. Adding an example moves the sums by √(R² + b² + e²), where R bounds the
-        features, b is the count's coordinate and e that of the squared norm. Replacing one moves them by at
-        most √(4R² + e²), or √(2R² + 2b² + 2e²) if the class changes. The second moment moves by R² if an
-        example is added, and by √2 R² if one is replaced. If the unit is a client, adding it moves the sum by
-        at most the upload's bound, and replacing it by at most twice the bound.
+        docs/privacy.md derives the following. Adding an example moves the class sums by at most
+        √(R² + b² + e²), where R is the largest norm of the features, b the coordinate that counts the example
+        and e the largest coordinate of its squared norm. Replacing an example moves the sums by at most
+        √(4R² + e²), or √(2R² + 2b² + 2e²) if the class changes. The second moment moves by at most R² if an
+        example is added, and by √2 R² if one is replaced. If a client is hidden as a whole, adding it moves
+        the sum by at most the upload's bound, and replacing it by at most twice the bound.
         """
         add = neighbours == "add_remove"
         # Allow for the last bit of float rounding, so that the cost is not above ρ.
@@ -132,7 +134,7 @@ class Grid:
         return cls(kind, log_deviation, clip, weight, bound, both, count, square)
 
     def rho(self, noises: int, neighbours: Neighbours) -> float:
-        """Return ρ of releasing the sum with ``noises`` draws of noise."""
+        """Return ρ (see `Release`), the cost of releasing the sum with ``noises`` draws of noise."""
         return (self.sensitivity(neighbours) / _deviation(self.kind, self.log_deviation, noises)) ** 2 / 2
 
     def sensitivity(self, neighbours: Neighbours) -> float:
@@ -168,9 +170,9 @@ class Grid:
         labels: Int[np.ndarray, " examples"],
         num_classes: int,
     ) -> Upload:
-        """Make the upload, without noise, of one client's examples; labels below 0 are padding.
+        """Return the upload, without noise, of one client's examples; labels below 0 are padding.
 
-        If the unit is an example, the upload of many clients' examples equals the sum of their uploads.
+        If ``weight`` is None, the upload of many clients' examples equals the sum of the clients' uploads.
         """
         kept = labels >= 0
         features, labels = clipped(np.asarray(features, np.float64)[kept], self.clip), labels[kept]
@@ -179,7 +181,7 @@ class Grid:
         return self._of_client(features, labels, num_classes, self.weight)
 
     def noised(self, upload: Upload, noises: int, random_bytes: RandomBytes) -> Upload:
-        """Add ``noises`` independent draws of noise to an upload."""
+        """Return an upload plus ``noises`` independent draws of noise."""
         log, size = self.log_deviation, upload.values.size
         noise = summed_discrete_gaussians(log, noises, size, random_bytes)
         if self.kind == "matrix":
@@ -188,7 +190,10 @@ class Grid:
         return Upload(self.kind, upload.values + noise.reshape(upload.values.shape), upload.noises + noises)
 
     def deviation(self, noises: int) -> float:
-        """Return the standard deviation of ``noises`` added draws, in feature sums or on the diagonal."""
+        """Return the standard deviation of ``noises`` draws together, in feature sums or on the diagonal.
+
+        It is for features divided by the clip.
+        """
         return _deviation(self.kind, self.log_deviation, noises) * self.step
 
     def _of_examples(self, features: np.ndarray, labels: np.ndarray, num_classes: int) -> Upload:
@@ -235,7 +240,7 @@ _LEAST = 32
 
 
 def _deviation(kind: Kind, log_deviation: int, noises: int) -> float:
-    """Return the noise's standard deviation in grid units: in each sum, or on a matrix's diagonal."""
+    """Return the standard deviation of ``noises`` draws, in grid units: in each sum, or on the diagonal."""
     return 2.0**log_deviation * math.sqrt(noises * (2 if kind == "matrix" else 1))
 
 
@@ -266,7 +271,7 @@ def diagonal_places(dim: int) -> Int[np.ndarray, " dim"]:
 
 
 def full_matrix(triangle: Float[np.ndarray, " size"]) -> Float[np.ndarray, "dim dim"]:
-    """Build the symmetric matrix from its upper triangle."""
+    """Return the symmetric matrix with this upper triangle, stored row by row."""
     dim = dim_of_triangle(triangle.size)
     matrix = np.zeros((dim, dim), triangle.dtype)
     places = np.triu_indices(dim)
@@ -276,7 +281,7 @@ def full_matrix(triangle: Float[np.ndarray, " size"]) -> Float[np.ndarray, "dim 
 
 
 def added(uploads: Sequence[Upload]) -> Upload:
-    """Add uploads of one kind."""
+    """Return the sum of uploads of one kind."""
     if not uploads:
         raise ValueError("uploads: expected at least one, got none")
     total = uploads[0]

@@ -35,13 +35,13 @@ class Size:
     """The size of a message, from which bounds are derived.
 
     Attributes:
-        count: number of examples, or of degrees of freedom (the largest count of a residual direction), if
-            that is larger.
-        label: class of each row.
-        number: number of examples behind each row.
-        square: mean of ‖f‖² over the examples of each row, by `square_sums`.
-        directions: Σ‖y‖² over the residual directions y, the rows that `Rows.sketch` marks.
-        trace: trace of the matrix; 0 without one.
+        count: number of examples; or the largest count of a residual direction, if that count is larger.
+            Residual directions are the rows that `Rows.sketch` marks: singular vectors instead of means.
+        label: class of each row that is a mean.
+        number: number of examples behind each such row.
+        square: mean of ‖f‖² over the features f behind each such row, by `square_sums`.
+        directions: Σ‖y‖² over the residual directions y.
+        trace: trace of the message's matrix; 0 without one.
     """
 
     count: float
@@ -53,7 +53,10 @@ class Size:
 
 
 def sizes_of(message: Message, owner: np.ndarray | None = None, clients: int = 1) -> Iterator[Size]:
-    """Yield the `Size` of a message, or of each client's part of it if row r is from client owner[r]."""
+    """Yield the `Size` of a message; or, if it is merged, the `Size` of what each client sent.
+
+    Row r of a merged message is from client ``owner[r]``, below ``clients``.
+    """
     rows = message.rows
     count, label = np.asarray(rows.count).astype(np.float64), np.asarray(rows.label)
     squares = square_sums(rows)
@@ -71,14 +74,20 @@ def sizes_of(message: Message, owner: np.ndarray | None = None, clients: int = 1
 
 
 class _Range(NamedTuple):
-    """An upper bound (``most``) derived from one value of each client; the values' median and number."""
+    """An upper bound derived from one value of each client.
+
+    Attributes:
+        median: the median of the values.
+        most: the bound.
+        clients: the number of values.
+    """
 
     median: float
     most: float
     clients: int
 
     def root(self) -> _Range:
-        """Convert median and bound of squared norms to those of norms, by square roots."""
+        """Convert median and bound from squared norms to norms."""
         return self._replace(median=self.median**0.5, most=self.most**0.5)
 
     def __str__(self) -> str:
@@ -86,11 +95,12 @@ class _Range(NamedTuple):
 
 
 def _range(values: Iterable[float], least: float) -> _Range | None:
-    """Derive an upper bound on values from their logarithms; None if fewer than four are above 0.
+    """Derive an upper bound on values from the logarithms of those above 0; None if fewer than four are.
 
-    The bound's logarithm is the median of the values' logarithms plus a multiple of their spread. The spread
-    is 1.48 times their median distance from the median or, if that is larger, their upper quartile's distance
-    divided by 0.67, as clients' sizes have long tails. The bound is at least ``least`` times the median.
+    The bound's logarithm is the median logarithm plus 6 robust standard deviations. A robust standard
+    deviation is the logarithms' median distance from the median times 1.48, or the upper quartile's distance
+    from the median divided by 0.67 if that is larger, as clients' sizes have long tails. The bound is at
+    least ``least`` times the median.
     """
     logs = np.log([value for value in values if value > 0])
     if len(logs) < _FEWEST:
@@ -152,7 +162,7 @@ class Limits:
         return None
 
     def report(self) -> dict[str, str]:
-        """Describe the bounds in words, under ``max_count`` and ``max_norm``, the arguments of `collect`."""
+        """Return the bounds in words, as the entries ``max_count`` and ``max_norm`` of a dictionary."""
         few = f"none, as {self._number} clients are too few to derive one from"
         norm = None if self._row is None else self._row.root()
         said, public = {}, max_norm_of(self._rules)
@@ -168,7 +178,13 @@ class Limits:
 
 
 class Judgement(NamedTuple):
-    """The result of `judge`: why new and why earlier messages exceed the bounds, and the bounds in words."""
+    """The result of `judge`.
+
+    Attributes:
+        rejected: for each new message that exceeds the bounds, the reason.
+        doubted: for each message of earlier rounds that exceeds the bounds, the reason.
+        bounds: the bounds in words, by `Limits.report`.
+    """
 
     rejected: dict[Hashable, str]
     doubted: dict[Hashable, str]
@@ -176,7 +192,10 @@ class Judgement(NamedTuple):
 
 
 def judge(sizes: Mapping[Hashable, Size], before: Mapping[Hashable, Size], rules: Rules) -> Judgement:
-    """Derive bounds from the sizes of new and earlier messages, and compare each size with the bounds."""
+    """Compare each message's size with bounds derived from the sizes of all messages.
+
+    ``before`` has the sizes of messages of earlier rounds.
+    """
     limits = Limits([*before.values(), *sizes.values()], rules)
     new, old = (
         {client: reason for client, size in each.items() if (reason := limits.beyond(size)) is not None}

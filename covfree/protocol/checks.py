@@ -55,7 +55,7 @@ class Rules:
 
     @cached_property
     def kind(self) -> Kind | None:
-        """The kind of message that the method's clients send (by `jax.eval_shape`); None without a method."""
+        """The kind (parts and metadata) of message that the method's clients send; None without a method."""
         if (method := self.method) is None:
             return None
         plain = replace(method, feature_map=None, transforms=())
@@ -70,7 +70,7 @@ class Rules:
         return found[0]._replace(sends=method.sends, class_names=self.class_names, extractor=self.extractor)
 
     def difference(self, own: Kind) -> str | None:
-        """Describe how a message's kind or class names differ from these rules; None if they do not."""
+        """Describe how a message's kind, ``own``, differs from these rules' kind; None if it does not."""
         names = own.class_names
         # If the server knows the class names, a message may have the names of the first classes only.
         least = self.num_classes if self.class_names is None else 1
@@ -98,7 +98,7 @@ def check_known(rows: Rows, num_classes: int, whose: str) -> None:
 
 @dataclass(frozen=True)
 class Letter:
-    """A message, the rules it is checked against, and the number of examples that its client announced."""
+    """What a check gets: a message, the rules, and the number of examples that the client announced."""
 
     message: Message
     rules: Rules
@@ -106,7 +106,7 @@ class Letter:
 
     @cached_property
     def num_examples(self) -> float:
-        """The sum of the counts of rows with a class, so without residual directions."""
+        """The sum of the counts of rows with a class; residual directions and padding have none."""
         count, label = np.asarray(self.message.rows.count), np.asarray(self.message.rows.label)
         return count_sum(count[label >= 0])
 
@@ -117,9 +117,10 @@ class Letter:
 
 
 def as_received(message: Message) -> Message:
-    """Convert a message for summing: to wider data types, and a ridge solution to class means.
+    """Return a message as it is added to others: in wider data types, and with class means.
 
-    Padding rows and the ``client`` column are removed.
+    Means are computed from a ridge solution if the message has one. Padding rows and the ``client`` column
+    are removed.
     """
     rows = replace(message.rows, client=None)
     means = np.asarray(rows.label) >= 0
@@ -137,7 +138,7 @@ def as_received(message: Message) -> Message:
 
 
 def _with_means(rows: Rows, matrix: np.ndarray) -> Rows:
-    """Replace the columns of a ridge solution W by class means; the class sums are ``matrix`` · W."""
+    """Return ``rows`` with class means in place of a ridge solution's columns W; class sums are matrix·W."""
     with np.errstate(over="ignore", invalid="ignore"):
         sums = np.asarray(rows.mean).astype(np.float64) @ matrix.astype(np.float64)
         means = sums / np.maximum(rows.count, 1)[:, None]
@@ -145,7 +146,7 @@ def _with_means(rows: Rows, matrix: np.ndarray) -> Rows:
 
 
 def is_a_message(letter: Letter) -> None:
-    """Raise an error if this is no `Message`, or arrays of its rows have wrong shapes or data types."""
+    """Raise an error unless this is a `Message` whose rows have the right shapes and data types."""
     if not isinstance(letter.message, Message):
         raise TypeError(f"message: expected a Message, got {type(letter.message).__name__}")
     check_row_structure(letter.message.rows, dim=letter.rules.dim)
@@ -169,7 +170,7 @@ def has_sound_rows(letter: Letter) -> None:
 def has_announced_counts(letter: Letter) -> None:
     """Raise a ValueError if the counts do not sum to the announced number, or sum to above ``max_count``.
 
-    The degrees of freedom of residual directions may exceed neither of these numbers.
+    The counts of residual directions are degrees of freedom. None may exceed either of these two numbers.
     """
     rows, total = letter.message.rows, letter.num_examples
     most = None if letter.rules.max_count == "derived" else letter.rules.max_count
@@ -229,11 +230,11 @@ def has_sound_means(letter: Letter) -> None:
 
 
 def has_bounded_norms(letter: Letter) -> None:
-    """Raise a ValueError if sums of squares are too large for features of norm at most ``max_norm``.
+    """Raise a ValueError if sums of squares are too large for features f of norm at most ``max_norm``.
 
     Over n examples of a class, Σ‖f‖² is at most n·max_norm². The squares of residual directions (the rows
-    that `Rows.sketch` marks), and the diagonal of a Gram matrix, sum to at most Σ‖f‖² over all N examples,
-    and so to at most N·max_norm².
+    that `Rows.sketch` marks) sum to at most Σ‖f‖² over all N examples, and so to at most N·max_norm². So does
+    the diagonal of a Gram matrix.
     """
     most, total = max_norm_of(letter.rules), letter.num_examples
     if most is None:
@@ -262,7 +263,7 @@ def has_bounded_norms(letter: Letter) -> None:
 
 
 def max_norm_of(rules: Rules) -> int | float | None:
-    """Return ``max_norm``; for "derived" the bound of the method's feature map, or None if it has none."""
+    """Return ``max_norm``; if it is "derived", the bound of the method's feature map, or None without one."""
     if rules.max_norm != "derived":
         return rules.max_norm
     return None if rules.method is None else getattr(rules.method.feature_map, "max_norm", None)

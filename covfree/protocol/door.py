@@ -23,11 +23,11 @@ class Found(NamedTuple):
     """What is kept in memory about a valid message while others are checked.
 
     Attributes:
-        receipt: the digest of the message, see `receipt_of`.
+        receipt: the digest (hash) of the message, see `receipt_of`.
         kind: which parts and metadata the message has.
-        size: the message's size, from which bounds are derived.
+        size: counts and sums of squares of the message, from which bounds are derived.
         length: the number of rows.
-        none: a table without rows, which has the d and the data types of the message's rows.
+        none: the message's rows cut to length 0, which keeps their d and data types.
     """
 
     receipt: str
@@ -38,7 +38,14 @@ class Found(NamedTuple):
 
 
 class Checked(NamedTuple):
-    """The result of `check_messages`: the valid messages, and, as in `Judgement`, reasons and bounds."""
+    """The result of `check_messages`.
+
+    Attributes:
+        found: what is known about each valid message, by client.
+        rejected: for each client whose message is rejected, the reason.
+        doubted: for each client of earlier rounds whose message would now be rejected, the reason.
+        bounds: the bounds in words, as in `Collected`.
+    """
 
     found: dict[Any, Found]
     rejected: dict[Hashable, str]
@@ -61,14 +68,15 @@ class Collected:
         repeated: for each client that sent again after it was counted, what it sent, and why its first
             message counts.
         solved: whether the clients sent ridge solutions, as AFL's clients do.
-        receipts: the digest of each counted client's message, which shows if a later message is the same.
+        receipts: the digest (hash) of each counted client's message, which shows if a later one is the same.
         bounds: the ``max_count`` and ``max_norm`` of the last round in words, and where they come from. If
             sites were judged, ``"sites"`` says how many were, and how many of them fail.
         doubted: for each client that was counted in an earlier round but now exceeds the bounds, or fails
             `diagnose_sites` on all messages together, the reason. To leave such a client out, `forget` it.
         rounding: a bound, in Frobenius norm, on how far ``message.matrix`` is from the exact sum of the
-            matrices of ``clients``: 2⁻⁵² times the norm of each sum and difference so far. It is 0 if clients
-            send only rows, which are stored and removed exactly. `certify` turns it into a bound on heads.
+            matrices of ``clients``: 2⁻⁵² times the norm of each sum and difference so far. The bound is 0 if
+            clients send only rows, which are stored and removed exactly. `certify` turns it into a bound on
+            heads.
     """
 
     message: Message
@@ -93,10 +101,14 @@ def check_messages(
     rules: Rules,
     before: Collected | None = None,
 ) -> Checked:
-    """Read and check the clients' messages one by one, then compare them with each other and with ``before``.
+    """Return which of the clients' messages are valid, and why the others are not.
 
-    A message is rejected if its check raises any exception, as strangers may send anything. An error is
-    raised if arrays are traced, messages differ in d, or ``before`` is not of the rules' kind.
+    Messages are read and checked one by one, then compared with each other and with ``before``, the result of
+    earlier rounds. A message is rejected if a check raises any exception, as strangers may send anything.
+
+    Raises:
+        TypeError: if arrays are traced.
+        ValueError: if messages differ in d, or ``before`` has another kind of messages than ``rules``.
     """
     found: dict[Any, Found] = {}
     rejected: dict[Hashable, str] = {}
@@ -156,7 +168,10 @@ def check_messages(
 def _judged(
     messages: Mapping[Any, Message] | Inbox, found: Iterable[Any], before: Collected | None, rules: Rules
 ) -> SiteReport:
-    """Test new and earlier sites by `judge_means`; only class means of the messages are kept in memory."""
+    """Return the report of `judge_means` on the sites in ``found`` and ``before``.
+
+    Of each message, only the class means are kept in memory.
+    """
     clients: list[Hashable] = [] if before is None else [*before.clients]
     parts = [] if before is None else [class_means_of(before.message.rows, rules.num_classes)]
     for client in found:
@@ -181,7 +196,7 @@ def _sizes(before: Collected | None) -> dict[Hashable, Size]:
 
 
 def receipt_of(messages: Mapping[Any, Message] | Inbox, client: Any) -> str:
-    """Return the digest of a client's message; for a file, followed by the file's random number."""
+    """Return the digest (hash) of a client's message; for a file, followed by the random number in it."""
     return messages.receipts[client] if isinstance(messages, Inbox) else digest(messages[client])
 
 

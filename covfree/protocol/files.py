@@ -32,10 +32,14 @@ _NO_LINK = getattr(os, "O_NOFOLLOW", 0)
 
 
 class Sent(NamedTuple):
-    """The content of a message file: the message, the name the file was written under, and a receipt.
+    """The content of a message file.
 
-    The receipt is the digest of the message, followed by the random number that `save_message` wrote into the
-    file. A copy of the file has the same receipt; another client's message with the same numbers does not.
+    Attributes:
+        message: the message.
+        name: the name under which the file was written; None if the file does not say.
+        receipt: the digest (hash) of the message, followed by the random number that `save_message` wrote
+            into the file. So a copy of the file has the same receipt, but another client's equal message does
+            not.
     """
 
     message: Message
@@ -127,7 +131,12 @@ def read_message(
     max_rows: int | float = math.inf,
     links: bool = False,
 ) -> Sent:
-    """Read an untrusted file; raise ValueError if it is invalid, too large or, without ``links``, a link."""
+    """Return the content of an untrusted message file.
+
+    Raises:
+        ValueError: if the file is invalid, has more bytes or rows than allowed, or is a link and ``links`` is
+            False.
+    """
     message, metadata = read(path, _FORMAT, (_VERSION,), max_bytes, max_rows, links)
     receipt = digest(message)
     if (identity := metadata.get("identity")) is not None:
@@ -143,7 +152,11 @@ def read(
     max_rows: int | float = math.inf,
     links: bool = True,
 ) -> tuple[Message, dict[str, str]]:
-    """Read message and metadata from a file of the format ``form``, in one of ``versions``."""
+    """Return message and metadata from a file of the format ``form`` and one of the ``versions``.
+
+    Raises:
+        ValueError: as `read_message`.
+    """
     where = f"path: {shown(path)}:"
     expected = f"{where} expected a message written by save_message"
     broken = f"{expected}, got a file that is cut short or no safetensors:"
@@ -191,7 +204,11 @@ def read(
 
 
 def open_regular(path: str | PathLike[str], where: str, links: bool) -> int:
-    """Open a regular file, or with ``links`` a link to one, as a descriptor; errors begin with ``where``."""
+    """Open a regular file, or with ``links`` a link to one; return the file's descriptor.
+
+    Raises:
+        ValueError: if the path is something else; the error begins with ``where``.
+    """
     try:
         descriptor = os.open(path, _FLAGS if links else _FLAGS | _NO_LINK)
     except OSError as error:

@@ -24,10 +24,10 @@ def forget(
 ) -> Collected:
     """Return what a server has collected without one client, or without one class of a client.
 
-    The client's rows are removed. The collected matrix is a sum over clients, from which the matrix of
-    ``message`` is subtracted. The result equals a sum without the client up to `Collected.rounding`, which
-    `certify` turns into a bound on the head. If clients send only rows, the result equals, to the bit, that
-    of a server that never had the client's message.
+    The client's rows are removed. If clients send a matrix, the collected matrix is a sum over clients, from
+    which the matrix of ``message`` is subtracted. The difference equals a sum without the client up to
+    `Collected.rounding`, which `certify` turns into a bound on the head. If clients send only rows, the
+    result is the same, to the bit, as if the server had never had the client's message.
 
     Args:
         collected: what the server has collected.
@@ -82,7 +82,11 @@ def forget(
 
 
 def _of_class(collected: Collected, client: Hashable, mine: np.ndarray, label: int) -> np.ndarray:
-    """Return a mask of the rows in ``mine`` of class ``label``; a ValueError if there are none."""
+    """Return a mask of the client's rows (mask ``mine``) of class ``label``.
+
+    Raises:
+        ValueError: if there are none, or the client sent a matrix or residual directions, which mix classes.
+    """
     rows = collected.message.rows
     directions = rows.sketch is not None and np.asarray(rows.sketch)[mine].any()
     if collected.message.matrix is not None or directions:
@@ -98,7 +102,11 @@ def _of_class(collected: Collected, client: Hashable, mine: np.ndarray, label: i
 
 
 def _sent_by(collected: Collected, client: Hashable, message: Message | None) -> np.ndarray:
-    """Return the matrix in a client's message; a ValueError if the digest is not the stored one."""
+    """Return the matrix in a client's message.
+
+    Raises:
+        ValueError: if the message or its matrix is missing, or it is not the message that was collected.
+    """
     if message is None or message.matrix is None:
         got = "None" if message is None else "one without a matrix"
         raise ValueError(

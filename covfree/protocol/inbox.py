@@ -35,7 +35,7 @@ class Inbox(Mapping[str, Message]):
     ``inbox[client]`` is a client's message. A client's name is that of its file, without ``.safetensors``.
 
     Attributes:
-        receipts: the digest of each file that can be read; see `Collected.receipts`.
+        receipts: the digest (hash) of each file that can be read; see `Collected.receipts`.
         unreadable: for each other file, why it cannot be read, or which file it is a copy of.
         rejected: at first a copy of ``unreadable``; after a `covfree.Stream` has checked the messages, the
             reason for each file that does not count.
@@ -144,12 +144,12 @@ class Inbox(Mapping[str, Message]):
         return iter(sorted(self.receipts))
 
     def __len__(self) -> int:
-        """The number of clients."""
+        """The number of clients whose files can be read."""
         return len(self.receipts)
 
 
 def _largest(files: Iterable[Path]) -> int:
-    """Derive a bound on the size of a file, in bytes, from the files' median size."""
+    """Return the largest size of a file that is read, in bytes, derived from the files' median size."""
     sizes = []
     for file in files:
         with suppress(OSError):
@@ -162,7 +162,7 @@ def _largest(files: Iterable[Path]) -> int:
 def _found(root: Path, pattern: str) -> tuple[dict[str, Path], dict[str, str]]:
     """Return the matching files by client name, and the reasons why other files or folders cannot be read.
 
-    Temporary files of killed writers are removed from these folders.
+    Temporary files that killed writers left in the folders are removed.
     """
     refused: list[OSError] = []
     # `glob` silently skips folders that it may not read; `os.walk` reports them.
@@ -193,7 +193,7 @@ def _found(root: Path, pattern: str) -> tuple[dict[str, Path], dict[str, str]]:
 
 
 def none_sound(rejected: Mapping[str, str]) -> str:
-    """Return the error message for a folder without a sound message, from the reason for each file."""
+    """Return an error text for a folder without a sound message, from the reason for each rejected file."""
     if not rejected:
         return "folder: expected a sound message, got a folder without messages"
     reasons = "; ".join(f"{shown(name)}: {reason}" for name, reason in list(rejected.items())[:3])

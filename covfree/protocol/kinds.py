@@ -13,7 +13,14 @@ from covfree.protocol.messages import SAID
 
 
 class Kind(NamedTuple):
-    """The number of axes of each part of a message (0 if the part is missing), and the message's metadata."""
+    """What messages must have in common to be merged: their parts and their metadata.
+
+    Attributes:
+        covariance: the number of axes of ``Rows.covariance``; 0 if the message has none.
+        sketch: the same for ``Rows.sketch``.
+        matrix: the same for ``Message.matrix``.
+        solved: as in `Message`; so are the other attributes.
+    """
 
     covariance: int
     sketch: int
@@ -32,9 +39,10 @@ class Kind(NamedTuple):
         return cls(covariance, sketch, matrix, bool(message.solved), *said)
 
     def difference(self, wanted: Kind, who: str) -> str | None:
-        """Describe the first difference from ``wanted``; metadata that one of the kinds lacks do not differ.
+        """Describe the first difference from the kind ``wanted``; None if there is none.
 
-        ``who`` says in the text why ``wanted`` is expected, e.g. ``"as others send"``.
+        Metadata are compared only if both kinds have them. ``who`` says in the text why ``wanted`` is
+        expected, e.g. ``"as others send"``.
         """
         for name, own, other in zip(self._fields[:4], self[:4], wanted[:4], strict=True):
             if own != other:
@@ -51,9 +59,10 @@ def _described(name: str, size: int) -> str:
 
 
 def renumbered(own: tuple[str, ...] | None, wanted: tuple[str, ...] | None) -> str | None:
-    """Describe the classes whose names differ from the wanted ones; None if none do or names are missing.
+    """Describe the classes whose names in ``own`` and ``wanted`` differ.
 
-    Names ``own`` that are the first ones of ``wanted`` do not differ: they number classes alike.
+    None if no names differ, or if ``own`` or ``wanted`` is None. If ``own`` has only the first names of
+    ``wanted``, no names differ.
     """
     if own is None or wanted is None or own == wanted[: len(own)]:
         return None
@@ -66,7 +75,7 @@ def renumbered(own: tuple[str, ...] | None, wanted: tuple[str, ...] | None) -> s
 
 
 def elsewhere(own: str | None, wanted: str | None) -> str | None:
-    """Describe the difference of two fingerprints of extractors; None if they are equal or one is unknown."""
+    """Describe the difference of two extractors' fingerprints; None if they are equal or one is unknown."""
     if own is None or wanted is None or own == wanted:
         return None
     return (
@@ -79,7 +88,7 @@ def common_dim(dims: Iterable[int]) -> int | None:
     """Return the dimension d of all messages; None without messages.
 
     Raises:
-        ValueError: if messages differ in d. The majority does not decide: senders could then choose d.
+        ValueError: if messages differ in d. If the majority decided instead, senders could choose d.
     """
     number = Counter(dims)
     if len(number) > 1:
@@ -94,8 +103,8 @@ def common_dim(dims: Iterable[int]) -> int | None:
 def unlike(kinds: Mapping[Hashable, Kind], before: Kind | None) -> dict[Hashable, str]:
     """Return, for each client whose message is not of the wanted kind, a text that says how it differs.
 
-    The wanted kind is that of earlier rounds (``before``), else the most frequent one of this round. The
-    result does not depend on the order of the clients.
+    The wanted kind is ``before``, the kind of earlier rounds; if that is None, the most frequent one in
+    ``kinds``. The result does not depend on the order of the clients.
     """
     if before is None:
         # On a tie, the kind with fewer parts wins, as it sorts first.

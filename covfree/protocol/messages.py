@@ -41,7 +41,7 @@ def client_message(
     """Make the message that one client sends to the server, with rows for the classes of its examples only.
 
     Clients of similar size share one compilation. Under ``jit`` and ``vmap`` the number of rows is fixed, so
-    a class, random subset or residual direction without examples is a row of count 0.
+    rows without examples remain, with count 0.
 
     Args:
         method: the method.
@@ -107,12 +107,12 @@ def _made(
 
 
 def select_rows(rows: Rows, kept: np.ndarray) -> Rows:
-    """Select rows by ``kept``, a mask or indices, as NumPy arrays."""
+    """Return the rows in ``kept``, a mask or indices, as NumPy arrays."""
     return jax.tree.map(lambda leaf: np.asarray(leaf)[kept], rows)
 
 
 def check_class_names(names: Sequence[str] | None, num_classes: int) -> tuple[str, ...] | None:
-    """Return class names as a tuple; raise an error if there is not one for each class, or two are equal."""
+    """Return class names as a tuple, or None; raise an error unless each class has a name of its own."""
     if names is None:
         return None
     if isinstance(names, str) or not all(isinstance(name, str) for name in names):
@@ -138,7 +138,7 @@ def rounding_of(matrix: AnyArray) -> float:
 
 
 def digest(message: Message) -> str:
-    """Hash a message's values, shapes, data types and metadata, but not the ``client`` column."""
+    """Return a hash of a message's values, shapes, data types and metadata, without the ``client`` column."""
     state = hashlib.blake2b(digest_size=16)
     state.update(repr((bool(message.solved), message.sends, message.class_names, message.extractor)).encode())
     for name in ROWS:

@@ -149,7 +149,12 @@ def collect(
 
 
 def _grown(before: Collected, names: tuple[str, ...] | None, num_classes: int) -> Collected:
-    """Return ``before`` with the class names given now; a ValueError if they do not begin with its own."""
+    """Return ``before`` with the class names that are given now.
+
+    Raises:
+        ValueError: if the names do not begin with the names in ``before``, or are missing for new classes; or
+            if ``before`` has a label that is not below ``num_classes``.
+    """
     check_known(before.message.rows, num_classes, "the messages before")
     own = before.message.class_names
     if own is None:
@@ -167,14 +172,17 @@ def _grown(before: Collected, names: tuple[str, ...] | None, num_classes: int) -
 
 
 def _dim_of(before: Collected, dim: int | None) -> int | None:
-    """Return the given d, or else that of ``before``; None if both are unknown."""
+    """Return d: ``dim``, or else the d of ``before``; None if both are unknown."""
     if None not in (dim, before.dim) and dim != before.dim:
         raise ValueError(f"dim: expected {before.dim}, that of the messages before; got {dim}")
     return before.dim if dim is None else dim
 
 
 def _again(messages: Mapping[Any, Message] | Inbox, client: Any, counted: str | None) -> str | None:
-    """Describe what a client sent again, and which message counts; None if it is the counted file itself."""
+    """Describe what a client that was counted sent again, and which message counts.
+
+    ``counted`` is the receipt of the message that was counted. None if the message is that same file.
+    """
     try:
         receipt = receipt_of(messages, client)
     except Exception as error:  # A second message may be anything.
@@ -194,13 +202,13 @@ def _broken(reason: str) -> str:
 
 
 def _nothing(dim: int | None) -> Message:
-    """Make a message of d = ``dim`` columns without rows."""
+    """Make a message without rows, whose means have d = ``dim`` columns."""
     none = np.zeros(0, np.int32)
     return Message(Rows(np.zeros((0, dim or 0), np.float32), none, none, none))
 
 
 def merged(messages: Sequence[Message]) -> Message:
-    """Return a message with all messages' rows, no matrix, and each metadata field's first known value."""
+    """Return a message with all messages' rows and no matrix; metadata come from the first that has them."""
     # Skip messages that add nothing: those of clients without examples, and an empty ``before``.
     known = [message for message in messages if message.rows.mean.shape[1]] or messages
     messages = [message for message in known if len(message.rows.count)] or known[:1]

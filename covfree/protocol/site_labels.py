@@ -28,8 +28,8 @@ class Labels(NamedTuple):
         agreement: slope β of the regression of the site's centred class means on those of the other sites;
             NaN with fewer than two classes.
         error: the standard error of ``agreement`` that the model of the sites' means predicts.
-        moved: the share of the site's examples, among those of compared classes, in moved classes: their mean
-            lies at the other sites' mean of another class.
+        moved: the share of the site's examples that are in moved classes, those whose mean lies at the other
+            sites' mean of another class. Only classes that were compared count.
         score: ``moved`` divided by its limit 0.3, but at least 1.5 if two classes are swapped. Above 1 the
             site fails.
         places: for each site, a dictionary from each moved class to the class at which it lies.
@@ -65,9 +65,9 @@ class Labels(NamedTuple):
 def label_test(means: Means, model: Model, place: np.ndarray) -> Labels:
     """Test for each site whether its class means x_c lie at the other sites' centres g_c of the same classes.
 
-    Both are whitened by `fit_model`; row r of ``means`` is of site ``place[r]``. A site may shift all its
-    classes alike (its domain), which says nothing about labels. So y_c is x_c minus the average of x_c − g_c
-    over the site's classes. This average does not change if labels are permuted.
+    The means x_c and the centres g_c are whitened by `fit_model`; row r of ``means`` is of site ``place[r]``.
+    A site may shift all its classes alike (its domain), which says nothing about labels. So y_c is x_c minus
+    the average of x_c − g_c over the site's classes. This average does not change if labels are permuted.
 
     - The evidence that the site's class c is the other sites' class c′, the one with g_c′ nearest to y_c, is
       the log-likelihood ratio (‖y_c − g_c‖² − ‖y_c − g_c′‖²)/(2s_c²), with s_c² from ``model.variance``. If

@@ -34,12 +34,13 @@ class Site(NamedTuple):
     Attributes:
         score: how far the site lies from the others, relative to what is allowed: above 1, it fails.
         examples: how many examples the site claims.
-        spread: logarithm of the mean squared distance of its class means from the other sites', in robust
-            standard deviations from the median site.
-        agreement: slope β of the regression of its centred class means on those of the other sites; about 1
+        spread: how far the site's class means lie from the other sites': the logarithm of the mean squared
+            distance, in robust standard deviations from the median of all sites.
+        agreement: slope β of the regression of the site's centred class means on the other sites'; about 1
             for honest sites, about 0 for random labels.
-        moved: the share of its examples in classes whose mean lies at other sites' mean of another class.
-        reason: why it fails, in words; None if it does not.
+        moved: the share of the site's examples that are in classes whose mean lies at the other sites' mean
+            of another class.
+        reason: why the site fails, in words; None if it does not.
     """
 
     score: float
@@ -64,7 +65,7 @@ class SiteReport:
 
     @property
     def summary(self) -> str:
-        """How many sites there are, and how many fail or that they are too few to judge."""
+        """A text: how many sites there are, and how many of them fail; or that they are too few to judge."""
         if not self.judged:
             return (
                 f"{len(self.sites)} sites: too few to judge. With fewer than {FEWEST} sites, their messages "
@@ -93,7 +94,7 @@ class SiteReport:
 def judge_means(
     means: Means, clients: Sequence[Hashable], num_classes: int, class_names: Sequence[str] | None = None
 ) -> SiteReport:
-    """Compute the report of `diagnose_sites` from class means; ``means.site`` indexes ``clients``."""
+    """Return the report of `diagnose_sites` on class means; ``means.site`` indexes ``clients``."""
     numbers = np.unique(means.site)
     names = check_class_names(class_names, num_classes) or tuple(map(str, range(num_classes)))
     judged = len(numbers) >= FEWEST
@@ -119,7 +120,10 @@ def judge_means(
 
 
 def _tested(means: Means, names: Sequence[str]) -> dict[int, Site]:
-    """Test each site in ``means`` once, and return the results by the numbers of the sites."""
+    """Test each site in ``means`` once against the others; return the results by the sites' numbers.
+
+    ``names`` are the class names, for the reasons.
+    """
     model = fit_model(means, len(names))
     sites, place = np.unique(means.site, return_inverse=True)
     number = np.bincount(place)
@@ -169,7 +173,7 @@ def _reason(
     counts: np.ndarray,
     names: Sequence[str],
 ) -> str:
-    """List in words the reasons why site i fails, given its score in each test."""
+    """Return in words the reasons why site i fails; ``scores`` has its score in each test."""
     said = []
     if scores["count"] > 1:
         said.append(f"count: {counts[i]:.0f} examples, {counts[i] / np.median(counts):.3g} times the median")

@@ -23,10 +23,9 @@ def diagnose_sites(
     Each site has four statistics: the logarithm of the norm of its means; the logarithm of its number of
     examples; the logarithm of its means' average squared Mahalanobis distance from the other sites' centres
     (`fit_model`); and the agreement of its labels (`label_test`). Each is compared with the median over all
-    sites, in robust standard deviations, so that ordinary shift between sites is allowed; labels that are
-    surely swapped or moved fail by themselves. Failed sites with at least half the highest `Site.score` are
-    removed, and the remaining sites are tested again.
-    ``docs/security.md`` has the formulas and error rates.
+    sites, in robust standard deviations, so that ordinary shift between sites is allowed. A site with labels
+    that are surely swapped or moved also fails. Failed sites with at least half the highest `Site.score` are
+    removed, and the remaining sites are tested again. ``docs/security.md`` has the formulas and error rates.
 
     Args:
         collected: the result of `collect`, or rows that name their ``client``. A client's rows of one class
@@ -69,12 +68,12 @@ def diagnose_sites(
 def clip_sites(rows: Rows, *, num_classes: int, limit: float | int = 1.5) -> Rows:
     """Move outlying class means towards those of the other sites, and cap the weight of large sites.
 
-    This bounds each site's influence where the server may exclude none. Let r be D/√v of `fit_model`, the
-    standardised distance of a class mean x from the other sites' centre g, divided by its median over all
-    class means. A mean with r above ``limit`` is replaced by g + (limit/r)(x − g), which bounds its influence
-    as Huber's function does. If a site has more than three times the median site's number of examples, the
-    counts of its class rows are scaled down to three times; residual directions keep theirs. Honest sites
-    lose little. Against attackers, `diagnose_sites`, which excludes whole sites, is better
+    This bounds each site's influence where the server may exclude none. Let r be the standardised distance
+    D/√v (see `fit_model`) of a class mean x from the other sites' centre g, divided by the median of D/√v
+    over all class means. A mean with r above ``limit`` is replaced by g + (limit/r)(x − g), which bounds its
+    influence as Huber's function does. If a site has more than three times as many examples as the median
+    site, the counts of its class means are scaled down to three times; counts of residual directions stay.
+    Honest sites lose little. Against attackers, `diagnose_sites`, which excludes whole sites, is better
     (``docs/security.md``).
 
     Args:

@@ -20,7 +20,14 @@ _SHIFTS = np.concatenate([[0.0], np.geomspace(1e-4, 10, 26)])
 
 
 class Means(NamedTuple):
-    """One row for each class of each site: mean [rows, d], number of examples, label and site [rows]."""
+    """The class means of all sites, one row for each class of each site.
+
+    Attributes:
+        mean: the mean of the site's examples of the class.
+        number: the number of these examples.
+        label: the class.
+        site: the number of the site.
+    """
 
     mean: Float[np.ndarray, "rows dim"]
     number: Float[np.ndarray, " rows"]
@@ -34,17 +41,18 @@ class Means(NamedTuple):
 
 
 class Model(NamedTuple):
-    """The result of `fit_model`, which defines S, D, v and σ.
+    """The result of `fit_model`, whose docstring defines S, D, v and σ.
 
     Attributes:
         white: the rows' means, whitened by S.
         own: for each row, the whitened centre of its class, computed from the other sites.
         residual: for each row, its mean minus that centre, not whitened; 0 if the class is not compared.
         centre: [C, d], whitened centres computed from all sites; NaN for classes that are not compared.
-        excess: D²/v divided by its median over compared rows; about 1 for an honest row. 1 if not compared.
+        excess: D²/v divided by its median over compared rows; about 1 for an honest row. 1 for rows that are
+            not compared.
         variance: v σ²/d, the variance of a coordinate of ``white`` − ``own``.
-        compared: whether at least `HOLDERS` sites have a mean of the row's class.
-        norm: [C], median norm of the class's means.
+        compared: for each row, whether at least `HOLDERS` sites have a mean of its class.
+        norm: [C], for each class the median norm of the sites' means.
     """
 
     white: Float[np.ndarray, "rows dim"]
@@ -79,8 +87,8 @@ def deviation(
         values: one value for each site; NaN if a site has none.
         least: the smallest allowed standard deviation.
         error: the known standard error of each value, used as its standard deviation where it is larger.
-        tail: whether the standard deviation is at least the upper quartile's distance from the median divided
-            by 0.67; clients' sizes have long tails.
+        tail: whether to use the upper quartile's distance from the median, divided by 0.67, as the standard
+            deviation where that is larger; for sites' sizes, which have long tails.
     """
     known = values[np.isfinite(values)]
     if not len(known):
@@ -100,9 +108,9 @@ def fit_model(means: Means, num_classes: int) -> Model:
       with W_k = Σ_j w_j − w_k, and its variance, in units of one example's, is Σ_{j≠k} w_j²/n_j/W_k².
     - S = 0.6·d·mean(u uᵀ) + 0.4·I, where u is x − g scaled to length 1, for a mean x and its class's
       centre g without x's site; mean(u uᵀ) is the spatial sign covariance. A few huge rows cannot dominate S.
-    - D² = ‖S^(−½)(x − g)‖² has mean σ²·v with v = 1/n + Var(g) + τ: n is x's count, Var(g)
-      the above variance. The variance τ of the usual shift between sites is chosen such that log(D²/v) varies
-      least (by median deviation); σ² is the median of D²/v.
+    - D² = ‖S^(−½)(x − g)‖² has mean σ²·v with v = 1/n + Var(g) + τ: n is the number of examples behind x,
+      and Var(g) the variance of the centre without x's site, above. The variance τ of the usual shift between
+      sites is chosen such that log(D²/v) varies least (by median deviation); σ² is the median of D²/v.
 
     Source: Weiszfeld (1937); Visuri, Koivunen and Oja (2000), Sign and rank covariance matrices.
     """

@@ -30,10 +30,10 @@ def rounding(num_examples: float, *dtypes: np.dtype) -> float:
 def unit_diagonal(
     where: str, matrix: Float[np.ndarray, "dim dim"], num_examples: float, tolerance: float
 ) -> Float[np.ndarray, "dim dim"]:
-    """Scale a matrix to a diagonal of 1; raise a ValueError if it fails a cheap test of a sum of squares.
+    """Return a matrix scaled to a diagonal of 1; raise a ValueError if it cannot be a sum of squares F Fᵀ.
 
-    The tests take a few passes over the matrix: no entry on the diagonal is negative, the matrix is
-    symmetric, and |a_ij| ≤ √(a_ii a_jj), up to ``tolerance``.
+    Three cheap conditions are tested, up to ``tolerance``: no entry on the diagonal is negative, the matrix
+    is symmetric, and |a_ij| ≤ √(a_ii a_jj).
 
     Args:
         where: how the error begins, e.g. ``"matrix:"``.
@@ -73,8 +73,9 @@ def is_positive(scaled: Float[np.ndarray, "dim dim"], tolerance: float) -> bool:
     """Return whether a matrix with diagonal 1 is positive semi-definite up to rounding, by Cholesky.
 
     If errors of the entries behave like independent numbers of size τ = ``tolerance``, they move an
-    eigenvalue of a D × D matrix by at most 2√D·τ (Wigner's law); the factorisation in float32 moves it by
-    less than D·u. The matrix passes if no eigenvalue is further below 0.
+    eigenvalue of a d × d matrix by at most 2√d·τ (Wigner's law). The factorisation in float32, with unit
+    roundoff u, moves an eigenvalue by less than d·u. The matrix passes if no eigenvalue is further below 0
+    than the sum of both.
     """
     size = len(scaled)
     shifted = np.array(scaled, np.float32)

@@ -43,7 +43,10 @@ def read_header(
 
 
 def check_places(header: Mapping[str, Any], length: int) -> None:
-    """Raise a ValueError unless tensors fill the ``length`` bytes after the header and fit their shapes."""
+    """Raise a ValueError unless the tensors exactly fill the ``length`` bytes after the header.
+
+    Each must have as many bytes as its shape and data type need, and begin where another ends.
+    """
     end = 0
     for name, about in sorted(header.items(), key=lambda item: item[1]["data_offsets"]):
         begin, stop = about["data_offsets"]
@@ -68,7 +71,7 @@ def read_exactly(file: io.RawIOBase | io.BufferedIOBase, size: int) -> bytearray
 
 
 def tensor_of(body: bytearray, about: Mapping[str, Any]) -> np.ndarray:
-    """Return the tensor that the header entry ``about`` describes, from the bytes after the header."""
+    """Return the tensor of the header's entry ``about``, from ``body``, the bytes after the header."""
     dtype, shape = np.dtype(DTYPES[about["dtype"]]), about["shape"]
     if 0 in shape:
         return np.zeros(shape, dtype)

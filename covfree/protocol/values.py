@@ -1,4 +1,4 @@
-"""Check the values of class rows: counts, labels, means and covariances."""
+"""Check the values in rows of class statistics: counts, labels, means and covariances."""
 
 from __future__ import annotations
 
@@ -84,15 +84,19 @@ def check_rows(rows: Rows, *, num_classes: int, dim: int | None = None) -> None:
 
 
 def largest_sum(dtype: np.dtype) -> float:
-    """Return M^¾, the largest Σ‖f‖² allowed in a message; M^¼ of them can be added (M: largest float)."""
+    """Return M^¾, the largest Σ‖f‖² that a message may have, with M the largest number of the data type.
+
+    M^¼ such sums can be added without overflow.
+    """
     return float(jnp.finfo(jnp.promote_types(dtype, jnp.float32)).max) ** 0.75
 
 
 def square_sums(rows: Rows) -> np.ndarray:
-    """Compute Σ‖f‖² over each row's n examples from mean μ and covariance S (or 0): n‖μ‖² + (n − 1) tr S.
+    """Return Σ‖f‖² over each row's n features f, from their mean μ and covariance S: n‖μ‖² + (n − 1) tr S.
 
-    A residual direction (a row that `Rows.sketch` marks) is already a sum over examples, so its square counts
-    once. Its ``covariance``, at most the square of the first direction that was left out, is added once.
+    S counts as 0 if rows have no covariance. A residual direction y (a row that `Rows.sketch` marks) is
+    already a sum over examples, so the result is ‖y‖², plus ``covariance``: that is at most the square of the
+    first direction that was left out.
     """
     count, mean = np.asarray(rows.count).astype(np.float64), _at_least_float32(rows.mean)
     sketch = np.zeros(len(count), bool) if rows.sketch is None else np.asarray(rows.sketch)
@@ -114,7 +118,7 @@ def square_sums(rows: Rows) -> np.ndarray:
 
 
 def sound_rows(rows: Rows, types: RowTypes, *, num_classes: int) -> Rows:
-    """Return rows in the data types in which they are summed; check them before and after (`check_rows`)."""
+    """Return rows in the data types in which they are summed; `check_rows` checks them before and after."""
     check_rows(rows, num_classes=num_classes)
     cast = types.cast(rows)
     for came, ours in ((rows.mean, cast.mean), (rows.covariance, cast.covariance)):

@@ -24,7 +24,10 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 def _step(number: int) -> Callable[[F], F]:
-    """Decorate a step's method: it runs once, after all earlier steps; an error in it ends the session."""
+    """Return a decorator for the method of step ``number``, from 1.
+
+    The method then runs only once, after all earlier steps; an error in it ends the client's session.
+    """
 
     def in_order(method: F) -> F:
         @wraps(method)
@@ -51,8 +54,8 @@ class Client:
     """One client in one session. Call the methods in order; each step can be tried only once.
 
     After an error in a step, such as a refusal, the client takes no further step, so that nobody can probe
-    what it would reveal. After an error in a step, and after the last step, it has deleted all secrets of the
-    session. A call out of order raises `Refused`, but changes nothing.
+    what it would reveal. After such an error, and after the last step, the client has deleted all secrets of
+    the session. A call out of order raises `Refused`, but changes nothing.
 
     Args:
         session: the settings on which all parties agree.
@@ -78,14 +81,17 @@ class Client:
 
     @_step(1)
     def advertise(self) -> Advert:
-        """Step 1: make public keys for this session, signed."""
+        """Step 1: return the client's public keys for this session, signed."""
         parts = (_public(self._sealing), _public(self._masking), hashlib.sha256(self._seed).digest())
         signature = self._identity.sign(_signed(self._session, self._number, *parts))
         return Advert(self._number, *parts, signature)
 
     @_step(2)
     def share(self, adverts: Iterable[Advert]) -> list[Sealed]:
-        """Step 2: split the seed of its own mask, and its masking key, into a share for each neighbour.
+        """Step 2: return, encrypted for each neighbour, shares of two secrets.
+
+        One is the seed of the client's own mask, the other its masking key, from which the masks that it
+        shares with neighbours are made. The threshold's number of shares rebuilds a secret.
 
         Raises:
             Refused: if fewer neighbours than the threshold advertised, or an advert is duplicate or forged.
@@ -112,9 +118,10 @@ class Client:
 
     @_step(3)
     def mask(self, sealed: Iterable[Sealed], words: Words) -> Masked:
-        """Step 3: add to the upload the client's own mask, and a mask for each neighbour that sent shares.
+        """Step 3: return the upload, masked: plus the client's own mask, and a mask for each neighbour.
 
-        The neighbour's upload has the same mask with the opposite sign.
+        Only neighbours that sent shares count. The upload of each has the same mask with the opposite sign,
+        so the two masks cancel in the sum.
 
         Args:
             sealed: the shares that neighbours sent.
@@ -144,7 +151,9 @@ class Client:
 
     @_step(4)
     def agree(self, came: Collection[int]) -> Agreed:
-        """Step 4: sign the list of clients whose uploads came, which must be the same for all clients.
+        """Step 4: return a signature of the list of clients whose uploads came.
+
+        All clients must sign the same list.
 
         Args:
             came: the numbers of all clients whose uploads the server has.
@@ -170,7 +179,10 @@ class Client:
 
     @_step(5)
     def unmask(self, agreed: Iterable[Agreed]) -> Opened:
-        """Step 5: reveal shares of neighbours' seeds if their uploads came, and of their masking keys if not.
+        """Step 5: return one share of each neighbour: of its mask's seed if its upload came, else of its key.
+
+        With these shares, the server removes the own masks of the uploads that came, and the masks that they
+        share with clients whose uploads did not come.
 
         Args:
             agreed: the signatures of clients that agreed in step 4.
@@ -226,7 +238,7 @@ class Client:
             raise Refused(f"expected at least {self._session.threshold} {what}, got {count}")
 
     def _pair_key(self, purpose: str, other: int) -> bytes:
-        """Return the key that this client and client ``other`` share for ``purpose``."""
+        """Return the key that this client and client ``other`` share, to encrypt "shares" or for a "mask"."""
         private, public = (
             (self._sealing, self._adverts[other].sealing)
             if purpose == "shares"
@@ -252,7 +264,10 @@ class Client:
 
 
 def pair_key(session: Session, purpose: str, private: Any, public: bytes, one: int, other: int) -> bytes:
-    """Compute the key of clients ``one`` and ``other`` for a purpose: X25519, then HKDF with SHA-256."""
+    """Return the secret key that clients ``one`` and ``other`` share: X25519, then HKDF with SHA-256.
+
+    ``private`` is one client's X25519 key, ``public`` the other's. Another purpose gives another key.
+    """
     primitives = "cryptography.hazmat.primitives"
     x25519, hashes = (
         optional(f"{primitives}.asymmetric.x25519", "secure"),
@@ -284,10 +299,10 @@ def check_advert(session: Session, advert: Advert) -> None:
 
 
 def check_exchange(session: Session, advert: Advert) -> None:
-    """Check that other clients can compute shared keys from an advert's keys: none may have small order.
+    """Check that other clients can compute shared keys from the public keys in an advert.
 
     Raises:
-        Refused: if a public key has small order.
+        Refused: if a public key has small order, so that the result of X25519 is always 0.
     """
     for public in (advert.sealing, advert.masking):
         pair_key(session, "check", _private_key(), public, advert.sender, advert.sender)
@@ -314,7 +329,7 @@ def _signed(session: Session, number: int, *parts: bytes) -> bytes:
 
 
 def _private_key(own: bytes | None = None) -> Any:
-    """Make an X25519 key from these bytes, or a new one."""
+    """Return the X25519 private key with the bytes ``own``; a new key if None."""
     keys = optional("cryptography.hazmat.primitives.asymmetric.x25519", "secure").X25519PrivateKey
     return keys.generate() if own is None else keys.from_private_bytes(own)
 

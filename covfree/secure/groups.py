@@ -27,16 +27,17 @@ def group_means(
 ) -> Message:
     """Make one message whose rows are class means of groups of clients, from the clients' class means.
 
-    Clients are assigned at random to groups of ``size`` or more. Within a group, `secure_sum` adds the
-    classes' counts and sums of features. So the server sees the mean of a group's examples of a class, but
-    never a client's. A group counts as one client that has all of its examples, so the estimate of the
-    covariance stays unbiased, but it is made from fewer rows. A client sends C·(d + 1) words; in plain FedCOF
-    it sends only the classes that it has.
+    Clients are assigned at random to groups of ``size`` or more. Within a group, `secure_sum` adds each
+    class's counts and sums of features. So the server sees the class means of a group, but of no single
+    client. A group counts as one client that has all examples of the group, so FedCOF's estimate of the
+    covariance stays unbiased, but comes from fewer class means. A client sends C·(d + 1) words (64-bit
+    integers); in plain FedCOF it sends only the classes that it has.
 
     Args:
         messages: each client's message, by its number; the method must send class means, as `covfree.fedcof`.
         size: the least number of clients in a group, at least 3.
-        bound: of `FixedPoint`: at least any client's count, and any absolute value in its sums of features.
+        bound: see `FixedPoint`: at least as large as each count of a class at a client, and as the absolute
+            value of each entry in a client's sums of features.
         num_classes: C.
         key: PRNG key that draws the groups.
         protocol: ``threshold``, ``least`` and ``neighbours`` of `secure_sum`.

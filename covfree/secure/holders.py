@@ -1,4 +1,4 @@
-"""Leave classes of few clients out of secure sums, as the sum of such a class would reveal their data."""
+"""Leave classes that few clients have out of secure sums, as their sums would reveal these clients' data."""
 
 from __future__ import annotations
 
@@ -16,29 +16,40 @@ from covfree.rounds.algorithm import Algorithm, ClientData, check_algorithm
 
 
 class _Numbers(NamedTuple):
-    """The new algorithm's ``params``: the original ones, and the least number of clients with a class."""
+    """The ``params`` of the algorithm from `common_classes`.
+
+    Attributes:
+        own: the original algorithm's ``params``.
+        holders: the least number of clients that must have a class.
+    """
 
     own: Any
     holders: AnyArray
 
 
 class _State(NamedTuple):
-    """The server's state: the original one, and which classes are summed (None before the count)."""
+    """The server's state in the algorithm from `common_classes`.
+
+    Attributes:
+        own: the original algorithm's state.
+        common: [C] bool, whether enough clients have the class; None until its clients are counted.
+    """
 
     own: Any
     common: AnyArray | None
 
 
 def common_classes(algorithm: Algorithm, holders: int) -> Algorithm:
-    """Make an algorithm that first counts each class's clients, and leaves out classes with few clients.
+    """Return an algorithm that first counts each class's clients, and leaves out classes with few clients.
 
-    If one client holds a class, the sum of this class is that client's own sum, even under masks. So in a
+    If only one client has a class, the sum of this class is that client's own sum, even under masks. So in a
     round before the algorithm's own, each client uploads C numbers: 1 for each class that it has, 0 for
-    others. With K_c the sum for class c, the server announces the classes with K_c ≥ ``holders``, and clients
-    leave the examples of other classes out of everything they send. FedCOF then takes three rounds of sums:
-    holders; class sums; scatter. The head never predicts a class that was left out.
+    others. Their sums K_c are the numbers of clients with class c. The server announces the classes with
+    K_c ≥ ``holders``, and clients leave the examples of other classes out of everything they send. FedCOF
+    then takes three rounds of sums: K_c, class sums, and scatter. The head never predicts a class that was
+    left out.
 
-    A client must trust the announcement: under masks it does not see K_c.
+    A client must trust the announcement, as it does not see K_c.
 
     Args:
         algorithm: ``covfree.rounds.as_algorithm(method, num_classes=C, uploads="sums")``.
@@ -76,7 +87,7 @@ def common_classes(algorithm: Algorithm, holders: int) -> Algorithm:
 
 
 def nothing_left(params: Any, state: Any) -> str:
-    """Return an error text if no class has enough holders; "" if one has, or if holders are not counted."""
+    """Return an error text if no class has enough clients; "" if one has, or if clients are not counted."""
     if not isinstance(state, _State) or state.common is None or np.any(np.asarray(state.common)):
         return ""
     return f"no class is held by {int(params.holders)} clients or more: nothing is left to learn"
@@ -90,7 +101,7 @@ def _init(
 
 
 def _broadcast(numbers: _Numbers, state: _State, *, broadcast: Callable[..., Any]) -> Any:
-    """Return which classes are summed, and the original broadcast; None in the round that counts clients."""
+    """Return which classes are summed, and the original broadcast; or None in the round of the count."""
     return None if state.common is None else (state.common, broadcast(numbers.own, state.own))
 
 

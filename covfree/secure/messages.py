@@ -37,11 +37,12 @@ class Session:
         size: the number of words of an upload.
         neighbours: k, the number of other clients with which each client shares masks, an even number; None
             for all.
-        threshold: t, how many neighbours must stay to the end, more than half of k. A client reveals only one
-            of its two shares of each neighbour, and two sets of t neighbours overlap. So the server cannot
-            get both secrets of a client unless 2t − k neighbours collude with it.
+        threshold: t, how many of a client's neighbours must stay to the end, more than half of k. Each
+            neighbour has a share of both secrets of the client, but reveals only one share, and any two sets
+            of t neighbours overlap. So the server cannot rebuild both secrets unless 2t − k neighbours
+            collude with it.
         least: the least number of clients in a sum.
-        seed: the seed of the graph of neighbours; public, and not chosen by a single party.
+        seed: the seed of the draw of who are neighbours; public, and not chosen by a single party.
     """
 
     name: str
@@ -80,9 +81,10 @@ class Session:
         return -(-len(self.identities) * self.threshold // self.degree)
 
     def neighbours_of(self, client: int) -> list[int]:
-        """Return the numbers of a client's k neighbours in the graph, a ring in random order.
+        """Return the numbers of a client's k neighbours.
 
-        Each client is linked to the k/2 next ones on either side, as in SecAgg+ (Bell et al. 2020).
+        Clients form a ring in random order; a client's neighbours are the k/2 next ones on either side, as in
+        SecAgg+ (Bell et al. 2020).
         """
         numbers = sorted(self.identities)
         if self.degree == len(numbers) - 1:
@@ -103,7 +105,10 @@ class Session:
         return self.label("came", 0, 0) + b"\0" + hashlib.sha256(numbers.encode()).digest()
 
     def label(self, purpose: str, first: int, second: int) -> bytes:
-        """Return bytes that bind a key or signature to session, purpose and an ordered pair of clients."""
+        """Return bytes that are different for each session, purpose and ordered pair of clients.
+
+        A key or signature that is made with these bytes is valid for nothing else.
+        """
         return "\0".join(("covfree secure sum 2", self.name, purpose, str(first), str(second))).encode()
 
 
@@ -112,10 +117,10 @@ class Advert(NamedTuple):
 
     Attributes:
         sender: the client's number.
-        sealing: public key; from two clients' sealing keys comes the key that encrypts their shares.
-        masking: public key; from two clients' masking keys comes the mask of their uploads.
+        sealing: public key; two clients' sealing keys give the key that encrypts shares between them.
+        masking: public key; two clients' masking keys give the mask that cancels between their uploads.
         commitment: SHA-256 of the seed of the client's own mask.
-        signature: signature by the client's identity.
+        signature: signature of the other fields by the client's Ed25519 key.
     """
 
     sender: int
@@ -126,7 +131,13 @@ class Advert(NamedTuple):
 
 
 class Sealed(NamedTuple):
-    """A share of a client's seed and one of its masking key, encrypted for one neighbour."""
+    """Shares of one client's two secrets, the seed of its own mask and its masking key, for one neighbour.
+
+    Attributes:
+        sender: the number of the client whose secrets are shared.
+        receiver: the number of the neighbour.
+        box: both shares, encrypted so that only the neighbour can read them.
+    """
 
     sender: int
     receiver: int
@@ -134,26 +145,31 @@ class Sealed(NamedTuple):
 
 
 class Masked(NamedTuple):
-    """A client's upload under its masks."""
+    """A client's masked upload.
+
+    Attributes:
+        sender: the client's number.
+        words: the upload plus the client's masks, as integers modulo 2⁶⁴.
+    """
 
     sender: int
     words: np.ndarray
 
 
 class Agreed(NamedTuple):
-    """A client's signature of the list of clients whose uploads came."""
+    """The signature, by client ``sender``, of the list of clients whose uploads came."""
 
     sender: int
     signature: bytes
 
 
 class Opened(NamedTuple):
-    """The shares that a client reveals: one for each neighbour, of its mask seed or of its masking key.
+    """The shares that a client reveals: for each neighbour one, of the neighbour's mask seed or masking key.
 
     Attributes:
-        sender: the client's number.
-        seeds: shares of the mask seeds of clients whose uploads came, by number.
-        keys: shares of the masking keys of clients whose uploads did not come, by number.
+        sender: the number of the client that reveals.
+        seeds: shares of the mask seeds of neighbours whose uploads came, by the neighbour's number.
+        keys: shares of the masking keys of neighbours whose uploads did not come, by number.
     """
 
     sender: int

@@ -17,7 +17,7 @@ from covfree.secure.words import Words, mask
 
 
 class Server:
-    """The server in one session. It learns the sum, who took part, and nothing else of honest clients.
+    """The server in one session. It learns the sum and who took part, but no honest client's single upload.
 
     Duplicate or forged messages raise `Refused`, and change nothing.
 
@@ -49,7 +49,7 @@ class Server:
 
     @property
     def shared(self) -> frozenset[int]:
-        """The numbers of the clients whose shares are stored."""
+        """The numbers of the clients that have sent shares for their neighbours."""
         return frozenset(self._shared)
 
     def adverts_for(self, client: int) -> list[Advert]:
@@ -89,7 +89,7 @@ class Server:
         """Return the numbers of the clients whose uploads came, for step 4.
 
         Raises:
-            Refused: if they are too few.
+            Refused: if there are fewer of them than the session's ``least``.
         """
         if len(self._uploads) < self._session.least:
             raise Refused(f"expected at least {self._session.least} uploads, got {len(self._uploads)}")
@@ -145,7 +145,10 @@ class Server:
         return total
 
     def _rebuilt(self, client: int, own: Mapping[int, bytes], fits: Callable[[int, bytes], bool]) -> bytes:
-        """Rebuild a client's secret from t of its shares; some may be false, so try several choices of t."""
+        """Return a client's secret, rebuilt from t of its shares, ``own``.
+
+        Some shares may be false, so t shares are tried after t others until ``fits`` accepts the secret.
+        """
         least = self._session.threshold
         if len(own) < least:
             raise Refused(f"shares: expected at least {least} of client {client}, got {len(own)}")

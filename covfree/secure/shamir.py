@@ -1,4 +1,4 @@
-"""Share 32 secret bytes by Shamir's scheme: t shares rebuild them, and fewer reveal nothing about them."""
+"""Share 32 secret bytes by Shamir's scheme: any t shares rebuild the secret; fewer reveal nothing of it."""
 
 from __future__ import annotations
 
@@ -37,7 +37,9 @@ def split(secret: bytes, threshold: int, holders: Iterable[int]) -> dict[int, by
 
 
 def rebuild(shares: Mapping[int, bytes]) -> bytes:
-    """Rebuild a secret from shares, given by their holders' numbers, with Lagrange's formula at 0.
+    """Return the secret that `split` made into ``shares``, a mapping from holders' numbers to shares.
+
+    The polynomial's value at 0 follows from the shares by Lagrange's formula.
 
     Raises:
         ValueError: if the shares are not of one secret of 32 bytes. With too few shares, or a wrong one, the

@@ -1,4 +1,4 @@
-"""Simulate secure sums in one process, of given uploads or of all rounds of an algorithm."""
+"""Simulate secure sums in one process: the sum of given uploads, or those in all rounds of an algorithm."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Summed(NamedTuple):
 
     Attributes:
         total: the sum of the uploads that came, with the structure of an upload.
-        came: the numbers of the clients whose uploads are in it.
+        came: the numbers of the clients whose uploads are in the sum.
     """
 
     total: Any
@@ -57,12 +57,14 @@ def secure_sum(
     Args:
         uploads: each client's upload, by its number: pytrees of one structure, with arrays that add up. At
             least three, as each of two clients would learn the other's upload from the sum.
-        point: the encoding of numbers as words, a `FixedPoint` or from `covfree.privacy.private_updates`.
+        point: the encoding of numbers as words (integers modulo 2⁶⁴): a `FixedPoint`, or from
+            `covfree.privacy.private_updates`.
         name: distinguishes this sum from others, see `Session`.
         threshold: t, see `Session`; by default the smallest number above half of a client's neighbours.
         least: the least number of clients in a sum. By default what ``point`` asks for: 2, or the number of
             clients on whose noise the privacy promise relies.
-        neighbours: k, an even number; None for all other clients.
+        neighbours: k, the number of other clients with which each client shares masks, an even number; None
+            for all.
         leaves: for each client that leaves, the name in `STEPS` of the first step that it does not take.
 
     Returns:
@@ -148,7 +150,7 @@ def run_securely(
     rounds: int | None = None,
     **protocol: Any,
 ) -> Any:
-    """Run an algorithm whose uploads are sums; `secure_sum` adds the uploads of each round.
+    """Run an algorithm and return its result; in each round, `secure_sum` adds the clients' uploads.
 
     Args:
         algorithm: e.g. ``covfree.rounds.as_algorithm(method, num_classes=C, uploads="sums")``, or one of
@@ -168,7 +170,7 @@ def run_securely(
     Raises:
         TypeError: if an argument has a wrong type.
         ValueError: if an argument is out of its range; if an upload holds a table of rows, which is no sum;
-            if a number exceeds the bound; or if no class has as many holders as `common_classes` asks for.
+            if a number exceeds the bound; or if no class has as many clients as `common_classes` asks for.
         Refused: see `secure_sum`.
     """
     check_algorithm(algorithm)
@@ -229,7 +231,7 @@ def _own_data(federation: Federation) -> dict[int, ClientData]:
 
 
 def _each(clients: Iterable[int], step: Callable[[int], T]) -> dict[int, T]:
-    """Call ``step`` for each client; return the answers by client, without clients that raise `Refused`."""
+    """Return ``step(client)`` for each client, without clients for which it raises `Refused`."""
     answers = {}
     for client in clients:
         with suppress(Refused):

@@ -49,11 +49,11 @@ class Encoding(Protocol):
 
 @dataclass(frozen=True)
 class FixedPoint:
-    """Encodes numbers as words: x is rounded to a multiple of 2^−bits; negative numbers wrap, −1 is 2⁶⁴ − 1.
+    """Encodes a number x as the word round(x·2^bits) modulo 2⁶⁴; negative numbers are words above 2⁶³.
 
-    Sums of at most ``num_clients`` uploads do not wrap: each word is at most bound·2^bits + ½ in absolute
-    value, and bound·2^bits ≤ 2⁶²/K, so their sum is below 2⁶³. The error of a number in the sum is at most
-    K·2^−(bits + 1), plus float64's relative rounding, 2^−53.
+    Sums of at most ``num_clients`` uploads do not wrap: each rounded integer is at most bound·2^bits + ½ in
+    absolute value, and bound·2^bits ≤ 2⁶²/K, so a sum is below 2⁶³. The error of a number in the sum is at
+    most K·2^−(bits + 1), plus float64's relative rounding, 2^−53.
 
     Attributes:
         bound: the largest absolute value of a number in an upload.
@@ -74,7 +74,7 @@ class FixedPoint:
 
     @property
     def least(self) -> int:
-        """The least number of clients in a sum: 2, as a sum of one upload would reveal it."""
+        """The least number of clients in a sum: 2, as a sum over one client is that client's upload."""
         return 2
 
     @property
@@ -84,11 +84,11 @@ class FixedPoint:
 
     @property
     def bits(self) -> int:
-        """The number of bits after the binary point."""
+        """The number of bits after the binary point, chosen such that no sum overflows."""
         return _ROOM - math.ceil(math.log2(self.num_clients)) - math.ceil(math.log2(self.bound))
 
     def encode(self, upload: Any) -> Words:
-        """Round a pytree of numbers to words.
+        """Return the words of a pytree of numbers, each rounded to a multiple of 2^−bits.
 
         Args:
             upload: a pytree of arrays of numbers; the order of its leaves must be the same at all clients.
@@ -110,7 +110,7 @@ class FixedPoint:
         return np.rint(np.ldexp(numbers, self.bits)).astype(np.int64).view(np.uint64)
 
     def decode(self, total: Words, like: Any) -> Any:
-        """Convert a sum of words to a pytree of numbers.
+        """Return the numbers that a sum of words encodes, as a pytree.
 
         Args:
             total: the sum, modulo 2⁶⁴, of words from `encode`.
@@ -135,7 +135,7 @@ def shaped(numbers: Float[np.ndarray, " words"], like: Any) -> Any:
 
 
 def _numbers(leaf: np.ndarray) -> np.ndarray:
-    """Return an array's numbers in float64, which must represent them exactly."""
+    """Return an array's numbers as a vector in float64; raise an error unless float64 holds them exactly."""
     whole, real = (jnp.issubdtype(leaf.dtype, kind) for kind in (jnp.integer, jnp.floating))
     if not whole and not real:
         raise TypeError(f"upload: expected integers or floats, which add up, got {leaf.dtype}")
@@ -155,7 +155,10 @@ def _like(numbers: np.ndarray, leaf: Any) -> Any:
 
 
 def mask(key: bytes, size: int) -> Words:
-    """Return the first ``size`` words of the ChaCha20 stream of a 32-byte key; use each key only once."""
+    """Return a mask: the first ``size`` words of the ChaCha20 stream of a 32-byte key.
+
+    Use each key only once, as equal masks would reveal the difference of two uploads.
+    """
     ciphers = optional("cryptography.hazmat.primitives.ciphers", "secure")
     stream = ciphers.Cipher(ciphers.algorithms.ChaCha20(key, bytes(16)), None).encryptor()
     return np.frombuffer(stream.update(bytes(8 * size)), "<u8").astype(np.uint64)
