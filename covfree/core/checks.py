@@ -141,9 +141,10 @@ def check_example_structure(features: Any, labels: Any = None, clients: Any = No
 
 
 def _on_host(features: Any, labels: Any, clients: Any, most: int) -> bool:
-    """Return whether labels are ≤ ``most`` and features finite; computed in NumPy, without padding.
+    """Return whether labels are ≤ ``most`` and features are finite, computed in NumPy.
 
-    The result is also False if each of the first rows underflows to 0, as then all features may.
+    Features of padding are not checked. The result is False too if the first 64 rows may underflow to 0:
+    `check` then looks at all rows.
     """
     labels = np.asarray(labels)
     used = labels >= 0 if clients is None else (labels >= 0) & (np.asarray(clients) >= 0)
@@ -154,7 +155,7 @@ def _on_host(features: Any, labels: Any, clients: Any, most: int) -> bool:
 
 
 def _on_device(features: jax.Array, labels: Any, clients: Any, most: int) -> bool:
-    """Return whether labels are ≤ ``most``, and features pass `_sound`; features stay on their device."""
+    """Return whether labels are ≤ ``most``, and features finite and not all subnormal; on their device."""
     integers = [array for array in (labels, clients) if array is not None]
     # Under a caller's ``jit``, computations on concrete arrays would otherwise be traced.
     with jax.ensure_compile_time_eval():

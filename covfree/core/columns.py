@@ -112,9 +112,11 @@ def read_columns(path: Path, columns: Mapping[str, str]) -> dict[str, np.ndarray
         path: see `open_table`. If a table has no column ``features``, each column of numbers or booleans is
             one feature; their names are returned as ``feature_names``. The index of a pandas data frame is
             left out.
-        columns: for each key of `COLUMNS`, the name of its column in the file. For features there may be
-            several names, such as ``"age+weight"``, or a pattern, such as ``"f*"``. For a ``.npy`` file of
-            features, the paths of ``.npy`` files with the other arrays.
+        columns: names of columns in the file, by the keys ``features``, ``labels``, ``clients`` and
+            ``is_test`` (`COLUMNS`). A key that is missing here names its own column; labels and clients may
+            then also be in columns ``label`` and ``client``. For features there may be several names, such as
+            ``"age+weight"``, or a pattern, such as ``"f*"``. For a ``.npy`` file of features, the values are
+            paths of ``.npy`` files with the other arrays.
 
     Returns:
         The arrays by the keys of `COLUMNS`; also ``key`` (`Extractor.key`) if `covfree extract` wrote it.

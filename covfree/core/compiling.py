@@ -37,9 +37,11 @@ _PLAIN = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passe
 
 @cache
 def _options(plain: bool) -> dict[str, bool | int]:
-    """Return the compiler's options: none on an accelerator, else `quick_options`, and `_PLAIN` if ``plain``.
+    """Return the compiler's options: none on an accelerator, else `quick_options`.
 
-    They are computed once; later changes of ``XLA_FLAGS`` have no effect.
+    If ``plain``, they also include `_PLAIN`, which turns most optimisations off.
+
+    The options are computed once; later changes of ``XLA_FLAGS`` have no effect.
     """
     if jax.default_backend() != "cpu":
         return {}
@@ -47,7 +49,9 @@ def _options(plain: bool) -> dict[str, bool | int]:
 
 
 def jit(function: Callable[..., _R], *, plain: bool = False, **how: Any) -> Callable[..., _R]:
-    """Compile like ``jax.jit``, on CPUs with `quick_options`; inside another ``jit``, the outer options hold.
+    """Return the function, compiled as by ``jax.jit``, and on CPUs with `quick_options`.
+
+    Inside another ``jit`` the options of that ``jit`` hold.
 
     Args:
         function: the function to be compiled.

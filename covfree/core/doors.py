@@ -112,7 +112,7 @@ def as_int32(name: str, integers: Any) -> Integer[Array, "..."]:
 
 
 def as_counts(counts: Any) -> Any:
-    """Convert counts for jax: host integers that exceed int32 become floats."""
+    """Convert counts for jax: NumPy integers that jax would truncate to int32 become floats."""
     return counts.astype(jnp.result_type(float)) if _is_cut(counts) else whole(jnp.asarray(counts))
 
 

@@ -32,7 +32,7 @@ _PIVOT_NOISE = 4.0
 
 
 class Route(enum.IntEnum):
-    """How a system was solved: by Cholesky or ``eigh``, of the matrix or of its dual."""
+    """How a system was solved: by Cholesky or ``eigh``, of the matrix YᵀY or of its dual YYᵀ."""
 
     CHOLESKY = 0
     EIGH = 1
@@ -219,7 +219,7 @@ def _apply_primal(
     deficient: Bool[Array, ""],
     right: Float[Array, "size columns"],
 ) -> Float[Array, "size columns"]:
-    """Compute A⁻¹ B, or the pseudo-inverse times B if ``deficient``, for a matrix A stored in full."""
+    """Compute A⁻¹ B for B = ``right`` and a matrix A stored in full; A⁺ B if ``deficient``."""
     return cond_of_lanes(deficient, _by_eigenvectors, _by_cholesky, basis, diagonal, right)
 
 

@@ -34,7 +34,7 @@ def divide_or_zero(
 ) -> Float[Array, "..."]:
     """Divide where ``known``, by default where the denominator is above 0; return 0 elsewhere.
 
-    Where the result is 0 for that reason, its derivatives are 0 too, never NaN.
+    Where ``known`` is False, the derivatives are 0 too, not NaN.
     """
     known = denominator > 0 if known is None else known
     return jnp.where(known, numerator / jnp.where(known, denominator, 1), 0)

@@ -88,7 +88,7 @@ def summable(count: Any, total: float) -> np.ndarray:
 
 
 def exact_counts(counts: Sequence[Any]) -> np.ndarray:
-    """Concatenate the counts of several tables without rounding: as float64 if their sum exceeds int32.
+    """Concatenate the counts of several `Rows` without rounding: as float64 if their sum exceeds int32.
 
     Without x64, jax would wrap int64 to int32, but only rounds float64 to float32. `summable_again` converts
     the counts back to int32.

@@ -254,7 +254,7 @@ def sum_groups(
 def add_by_group(
     values: Num[np.ndarray, "items *size"], group: Integer[np.ndarray, " items"], num_groups: int
 ) -> Num[np.ndarray, "groups *size"]:
-    """Add the NumPy values of each group in their own data type, one after the other."""
+    """Return the sum of each group's values, added in NumPy, in order and in the values' own data type."""
     sums = np.zeros((num_groups, *values.shape[1:]), values.dtype)
     np.add.at(sums, group, values)
     return sums

@@ -1,4 +1,4 @@
-"""The basic types of the library: class rows, their moments, and the linear head.
+"""The basic types of the library: `Rows` of class means, their `Moments`, `Message`s and the linear head.
 
 Axes in all modules: ``examples`` (n), ``dim`` (d), ``classes`` (C), ``clients`` (K), ``rows`` (M).
 """
@@ -167,6 +167,8 @@ class Rows:
 class Moments:
     """Sums for each class over all rows, from which class means and priors follow.
 
+    Row r has n_r examples with mean x_r.
+
     Attributes:
         count: N_c, examples of each class; floats, which do not overflow.
         num_rows: K_c, rows of each class with a count above 0. If each client sends one mean for each class,
@@ -226,8 +228,8 @@ class Message:
 
     Attributes:
         rows: class means and counts of the client's classes, or the other rows that its method sends.
-        matrix: Fed3R's F Fᵀ or AFL's F Fᵀ + γI, to be added up over clients. Fed3R's class sums are
-            not stored: they are means times counts of ``rows``.
+        matrix: Fed3R's F Fᵀ or AFL's F Fᵀ + γI, to be added up over clients; the columns of F are the
+            examples' features. Fed3R's class sums are not stored: they are means times counts of ``rows``.
         solved: whether the means in ``rows`` are columns of the client's own ridge solution, as in AFL's
             messages. False in the result of `collect`.
         sends: the kind of message, ``method.sends``; None if it was made by hand.

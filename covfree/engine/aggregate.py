@@ -1,7 +1,7 @@
 """Sums over examples (totals) that determine a head: each worker sums its shards; totals merge in any order.
 
 `zero` makes an empty total, `add` adds a shard's examples, `merge` merges two totals, and `finish` solves for
-the head. Totals are NumPy arrays and can be pickled. The head equals that of `fit` within rounding.
+the head. Totals are NumPy arrays and can be pickled. The head equals the head of `fit` within rounding.
 """
 
 from __future__ import annotations
@@ -110,14 +110,14 @@ def zero(method: Method[H], *, num_classes: int) -> Aggregate[H]:
     """Make an empty total, to which `add` adds examples.
 
     Args:
-        method: the method. Its clients must send sums over their examples, or one row for each of their
-            classes: class means, with or without variances, Gram matrices, class covariances.
+        method: the method. Its clients must send sums over their examples, such as Gram matrices, or one row
+            for each of their classes: the class mean, perhaps with its variances or covariance.
         num_classes: C.
 
     Raises:
         TypeError: if ``method`` is no method.
         ValueError: if the method's clients send something else, ``num_classes`` is below 1, or the method has
-            transforms.
+            transforms, which change the rows that a client sends.
 
     >>> import covfree, numpy as np
     >>> empty = zero(covfree.fedcof(), num_classes=2)
@@ -139,8 +139,8 @@ def add(
 ) -> Aggregate[H]:
     """Return the total with more examples; the given total does not change.
 
-    The cost is that of a Gram matrix if the method needs one, or else of a sum by client and class. Extra
-    memory holds a few thousand rows, not all features.
+    This costs as much as the examples' Gram matrix if the method needs one, or else as sums by client and
+    class. Extra memory is needed for a few thousand rows, not for all features.
 
     Args:
         total: from `zero`, `add` or `merge`.
@@ -157,7 +157,7 @@ def add(
 
     Raises:
         TypeError: if a data type is wrong, ``clients`` are missing, or an array is traced.
-        ValueError: if a shape or a value is wrong, or the dimension is not that of earlier features.
+        ValueError: if a shape or a value is wrong, or earlier features had another dimension.
     """
     check_type("total", total, Aggregate)
     given = {"features": features, "labels": labels, "clients": clients}
@@ -196,7 +196,7 @@ def merge(first: Aggregate[H], second: Aggregate[H]) -> Aggregate[H]:
 
     Raises:
         TypeError: if an argument is no total.
-        ValueError: if the two totals cannot be merged.
+        ValueError: if the totals differ in dimension, number of classes or what clients send.
     """
     check_type("first", first, Aggregate)
     check_type("second", second, Aggregate)
@@ -233,8 +233,8 @@ def finish(total: Aggregate[H]) -> H:
         total: the total of all examples.
 
     Returns:
-        The method's head. It equals that of `fit` on the same examples within rounding. With
-        more than 256 clients, automatic shrinkage uses a sample of them; if clients have equal counts, `fit`
+        The method's head. It equals the head of `fit` on the same examples within rounding. With more than
+        256 clients, automatic shrinkage uses a sample of them; if clients have equal counts, `fit`
         may sample other clients.
 
     Raises:

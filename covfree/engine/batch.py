@@ -92,8 +92,8 @@ def accumulate(
     """Compute the totals of a method's rounds over rows from any source.
 
     For rows in memory, products are summed part by part, so the extra memory does not grow with the number of
-    rows. On a mesh each device sums its own rows, and devices exchange only the totals: C·d + d² numbers,
-    unless the method's state contains all rows.
+    rows. On a mesh each device sums its own rows, and devices exchange only the totals: C·d + d²
+    numbers for features of size d, unless the method's state contains all rows.
 
     Args:
         method: the method. If its state contains rows (as a `Table`), ``source`` must be `Rows`.

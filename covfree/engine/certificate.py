@@ -26,7 +26,8 @@ class Certificate(NamedTuple):
         solutions: bound on ‖S⁻¹B − S₀⁻¹B‖_F/‖S₀⁻¹B‖_F for any right-hand side B, also column by column. S and
             S₀ are the method's regularised matrices, made from A and A₀. Infinite if A may be singular.
 
-    If a column of the solution is then scaled to norm 1, it differs by at most twice ``solutions``.
+    If corresponding columns of S⁻¹B and S₀⁻¹B are then scaled to norm 1, they differ by at most twice
+    ``solutions``.
     """
 
     statistics: float
@@ -34,7 +35,7 @@ class Certificate(NamedTuple):
 
 
 def certify(method: Method[Any], collected: Collected, *, num_classes: int) -> Certificate:
-    """Bound how far the collected statistics are from those of a server that never had the forgotten clients.
+    """Bound the difference that rounding leaves to a server that never had the forgotten clients.
 
     The bounds assume that both servers use the same messages of the other clients. In `collect`, the
     forgotten clients influenced which messages were accepted: kind, class names and extractor (by majority),
@@ -61,8 +62,8 @@ def certify(method: Method[Any], collected: Collected, *, num_classes: int) -> C
         ValueError: if the messages are of another method, no client is left, or a label is not below
             ``num_classes``.
 
-    Source: Quan, Wu and Montana (2026), arXiv 2603.12977, which states that the two are equal in exact
-    arithmetic; the bound on rounding is covfree's.
+    Source: Quan, Wu and Montana (2026), arXiv 2603.12977, which states that both servers' heads are equal in
+    exact arithmetic; the bound on rounding is covfree's.
 
     >>> import covfree, jax.numpy as jnp
     >>> method = covfree.fed3r()

@@ -39,7 +39,7 @@ class State(NamedTuple):
 def identity_of(
     method: Method[Any], parts: Parts, forms: Sequence[Passed], *, num_classes: int, part_rows: int
 ) -> dict[str, str]:
-    """Return named values that identify a run: it is resumed only if all equal those in the checkpoint."""
+    """Return named values that identify a run: it is resumed only from a checkpoint with the same values."""
 
     def described(value: Any) -> str:
         # Remove the memory addresses in the repr of functions: they differ between processes.

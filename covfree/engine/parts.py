@@ -132,7 +132,7 @@ class TableParts:
         return padded_rows(self._as_received(part), self._size)
 
     def identity(self) -> Mapping[str, str]:
-        """Describe the table by its shapes, all columns and some means, to tell it from other tables."""
+        """Identify the table: return its shapes, and a digest of all labels and counts and of some means."""
         length = len(self._rows.label)
         sample = np.unique(np.linspace(0, max(length - 1, 0), _SAMPLE).astype(int))[:length]
 
@@ -255,7 +255,7 @@ class FolderParts:
         return self._last[1]
 
     def identity(self) -> Mapping[str, str]:
-        """Describe the folder by names and digests of its files, to tell it from other folders."""
+        """Identify the folder: return the number of its files, and a digest of their names and contents."""
         files = (f"{name}\0{each.receipt}" for name, each in self._found.items())
         return {
             "number of files": str(len(self._found)),

@@ -38,7 +38,7 @@ def _head(
 
 
 def _with_choice(system: Any, params: Any, state: tuple[Any, ...]) -> Any:
-    """Return ``params``, with the automatic shrinkage rule replaced by a fixed rule with its result.
+    """Return ``params``, with the automatic shrinkage rule replaced by a rule that returns its result.
 
     The rule takes longer to compile than everything else. It is compiled by itself, once for all methods
     whose sums have the same shapes. ``params`` is returned unchanged if arrays are traced, if it has

@@ -39,7 +39,8 @@ class Table(NamedTuple):
         label: [rows] int64.
         count: [rows] int64.
         mean: [rows, dim]; float64 once rows are merged.
-        squares: float64, Σ (f − mean)(f − mean)ᵀ of each row, or its diagonal, or its trace; None for 0.
+        squares: float64, Σ (f − mean)(f − mean)ᵀ over the features f behind each row, or its diagonal, or its
+            trace; None for 0.
     """
 
     client: np.ndarray

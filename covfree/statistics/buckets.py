@@ -71,10 +71,11 @@ def bucket_features(
 ) -> BucketFeatures:
     """Make SAFLe's feature map to one-hot tables; a linear head on the map is nonlinear in the features.
 
-    Feature j has a bit {x_j > t_jl} for each of its L thresholds. The d·L bits are permuted and cut into
-    groups of G. The bits of a group are the digits of a number below 2ᴳ, which is encoded as a one-hot
-    vector. So a linear head on the D = ⌈d·L/G⌉·2ᴳ mapped features is a sum of tables, and each table can be
-    any function of its G bits. The derivative with respect to the features is 0.
+    Each of the L thresholds t_jl of feature j gives a bit: 1 if x_j > t_jl, else 0. The bits of all d
+    features are permuted and cut into groups of G. The bits of a group are the digits of a number below 2ᴳ,
+    which is encoded as a one-hot vector. So a linear head on the D = ⌈d·L/G⌉·2ᴳ mapped features is a sum of
+    tables, and each table can be any function of its G bits. The derivative with respect to the features is
+    0.
 
     Args:
         thresholds: t_jl, the same for all parties; `gaussian_thresholds` computes them from sums.
@@ -114,8 +115,9 @@ def gaussian_thresholds(
 ) -> Float[Array, "dim num_buckets"]:
     """Compute thresholds of each feature, the quantiles of a Gaussian, from sums over all examples.
 
-    t_jl = m_j + s_j Φ⁻¹(l/(L + 1)), with the features' means m and standard deviations s. Clients send n, Σ(x
-    − c) and Σ(x − c)², which are 2·d + 1 numbers that add up. In float32, s has a relative error of about
+    t_jl = m_j + s_j Φ⁻¹(l/(L + 1)), with the features' means m and standard deviations s, and the standard
+    normal quantile function Φ⁻¹. Clients send their number n of examples x, Σ(x − c) and Σ(x − c)²: 2·d + 1
+    numbers that add up. In float32, s has a relative error of about
     eps·(1 + (m − c)²/s²). So features far from 0 need a centre c near their mean, which a first round of n
     and Σx gives.
 

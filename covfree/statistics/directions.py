@@ -32,12 +32,13 @@ def directed_rows(
 ) -> Rows:
     """Compute all clients' class means, as `client_rows` does, followed by their residual directions.
 
-    Let the rows of R be a client's residuals f_i − μ_{y_i}, with singular values s_1 ≥ s_2 ≥ … and right
-    vectors v_j. Direction j is s_j v_j, with the sign that makes its largest entry positive. Of all matrices
-    of rank q, Σ_{j ≤ q} s_j² v_j v_jᵀ is nearest to the scatter RᵀR, and RᵀR minus it is positive
-    semi-definite. The sum equals RᵀR if q ≥ a_k = Σ_c (n_c − 1), where the client has n_c examples of
-    class c. Directions reveal more about examples than their number suggests: if a client has two examples of
-    a class, their mean and a direction determine both, up to their order.
+    Let the rows of R be a client's residuals f_i − μ_{y_i}, its examples minus their class means, with
+    singular values s_1 ≥ s_2 ≥ … and right singular vectors v_j. Direction j is s_j v_j, with the sign that
+    makes its largest entry positive. Of all matrices of rank q, Σ_{j ≤ q} s_j² v_j v_jᵀ is nearest to the
+    scatter RᵀR, and RᵀR minus it is positive semi-definite. The sum equals RᵀR if q ≥ a_k = Σ_c (n_c − 1),
+    where the client has n_c examples of class c. Directions reveal more about examples than their number
+    suggests: if a client has two examples of a class, their mean and a direction determine both, up to their
+    order.
 
     A direction is a row with ``sketch`` set, label −2 and the mean s_j v_j. A client sends min(q, a_k, d)
     directions; the other rows are padding. The count of a direction is its degrees of freedom: 1 if q < d. If
@@ -45,11 +46,11 @@ def directed_rows(
 
     If not centred, the directions are those of the client's n_k examples themselves, with n_k in place of
     a_k. Then Σ_{j ≤ q} s_j² v_j v_jᵀ is the matrix of rank q that is nearest to their Gram matrix. The
-    ``covariance`` of the client's first direction is Σ_{j > q} s_j⁴ / Σ_{j > q} s_j², the size of the
-    eigenvalues left out; other rows have 0.
+    ``covariance`` of the client's first direction is Σ_{j > q} s_j⁴ / Σ_{j > q} s_j², a weighted mean of the
+    eigenvalues s_j² left out; other rows have 0.
 
-    Clients are computed one after another. Each costs a product of size n·d·s and an ``eigh`` of size s, with
-    n = ``client_size`` and s = min(n, d), however few examples it has.
+    Clients are computed one after another. Each costs a product of size n·d·m and an ``eigh`` of size m, with
+    n = ``client_size`` and m = min(n, d), however few examples it has.
 
     Args:
         features: features of all clients' examples, in any order.

@@ -127,8 +127,9 @@ def fourier_features(
 ) -> FourierFeatures:
     """Make the map z to random Fourier features of the RBF kernel k(x, y) = exp(−‖x − y‖²/(2σ²)).
 
-    z(x)ᵀ z(y) is unbiased for k(x, y), as it is a mean over D terms 2 cos(ω_jᵀ x/σ + b_j) cos(ω_jᵀ y/σ +
-    b_j), each in [−2, 2]. Its standard deviation is √((1 − k² + k⁴/2)/D), at most 1/√D.
+    z(x)ᵀ z(y) is unbiased for k = k(x, y): it is the mean of D terms 2 cos(ω_jᵀ x/σ + b_j) cos(ω_jᵀ y/σ +
+    b_j), each in [−2, 2], with random directions ω_j and phases b_j. The standard deviation of z(x)ᵀ z(y) is
+    √((1 − k² + k⁴/2)/D), at most 1/√D.
 
     Args:
         num_features: D, the number of mapped features.
@@ -161,8 +162,8 @@ def relu_features(num_features: int, *, seed: int = 0) -> ReluFeatures:
     """Make the map z to random ReLU features of the arc-cosine kernel of order 1.
 
     z(x)ᵀ z(y) is unbiased for k(x, y) = ‖x‖ ‖y‖ (sin θ + (π − θ) cos θ)/π with θ the angle between x and y,
-    so that k(x, x) = ‖x‖². Its standard deviation is at most √(5/D) ‖x‖ ‖y‖, reached at θ = 0. There is no
-    bandwidth to choose, as scaling the features scales the map.
+    so that k(x, x) = ‖x‖². The standard deviation of z(x)ᵀ z(y) is at most √(5/D) ‖x‖ ‖y‖, reached at θ = 0.
+    There is no bandwidth to choose, as scaling the features scales the map.
 
     Args:
         num_features: D, the number of mapped features.

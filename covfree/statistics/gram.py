@@ -35,7 +35,7 @@ class GramStatistics:
 def gram(
     features: Float[AnyArray, "examples dim"], labels: Integer[AnyArray, " examples"], num_classes: int
 ) -> GramStatistics:
-    """Compute the Gram matrix F Fᵀ, class sums and counts of one client.
+    """Compute the Gram matrix F Fᵀ, class sums and counts of one client; F has features as columns.
 
     Args:
         features: features of the client's examples. Half precisions are summed in float32.

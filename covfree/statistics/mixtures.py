@@ -136,7 +136,7 @@ def client_mixtures(
 ) -> Rows:
     """Fit a mixture for each class of each client; each component is a row with a covariance.
 
-    A group is a client's class. Its mixture is that of `gaussian_mixture` with the key
+    A group is a client's class. Its mixture is the result of `gaussian_mixture` with the key
     ``fold_in(fold_in(derive(key, "mixtures"), label), client)`` (`covfree.core.keys.derive`). It depends
     neither on other groups nor on the examples' order, so a client alone computes the same with the same
     key, up to rounding. Costs a sort of n small keys and work for num_groups·group_size examples, whatever

@@ -28,7 +28,8 @@ class Senders(NamedTuple):
         slot: the number of each example's client; ``len(client)`` for padding examples.
         size: the number of examples of each client.
         client: each client's original number; −1 in unused entries.
-        hidden: a_k = n_k − (rows of client k), the degrees of freedom of examples about their rows' means.
+        hidden: a_k, the number of client k's examples minus the number of its rows: the degrees of freedom of
+            examples about their rows' means.
     """
 
     slot: Integer[Array, " examples"]
