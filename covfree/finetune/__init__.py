@@ -1,4 +1,4 @@
-"""Federated fine-tuning: in rounds, clients train a model with optax, and the server averages changes."""
+"""Federated fine-tuning in rounds: clients train a model with optax, the server averages their changes."""
 
 from covfree.core.optional import optional as _optional
 

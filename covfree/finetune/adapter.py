@@ -36,10 +36,11 @@ def _finish(trained: Any, frozen: Any, statistics: tuple[()]) -> MappedHead:
 def adapter_model(
     head: LinearHead | StudentHead | MappedHead, *, rank: int = 32, key: PRNGKey | None = None
 ) -> Model:
-    """Make a model that trains a linear head on features, and a residual adapter x + relu(x A) B before it.
+    """Make a model that trains a linear head on features, and a residual adapter before the head.
 
-    A starts as N(0, 1/d) and B as 0, so that before training the model predicts what the head does. The
-    result of a run is a `MappedHead` of an `Adapter` and a head; pass it as ``head`` to train it further.
+    The adapter maps features x in d dimensions to x + relu(x A) B, with A [d, rank] and B [rank, d]. A starts
+    as N(0, 1/d) and B as 0, so before training the model predicts what the head does. The result of a run is
+    a `MappedHead` of an `Adapter` and a head; pass this result as ``head`` to train it further.
 
     Args:
         head: a head calibrated as in `linear_model`, or the result of an earlier run.

@@ -86,7 +86,7 @@ def crop_and_flip(images: Images, key: PRNGKey) -> Shaped[Array, "batch height w
 
 
 def augmented(model: Model, augment: Callable[[Any, PRNGKey], Any] = crop_and_flip) -> Model:
-    """Augment a model's inputs at random in every step of training.
+    """Return the model with its inputs augmented at random in every step of training.
 
     Evaluation and the result of a run use the inputs as they are.
 

@@ -23,7 +23,10 @@ Weighting: TypeAlias = Literal["examples", "uniform"]
 
 
 class Numbers(NamedTuple):
-    """The ``params`` of an algorithm like `fedavg`; ``uniform`` is whether all clients have weight 1."""
+    """The ``params`` of an algorithm like `fedavg`; see `covfree.rounds.Algorithm`.
+
+    If ``uniform`` is true, every client with examples has weight 1; else its number of examples.
+    """
 
     model: Model
     training: Training
@@ -69,12 +72,12 @@ def init(numbers: Numbers, num_clients: int, key: PRNGKey) -> tuple[State, tuple
 
 
 def broadcast(numbers: Numbers, state: State) -> Any:
-    """Return the trained parameters, the running statistics and the round."""
+    """Return what the server sends: the trained parameters, the running statistics and the round."""
     return state.trained, state.statistics, state.round
 
 
 def client_weight(numbers: Numbers, data: ClientData) -> jax.Array:
-    """Return w_i, the weight of a client."""
+    """Return w_i, the weight of a client: its number of examples or 1, and 0 if it has no examples."""
     count = data.num_examples.astype(jnp.float32)
     return jnp.where(numbers.uniform, (count > 0).astype(jnp.float32), count)
 
@@ -82,7 +85,7 @@ def client_weight(numbers: Numbers, data: ClientData) -> jax.Array:
 def client(
     numbers: Numbers, sent: Any, data: ClientData, memory: tuple[()], key: PRNGKey
 ) -> tuple[Update, tuple[()], dict[str, Any]]:
-    """Train the server's model on the client's examples, and return the weighted change."""
+    """Train the server's model on the client's examples; return the upload, no memory, and the metrics."""
     trained, statistics, number = sent
     own = numbers.training(numbers.model, trained, statistics, data, key, round=number, anchor=trained)
     weight = client_weight(numbers, data)
@@ -106,7 +109,11 @@ def mean(sums: Any, weight: jax.Array) -> Any:
 
 
 def step(numbers: Numbers, state: State, direction: Any, statistics: Any, weight: jax.Array) -> State:
-    """Take a server step with gradient ``direction``; if no upload arrived, change only the round number."""
+    """Return the state after a step of the server's optimiser with ``direction`` as the gradient.
+
+    ``statistics`` replace the running statistics. If no upload arrived (``weight``, the sum of the clients'
+    weights, is 0), only the round number changes.
+    """
     direction, statistics = (
         jax.tree.map(lambda new, old: new.astype(old.dtype), *pair)
         for pair in ((direction, state.trained), (statistics, state.statistics))
@@ -118,7 +125,7 @@ def step(numbers: Numbers, state: State, direction: Any, statistics: Any, weight
 
 
 def server(numbers: Numbers, state: State, total: Update) -> State:
-    """Update the server's model along the mean of the clients' changes."""
+    """Return the server's next state: its model takes a step along the mean of the clients' changes."""
     weight = total.weight
     return step(numbers, state, mean(total.change, weight), mean(total.statistics, weight), weight)
 
@@ -136,7 +143,7 @@ def federated(
     name: str,
     **others: Callable[..., Any],
 ) -> Algorithm:
-    """Make an algorithm with FedAvg's ``params``; ``others`` replace functions of FedAvg by name."""
+    """Make an algorithm like FedAvg; ``others`` replace FedAvg's functions, such as ``server``, by name."""
     model = without_padding(check_model(model))
     check_choice("weighting", weighting, ("examples", "uniform"))
     numbers = Numbers(
@@ -160,9 +167,9 @@ def fedavg(
 ) -> Algorithm:
     """FedAvg: clients train on their own examples, and the server averages their models.
 
-    x ← x − server(Σ w_i (x − y_i) / Σ w_i), with x the server's model, and y_i client i's after training. The
-    server's optimiser takes the mean change as a gradient. With server = 1.0 the new model is the mean of the
-    clients' models. One round of many epochs is one-shot FedAvg.
+    x ← x − server(Σ w_i (x − y_i) / Σ w_i), with x the server's model, y_i client i's model after training,
+    and w_i client i's weight. The server's optimiser takes the mean change as a gradient. With server = 1.0
+    the new model is the mean of the clients' models. One round of many epochs is one-shot FedAvg.
 
     Args:
         model: from `linear_model` or `network_model`, or your own.
@@ -174,8 +181,8 @@ def fedavg(
         steps: steps of a client in a round, instead of ``epochs``.
         batch_size: the number of examples in a step.
         weighting: w_i = n_i, the client's number of examples (``"examples"``), or 1 (``"uniform"``).
-        schedule: function from the round (from 0) to a factor of the clients' learning rate, such as an optax
-            schedule.
+        schedule: function from the round (from 0) to a factor by which the clients' updates are multiplied,
+            such as an optax schedule.
         name: the algorithm's name.
 
     Returns:
@@ -253,10 +260,10 @@ def fedadam(
 
     Three forms of Adam are in use, and need different learning rates. ``"reddi"`` is the paper's
     (`adaptive`): the second moment v starts at τ², and there is no bias correction. If √v is far below
-    τ = 1e-3, the steps are those of momentum with rate η/τ. ``"torch"`` is PyTorch's Adam, which FLSim and
-    hence FedCOF's tables use: with bias correction, β₂ = 0.999, ε = 1e-8, and a weight decay that is added to
-    the gradient, 1e-5 in FedCOF's code. ``"flower"`` is the Adam of Flower's strategy: v starts at 0, τ is
-    1e-9 by default, and step t has the bias correction of step t + 1.
+    τ = 1e-3, it is nearly gradient descent with momentum at rate η/τ. ``"torch"`` is PyTorch's Adam, which
+    FLSim and hence FedCOF's tables use: with bias correction, β₂ = 0.999, ε = 1e-8, and a weight decay that
+    is added to the gradient, 1e-5 in FedCOF's code. ``"flower"`` is the Adam of Flower's strategy: v starts
+    at 0, τ is 1e-9 by default, and step t has the bias correction of step t + 1.
 
     Args:
         model: see `fedavg`.
@@ -276,10 +283,13 @@ def fedadam(
 
 
 def fedyogi(model: Model, client: Any = 0.01, server_lr: Scalar = 0.01, **options: Any) -> Algorithm:
-    """FedYogi: `fedavg` whose server takes Yogi's steps; see `fedadam`."""
+    """FedYogi: `fedavg` whose server takes Yogi's steps (`adaptive`); for the arguments see `fedadam`."""
     return _adaptive("fedyogi", model, client, server_lr, options)
 
 
 def fedadagrad(model: Model, client: Any = 0.01, server_lr: Scalar = 0.01, **options: Any) -> Algorithm:
-    """FedAdagrad: `fedavg` whose server takes Adagrad's steps (β₁ = 0 by default); see `fedadam`."""
+    """FedAdagrad: `fedavg` whose server takes Adagrad's steps (`adaptive`), with β₁ = 0 by default.
+
+    For the arguments see `fedadam`; there is no ``b2``.
+    """
     return _adaptive("fedadagrad", model, client, server_lr, {"b1": 0.0, **options})

@@ -25,7 +25,7 @@ from covfree.rounds.algorithm import ClientData, is_classes
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Optimiser:
-    """An optax transformation as part of a pytree.
+    """A pytree from which an optax transformation is made.
 
     Attributes:
         numbers: the arguments of ``make``, leaves of the pytree, so that another learning rate does not
@@ -54,7 +54,10 @@ def _called(make: Any) -> Any:
 
 
 def as_optimiser(name: str, optimiser: Any) -> Optimiser:
-    """Make an `Optimiser` from a learning rate, a ``Partial(optax.adam, 0.1)`` or an optax transformation."""
+    """Make an `Optimiser` from a learning rate, a ``Partial(optax.adam, 0.1)`` or an optax transformation.
+
+    A learning rate means gradient descent. Errors begin with ``name``, the argument's name.
+    """
     if isinstance(optimiser, Optimiser):
         return optimiser
     if isinstance(optimiser, jax.tree_util.Partial):
@@ -84,12 +87,12 @@ def as_optimiser(name: str, optimiser: Any) -> Optimiser:
 
 
 def _draws(part: Any) -> bool:
-    """Return whether a state is that of a transformation that draws random numbers (`optax.add_noise`)."""
+    """Return whether a state belongs to a transformation that draws random numbers (`optax.add_noise`)."""
     return hasattr(part, "rng_key")
 
 
 def _waits(part: Any) -> bool:
-    """Return whether a state is that of `optax.MultiSteps` or `optax.apply_every`, which sum gradients."""
+    """Return whether a state belongs to `optax.MultiSteps` or `optax.apply_every`, which sum gradients."""
     return isinstance(part, (optax.MultiStepsState, optax.ApplyEvery))
 
 
@@ -101,7 +104,7 @@ def check_classes(labels: Any) -> None:
 
 
 def class_counts(data: ClientData, num_classes: int) -> Int32[Array, " classes"]:
-    """Count the examples of each class that a client has."""
+    """Return a client's number of examples of each class, [classes]."""
     check_classes(data.labels)
     labels = jnp.asarray(data.labels)[jnp.maximum(jnp.asarray(data.index), 0)]
     # Padding gets class C, which is out of range, so that the scatter drops it.
@@ -110,7 +113,7 @@ def class_counts(data: ClientData, num_classes: int) -> Int32[Array, " classes"]
 
 
 def _check_scores(model: Model, scores: Any, labels: jax.Array) -> None:
-    """Raise unless scores are [examples, C]; if the model has no C, check only the number of examples."""
+    """Raise unless scores are [examples, C]; without ``num_classes`` C, check only the number of examples."""
     shape, wide = jnp.shape(scores), model.num_classes
     if shape[:1] != (len(labels),) or (wide is not None and shape[1:] != (wide,)):
         expected = "…" if wide is None else wide
@@ -196,11 +199,12 @@ class Training:
         penalty: Callable[[Any, Any], Any] | None = None,
         **extra: Any,
     ) -> Local:
-        """Train on a client's examples.
+        """Train on a client's examples, and return the client's model with its metrics, a `Local`.
 
-        Each epoch goes through the examples in its own random order. The last batch of an epoch is filled up
-        with the epoch's first examples: they have no weight in the loss, but batch norms get a full batch. No
-        batch has more examples than the largest client. A client without examples takes no step.
+        Each epoch goes through the examples in a random order of its own. The last batch of an epoch is
+        filled up with the epoch's first examples: there they have no weight in the loss, but batch norms get
+        a full batch. No batch has more examples than the largest client. A client without examples takes no
+        step.
 
         Args:
             model: the model, for its functions and frozen parameters.

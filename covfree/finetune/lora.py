@@ -1,4 +1,4 @@
-"""LoRA: each layer of a model is frozen, and a low-rank matrix that is added to it is trained."""
+"""LoRA: each layer of a model is frozen, and a low-rank matrix is trained that is added to the layer."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ def lora(
     The result of a run is the model's own result, with s A B added to its layers.
 
     Args:
-        model: a model such as `network_model`, in which the network's layers get A and B, or `linear_model`,
-            in which the head does.
+        model: a `network_model`, whose network's layers get A and B; a `linear_model`, whose head gets A and
+            B; or a model of your own.
         rank: r; for a layer with fewer rows or columns it is reduced.
         key: PRNG key that draws A.
         scale: s, the paper's α/r.

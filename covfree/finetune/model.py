@@ -44,8 +44,8 @@ class Model:
     Attributes:
         trained: parameters that gradients change.
         frozen: parameters that do not change.
-        statistics: running statistics of batch norms, which training changes without gradients. Servers
-            average them like the parameters, but outside their optimiser. ``()`` if there are none.
+        statistics: running statistics of batch norms, which training changes without gradients. The server
+            averages them over clients, without its optimiser. ``()`` if there are none.
         features: ``(trained, frozen, statistics, inputs, train, key) -> (features [batch, dim], statistics)``
             with ``train`` a static bool, and ``key`` for dropout and augmentation.
         scores: ``(trained, frozen, features) -> scores [batch, classes]``.
@@ -54,9 +54,9 @@ class Model:
         loss: ``(scores [batch, classes], labels [batch, …]) -> [batch]``, which training minimises. Without
             ``num_classes``, scores may have any shape [batch, …]. A vector of integer labels is always taken
             as classes (below 0 is padding): give numbers to predict as floats.
-        num_classes: C; labels are then classes, integers below C. None for a loss of other labels, such as
-            ``replace(linear_model(head), loss=…, num_classes=None)`` for regression or several labels for
-            each example.
+        num_classes: the number of classes C, if labels are classes, integers below C. None if the loss takes
+            other labels, as in ``replace(linear_model(head), loss=…, num_classes=None)`` for regression or
+            several labels for each example.
     """
 
     trained: Any
@@ -126,10 +126,10 @@ def _linear_head(trained: LinearHead, frozen: Any, statistics: tuple[()]) -> Lin
 def linear_model(head: LinearHead | StudentHead | MappedHead) -> Model:
     """Make a model that trains a linear head on features (linear probing).
 
-    Start from any linear head of `covfree.fit`. First divide its scores by `covfree.calibrate_temperature`
-    (`covfree.with_temperature`): predictions stay the same, and the softmax's probabilities become
-    calibrated. A feature map before the head stays fixed; of a `StudentHead` only the linear part is trained.
-    Absent classes stay absent.
+    Start from any linear head of `covfree.fit`. First divide the head's scores by a temperature, which
+    `covfree.calibrate_temperature` fits and `covfree.with_temperature` applies: predictions stay the same,
+    and the softmax's probabilities become calibrated. A feature map before the head stays fixed; of a
+    `StudentHead` only the linear part is trained. Absent classes, whose score is −∞, stay absent.
 
     Args:
         head: e.g. from ``covfree.fit(covfree.fedcof(), …)``, or `random_head`.
@@ -155,8 +155,8 @@ def random_head(dim: int, num_classes: int, *, key: PRNGKey) -> LinearHead:
     """Draw a linear head as PyTorch's ``nn.Linear`` does: weights and biases uniform in ±1/√d.
 
     Args:
-        dim: d.
-        num_classes: C.
+        dim: d, the dimension of the features.
+        num_classes: the number of classes.
         key: PRNG key.
     """
     check_positive("dim", dim)
@@ -180,7 +180,7 @@ class _Network:
     preprocessing: Preprocessing | None
 
     def parts(self, trained: Any, frozen: Any) -> tuple[Any, LinearHead]:
-        """Return the network's parameters and the head."""
+        """Return the network's parameters and the head, each from ``trained`` or ``frozen``."""
         network = frozen["network"] if self.train == "head" else trained["network"]
         head = frozen["head"] if self.train == "backbone" else trained["head"]
         return network, replace(head, present=frozen["present"])
@@ -250,21 +250,21 @@ def network_model(
     dropout: bool = False,
     preprocessing: Preprocessing | None = None,
 ) -> Model:
-    """Make a model that trains a backbone and a linear head on images, or only one of them.
+    """Make a model of a backbone and a linear head on images, which trains both or one of the two.
 
     The result of a run is a `MappedHead`, to be called on images: its ``feature_map.params`` are the
     backbone's parameters, its ``head`` the linear head.
 
     Args:
         backbone: from ``covfree.backbones.backbone(name)``.
-        params: its parameters.
-        head: a head on its features, calibrated as in `linear_model`.
+        params: the backbone's parameters.
+        head: a head on the backbone's features, calibrated as in `linear_model`.
         train: ``"all"``; ``"head"`` for the head only (linear probing, Fed3R's FT-LP); or ``"backbone"`` for
             the backbone only, under a fixed head (Fed3R's FT-FEAT).
         norms: ``"batch"`` normalises by the batch's statistics in training, and averages the running
             statistics over clients; ``"frozen"`` always uses the running statistics, which do not change.
-        dropout: whether training uses dropout and stochastic depth, at the network's own rates. A frozen
-            network never does.
+        dropout: whether training uses dropout and stochastic depth, at the network's own rates. A network
+            that is not trained never uses them.
         preprocessing: normalises uint8 images, which take a quarter of the memory of float32; None if images
             are already normalised.
 

@@ -1,4 +1,4 @@
-"""Optimisers for servers, the proximal term for clients, and how far K steps go (`reach`)."""
+"""Adaptive optimisers for servers, the proximal term for clients, and how far an optimiser goes (`reach`)."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ class AdaptiveState(NamedTuple):
     """State of `adaptive`.
 
     Attributes:
-        first: m.
-        second: v.
+        first: m, the running mean of the gradients.
+        second: v, the running mean of the squared gradients; for Adagrad, their sum.
         steps: t, the number of steps so far.
     """
 
@@ -53,12 +53,12 @@ def adaptive(
     b2: Scalar = 0.99,
     tau: Scalar = 1e-3,
 ) -> optax.GradientTransformation:
-    """Make the adaptive optimiser of FedAdam's, FedYogi's or FedAdagrad's server.
+    """Return the optax transformation of FedAdam's, FedYogi's or FedAdagrad's server.
 
     m ← β₁m + (1 − β₁)g;  v ← v + g² (Adagrad), β₂v + (1 − β₂)g² (Adam), v − (1 − β₂)g² sign(v − g²) (Yogi); x
-    ← x − η m/(√v + τ), from m = 0 and v = τ², for the gradient g. Optax's versions differ: ``optax.adam``
-    corrects the bias, ``optax.yogi`` does too and starts m and v elsewhere, ``optax.adagrad`` has no m and
-    has ε inside the root.
+    ← x − η m/(√v + τ), from m = 0 and v = τ², for parameters x and their gradient g. Optax's versions differ:
+    ``optax.adam`` corrects the bias, ``optax.yogi`` does too and starts m and v at other values,
+    ``optax.adagrad`` has no m and has ε inside the root.
 
     ``"adam-flower"`` is the Adam of Flower's strategy: v starts at 0, and the t-th step is multiplied by
     √(1 − β₂ᵗ⁺¹)/(1 − β₁ᵗ⁺¹), Adam's bias correction of step t + 1.
@@ -68,7 +68,7 @@ def adaptive(
         learning_rate: η.
         b1: β₁ in [0, 1).
         b2: β₂ in [0, 1); Adagrad has none.
-        tau: τ above 0; the smaller, the more adaptive.
+        tau: τ above 0; the smaller it is, the more a parameter's step depends on its own v.
 
     Source: Reddi et al. (2021), "Adaptive Federated Optimization", Algorithm 2.
     """
@@ -105,10 +105,10 @@ def adaptive(
 
 
 def add_proximal(mu: Scalar) -> optax.GradientTransformationExtraArgs:
-    """Add μ(y − x) to the gradient at y, with x the server's model: FedProx's proximal term.
+    """Return a transformation that adds FedProx's proximal term μ(y − x) to a client's gradient.
 
-    Use it for the clients of any algorithm: ``optax.chain(add_proximal(0.1), optax.sgd(0.01,
-    momentum=0.9))``.
+    x is the server's model, and y the client's present one. Use the transformation for the clients of any
+    algorithm: ``optax.chain(add_proximal(0.1), optax.sgd(0.01, momentum=0.9))``.
 
     Args:
         mu: μ, at least 0.

@@ -16,7 +16,9 @@ from covfree.core.types import PRNGKey, Scalar
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class PerExample:
-    """The clipping and the noise of a DP-SGD step; see `covfree.privacy.private_training`.
+    """The clipping and the noise of a DP-SGD step, which a call applies to a batch's gradients.
+
+    See `covfree.privacy.private_training`.
 
     Attributes:
         clip: bound on the norm of an example's gradient.

@@ -1,4 +1,4 @@
-"""Personal models: the models and prototypes that clients keep, local training, accuracy by client."""
+"""Personal models: each client's own model, prototypes of classes, local training, accuracy by client."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from covfree.rounds.algorithm import Algorithm, ClientData
 
 
 class Own(NamedTuple):
-    """A client's memory: its own model.
+    """A client's memory, which it keeps from round to round: its own model.
 
     Attributes:
         trained: the model's parameters.
@@ -45,7 +45,8 @@ class ClientModels:
     """The model of each client.
 
     Attributes:
-        model: the model from which all clients started; they share its functions and frozen parameters.
+        model: the model from which all clients started; the clients' models share its functions and frozen
+            parameters.
         own: each client's parameters and running statistics, with a leading axis of clients.
     """
 
@@ -74,7 +75,8 @@ class Prototypes(NamedTuple):
     """One prototype for each class, a vector in the space of features.
 
     Attributes:
-        mean: [classes, dim] class means; ``Prototypes(*covfree.class_means(features, labels, C))``.
+        mean: [classes, dim] the prototypes μ, class means of features. For C classes, make them by
+            ``Prototypes(*covfree.class_means(features, labels, C))``.
         counts: [classes] the number of examples, or of clients, in each mean; 0 if there is no prototype.
     """
 
@@ -84,7 +86,7 @@ class Prototypes(NamedTuple):
     def distance(
         self, features: Float[Array, "batch dim"], labels: Int[Array, " batch"]
     ) -> Float[Array, " batch"]:
-        """Compute ‖f(x) − μ_y‖² of each example; 0 if its class has no prototype."""
+        """Return ‖f(x) − μ_y‖² for each example's features f(x) and class y; 0 without a prototype μ_y."""
         check_classes(labels)
         if self.mean.shape[1] != features.shape[1]:
             raise ValueError(
@@ -106,7 +108,7 @@ def train_own(
     key: PRNGKey,
     penalty: Callable[[Any, Any], Any] | None = None,
 ) -> tuple[Own, dict[str, Any]]:
-    """Train a client's own model; return its new memory and its metrics."""
+    """Train a client's own model; return the client's new memory and metrics."""
     local = training(
         model, own.trained, own.statistics, data, key, round=own.round, penalty=penalty, anchor=model.trained
     )
@@ -124,7 +126,10 @@ def _init(numbers: _Numbers, num_clients: int, key: PRNGKey) -> tuple[tuple[()],
 
 
 def same_state(numbers: Any, state: Any, total: Any = None) -> Any:
-    """Return the state: as ``broadcast`` this sends all of it, as ``server`` it changes nothing."""
+    """Return the server's state as it is.
+
+    As an algorithm's ``broadcast``, this function sends the whole state; as its ``server``, it keeps it.
+    """
     return state
 
 
@@ -135,7 +140,7 @@ def _client(
 
 
 def own_models(numbers: Any, state: Any, memory: Own) -> ClientModels:
-    """Return the result of a run in which each client trains its own model."""
+    """Return the result of a run in which each client trains its own model: all clients' models."""
     return ClientModels(numbers.model, memory)
 
 
@@ -224,8 +229,8 @@ def _predicted(
 ) -> jax.Array:
     """Predict the classes of the examples ``places`` [blocks, batch], where −1 is padding.
 
-    If each client has a model, block b uses that of client ``who[b]``. ``known`` [clients, classes] is above
-    0 where ``clients`` [blocks, batch] may predict a class.
+    If each client has a model, block b uses the model of client ``who[b]``. ``clients`` [blocks, batch] are
+    the examples' clients. ``known`` [clients, classes] is above 0 for the classes that a client may predict.
     """
 
     def one_batch(batch: tuple[jax.Array, ...]) -> jax.Array:
@@ -245,7 +250,7 @@ def _predicted(
 
 
 def client_classes(labels: Any, clients: Any, *, num_classes: int) -> Bool[np.ndarray, "clients classes"]:
-    """Return a mask of the classes that each client has.
+    """Return a mask [clients, classes]: whether a client has examples of a class.
 
     Args:
         labels: [examples] classes of the training examples; below 0 is padding.

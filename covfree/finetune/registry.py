@@ -38,9 +38,9 @@ class Entry(NamedTuple):
         make: ``(model, client, server_lr, **options) -> Algorithm``, where ``client`` is a rate or an optax
             transformation; the options are ``epochs``, ``steps``, ``batch_size`` and ``schedule`` of
             `fedavg`, and those in ``accepts``.
-        head: rates that need no tuning for a linear head on features, see docs/fine-tuning.md.
-        network: rates for a network; those of FedCOF's authors (Table 13) if the server's optimiser is
-            gradient descent.
+        head: rates for a linear head on features, which need no tuning, see docs/fine-tuning.md.
+        network: rates for a network. If the server's optimiser is gradient descent, FedCOF's authors use them
+            (Table 13).
         accepts: names of the algorithm's further hyperparameters.
     """
 

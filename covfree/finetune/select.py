@@ -37,7 +37,10 @@ class Numbers(NamedTuple):
     each: averaging.Numbers
 
     def map(self, function: Callable[..., Any], *stacked: Any) -> Any:
-        """Call a function for each candidate with its ``params`` and slices of pytrees; stack the results."""
+        """Return a function's results for all candidates, stacked.
+
+        The function gets a candidate's ``params`` and its slice of each pytree in ``stacked``.
+        """
 
         def one(parts: tuple[Any, ...]) -> Any:
             return function(parts[0]._replace(model=self.model), *parts[1:])
@@ -51,7 +54,8 @@ class State(NamedTuple):
 
     Attributes:
         states: the candidates' states, stacked.
-        counted: errors or losses of the models sent to clients, in the last round with examples kept aside.
+        counted: sums of each candidate's errors or losses over the examples that clients keep aside, on which
+            they do not train, in the last round with such examples.
     """
 
     states: Any
@@ -59,7 +63,12 @@ class State(NamedTuple):
 
 
 class Upload(NamedTuple):
-    """A client's upload: the candidates' uploads, stacked, and errors or losses of the models it received."""
+    """A client's upload.
+
+    Attributes:
+        uploads: the candidates' uploads, stacked.
+        counted: sums of the received models' errors or losses over the client's examples kept aside.
+    """
 
     uploads: Any
     counted: Count
@@ -87,7 +96,7 @@ def _client(
     by: By,
     keep: float,
 ) -> tuple[Upload, tuple[()], dict[str, Any]]:
-    """Count the received models' errors on examples kept aside, and train each on the other examples."""
+    """Count the received models' errors on examples kept aside; train each model on the other examples."""
     kept = _kept(data, keep)
     index = jnp.asarray(data.index)
     rest = replace(data, index=_first(index, ~kept))
@@ -183,10 +192,11 @@ def select(candidates: Sequence[Algorithm], *, by: By = "errors", keep: float = 
     equal counts, of the first candidate). This needs no validation set and no more rounds; bytes and
     computation grow with the number of candidates. A candidate that diverges keeps its last finite state.
 
-    The errors are those of the models before the round's training. So run at least two rounds. If clients are
-    sampled, sample many: only those of the last round count errors. Which examples are kept aside is decided
-    as in `covfree.select`, by a hash of their features. The count is unbiased only if the initial model was
-    fitted without these examples: `covfree.kept_aside` finds them, and a label of −1 leaves them out.
+    A round counts the errors of the models before its training. So run at least two rounds: in the first, all
+    candidates are the same model. If clients are sampled, sample many: only the clients of the last round
+    count errors. Which examples are kept aside is decided as in `covfree.select`, by a hash of their
+    features. The count is unbiased only if the initial model was fitted without these examples:
+    `covfree.kept_aside` finds them, and a label of −1 leaves them out.
 
     Args:
         candidates: two or more of `fedavg`, `fedprox`, `fedadam`, `fedyogi` or `fedadagrad` of one model,
@@ -204,8 +214,8 @@ def select(candidates: Sequence[Algorithm], *, by: By = "errors", keep: float = 
     Raises:
         TypeError: if a candidate is no algorithm.
         ValueError: if there are fewer than two candidates, if they differ in more than numerical
-            hyperparameters, or if one is another algorithm or predicts no classes; or if an argument is out
-            of range.
+            hyperparameters, if one is not of the algorithms above or predicts no classes, or if an argument
+            is out of range.
 
     Source: covfree; docs/selecting.md.
     """
@@ -253,7 +263,7 @@ def select(candidates: Sequence[Algorithm], *, by: By = "errors", keep: float = 
 
 
 def _form(algorithm: Algorithm) -> Any:
-    """Return the structure of an algorithm without model and name, and its leaves' shapes, to compare."""
+    """Return an algorithm's structure without model and name, and the shapes of its leaves, to compare."""
     own = replace(algorithm, params=algorithm.params._replace(model=None), name="")
     leaves, structure = jax.tree.flatten(own)
     return structure, list(map(jnp.shape, leaves))

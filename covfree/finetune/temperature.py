@@ -14,8 +14,8 @@ from covfree.heads.temperature import with_temperature
 def at_temperature(model: Model, temperature: float) -> Model:
     """Divide a model's scores by T, during training and in the result; T is not trained.
 
-    `covfree.with_temperature` instead divides the head's parameters once, so that W/T is trained. The first
-    predictions are the same, but the steps are not: gradient descent on W at rate η under the loss of Wx/T
+    `covfree.with_temperature` instead divides the head's weights W once, so that W/T is trained. The first
+    predictions are the same, but the steps are not: gradient descent on W at rate η with the scores Wx/T
     equals descent on W/T at rate η/T². So with T = 0.1 the head moves 100 times as fast here.
 
     Args:

@@ -1,4 +1,4 @@
-"""FedNova: an average that does not favour clients that take more steps."""
+"""FedNova: FedAvg with an average of the clients' changes that does not favour clients with more steps."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Update(NamedTuple):
     Attributes:
         change: w_i (x − y_i)/ℓ_i, the client's weighted change per unit of path length.
         statistics: w_i times the client's running statistics.
-        weight: w_i.
+        weight: w_i, the client's weight.
         length: w_i ℓ_i, the client's weighted path length.
     """
 

@@ -1,4 +1,4 @@
-"""PFPT's probabilistic model, which matches clients' prompts and summarises them in one set."""
+"""PFPT's probabilistic model of clients' prompts, by which the server matches and summarises them."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Layer(NamedTuple):
 
 
 class Networks(NamedTuple):
-    """Two networks with one hidden ReLU layer, which compute σ_i and p_i from a centre θ_i.
+    """Two networks with one hidden ReLU layer, which compute σ_i and p_i from a centre θ_i (see `Model`).
 
     Attributes:
         deviation: network from centre θ_i to the logits of σ_i, the standard deviation of each coordinate.
@@ -62,8 +62,8 @@ class Model(NamedTuple):
     """The probabilistic model from which the clients' sets of prompts are drawn.
 
     Attributes:
-        centres: θ, [centres, dim].
-        networks: the networks of σ and p.
+        centres: θ [centres, dim]; a client's prompt is a noisy copy of a centre.
+        networks: the networks that compute σ, the noise, and p, the probability of a copy.
     """
 
     centres: Float[Array, "centres dim"]
@@ -100,10 +100,10 @@ def log_likelihood(
     whose second sum is over all centres, since log p_z = log p_z/(1 − p_z) + log(1 − p_z).
 
     Args:
-        model: θ, and networks of σ and p.
+        model: the centres θ, and the networks that compute σ and p.
         prompts: w.
-        assigned: z; below 0 for padding, which adds nothing.
-        open_to: which centres exist.
+        assigned: z, the centre of each prompt; below 0 for padding, which adds nothing.
+        open_to: over which centres the second sum runs; prompts come from these only.
     """
     chosen, kept, chance = jnp.maximum(assigned, 0), assigned >= 0, _logit_chance(model)
     centres = model.centres[chosen]
@@ -115,7 +115,7 @@ def log_likelihood(
 
 
 def gains(model: Model, prompts: Float[Array, "prompts dim"]) -> Float[Array, "prompts centres"]:
-    """Compute what each prompt would add to `log_likelihood` with each centre, up to a common constant."""
+    """Return what each prompt would add to `log_likelihood` if it came from each centre, up to a constant."""
     log_deviation = _log_deviation(model, model.centres)
     scale = jnp.exp(-log_deviation)
     # Square differences: in w² − 2wθ + θ², large numbers would cancel if σ is small.
@@ -141,7 +141,7 @@ def _assigned(matrix: Any, kept: Any, open_to: Any) -> np.ndarray:
 def assign(
     matrix: Float[Array, "prompts centres"], kept: Bool[Array, " prompts"], open_to: Bool[Array, " centres"]
 ) -> Int[Array, " prompts"]:
-    """Assign a different centre to each prompt so that the sum over the pairs is largest.
+    """Return the centre of each prompt, all different, for which the sum of ``matrix`` is largest.
 
     The assignment problem is solved on the host, by SciPy's ``linear_sum_assignment``. If a number of the
     matrix is not finite, the assignment is arbitrary.
@@ -166,16 +166,17 @@ def summarise(
 ) -> tuple[Float[Array, "pool dim"], Int[Array, ""]]:
     """Summarise clients' sets of prompts, which all started from one pool, in a new pool.
 
-    At first the centres are all clients' prompts. A sweep visits the clients in turn. A client's prompts are
-    assigned optimally under the present model; then Adam takes a step in all centres and networks along the
-    gradient of the client's `log_likelihood`. The new pool consists of the centres to which prompts were
-    assigned in the last sweep, those with most prompts first. Centres beyond the pool's length are dropped.
+    The pool is the set of prompts that all clients share. At first each client's prompt is a centre. A sweep
+    visits the clients in turn. A client's prompts are assigned to centres optimally under the present model;
+    then Adam takes a step in all centres and networks along the gradient of the client's `log_likelihood`.
+    The new pool consists of the centres to which prompts were assigned in the last sweep, those with most
+    prompts first. Centres beyond the pool's length are dropped.
 
     Args:
         table: the prompts of the first client, then of the second, …, each in the order of the pool.
         size: the number of prompts in the pool; each client sends this many.
-        used: [pool] which prompts of the pool some client trained, padded to the largest pool. The matching
-            leaves out all other prompts.
+        used: [pool] whether some client trained a prompt of the pool; its length is the largest size that a
+            pool may have. The matching leaves out all other prompts.
         networks: the networks to start from.
         sweeps: passes over the clients.
         learning_rate: Adam's learning rate.

@@ -20,9 +20,9 @@ def oll(
 ) -> Algorithm:
     """OLL: FedAvg in which each client's softmax is only over the classes that the client has.
 
-    A client sends no gradient for the weights of other classes, so it does not push down classes that it
-    lacks. For prediction, each client chooses among its own classes: pass ``own_classes=client_classes(…)``
-    to `client_accuracy`. That works with any head, trained or not.
+    A client has no gradient for the weights of other classes, so it does not push down classes that it lacks.
+    For prediction, each client chooses among its own classes: pass ``own_classes=client_classes(…)`` to
+    `client_accuracy`. Predictions of this kind are possible with any head, trained or not.
 
     Args:
         model: see `fedavg`.

@@ -45,13 +45,13 @@ class State(NamedTuple):
 
 
 class Update(NamedTuple):
-    """A client's upload: sums and a table.
+    """A client's upload: arrays that are summed over clients, and a table.
 
     Attributes:
         change: n_i (x − y_i), the weighted difference of the server's head x and the client's y_i.
-        weight: n_i.
+        weight: n_i, the client's number of examples.
         used: 1 for each prompt of the pool that the client's training changed, else 0.
-        prompts: the client's prompts.
+        prompts: the client's prompts; the server gets every client's, one after another, not their sum.
     """
 
     change: LinearHead
@@ -126,28 +126,29 @@ def pfpt(
 ) -> Algorithm:
     """PFPT: probabilistic federated prompt tuning.
 
-    Clients train a pool of prompts and a head. Heads are averaged, weighted by examples. Prompts are not
-    averaged, as two clients may train the same prompt of the pool in different directions. They are matched:
-    each client's prompts are modelled as noisy copies of prompts in a new pool. The server finds the new pool
-    by alternating assignments and gradient steps. Prompts that no client of a round changed are left out. The
-    pool's size varies by round; the history records it as ``prompts``.
+    Clients train a pool of prompts (tokens that the network reads beside the image's) and a head. Heads are
+    averaged, weighted by examples. Prompts are not averaged, as two clients may train the same prompt of the
+    pool in different directions. Instead, prompts are matched: each client's prompts are modelled as noisy
+    copies of prompts in a new pool. The server finds the new pool by alternating assignments and gradient
+    steps. Prompts that no client of a round changed are left out. The pool's size varies by round; the
+    history records it as ``prompts``.
 
     Each client uploads its prompts as a table, which is not a sum, so PFPT cannot run behind secure
     aggregation. Late uploads are refused, as prompts are matched with those of their own round.
 
-    The authors' code differs. With p the probability that a client has a prompt, its likelihood contains
-    log p for prompts that the client has, but not log(1 − p) for the others. Its assignment problem also has
-    log-probabilities of the client's last assignment. Here likelihood and assignment follow
-    `matching.log_likelihood`, so the assignment is the most likely one. The authors' code starts from random
-    assignments and draws new networks in each round; here matching starts from the most likely assignments,
-    and each round starts from the same networks.
+    The authors' code differs. With p the probability that a client has a prompt, the code's likelihood
+    contains log p for prompts that the client has, but not log(1 − p) for the others. When the code assigns
+    prompts, it also counts log-probabilities of the client's last assignment. Here likelihood and assignment
+    follow `matching.log_likelihood`, so the assignment is the most likely one. The authors' code starts from
+    random assignments and draws new networks in each round; here matching starts from the most likely
+    assignments, and each round starts from the same networks.
 
     Args:
         model: from `prompt_model`.
         client: see `fedavg`.
         most: the largest size of the pool; None for three times the number of the model's prompts (without
-            padding, if the model is the result of a run). Beyond it, prompts that fewest clients use are left
-            out.
+            padding, if the model is the result of a run). From a larger pool, the prompts with the fewest
+            clients are left out.
         sweeps: passes over the round's clients during matching.
         learning_rate: Adam's learning rate during matching.
         options: ``epochs``, ``steps``, ``batch_size``, ``schedule`` of `fedavg`.

@@ -21,6 +21,8 @@ from covfree.finetune.model import Model, check_params
 def random_prompts(backbone: Backbone, number: int, *, key: PRNGKey) -> Float[Array, "prompts features"]:
     """Draw prompts as visual prompt tuning does: uniform in ±√(6/(3·p² + d)), for p×p patches and d features.
 
+    A prompt is a token of d numbers that the transformer reads beside the image's patches.
+
     Args:
         backbone: a vision transformer.
         number: the number of prompts.
@@ -29,7 +31,7 @@ def random_prompts(backbone: Backbone, number: int, *, key: PRNGKey) -> Float[Ar
     Raises:
         ValueError: if the backbone is not a vision transformer, or the number is below 1.
 
-    Source: the code of Jia et al. (2022), "Visual Prompt Tuning", and that of PFPT (Weng et al. 2024).
+    Source: the code of Jia et al. (2022), "Visual Prompt Tuning", and the code of PFPT (Weng et al. 2024).
 
     >>> from covfree.backbones import backbone
     >>> random_prompts(backbone("vit_b_32"), 20, key=jax.random.key(0)).shape
@@ -49,7 +51,7 @@ def _check_transformer(backbone: Backbone) -> None:
 
 @dataclass(frozen=True)
 class _Prompted:
-    """The settings that a prompted model's functions share; compared by value, to avoid recompilation."""
+    """The settings that a `prompt_model`'s functions share; compared by value, to avoid recompilation."""
 
     backbone: Backbone
     preprocessing: Preprocessing | None
@@ -89,8 +91,8 @@ class _Scores(_Prompted):
 def without_padding(model: Model) -> Model:
     """Remove the padding from a model's prompts; return a traced model, or one without prompts, unchanged.
 
-    PFPT's pool is padded, as its size varies between rounds. Algorithms that train its result further would
-    otherwise send the padding too.
+    PFPT's pool of prompts is padded, as the pool's size varies between rounds. An algorithm that trains
+    PFPT's result further would otherwise send the padding too.
     """
     if not (isinstance(model.trained, dict) and "prompts" in model.trained):
         return model
@@ -123,29 +125,29 @@ def prompt_model(
 ) -> Model:
     """Make a model that trains prompts and a linear head on images, with the vision transformer frozen.
 
-    ``fedavg(prompt_model(…))`` is FedAvg-PT, ``fedprox(prompt_model(…))`` FedProx-PT; `pfpt` takes it too.
-    The result of a run is a `Model`, which can be called on images or trained further; its ``trained`` is a
-    dict of ``"prompts"`` and ``"head"``.
+    ``fedavg(prompt_model(…))`` is FedAvg-PT, ``fedprox(prompt_model(…))`` FedProx-PT; `pfpt` takes the model
+    too. The result of a run is a `Model`, which can be called on images or trained further; its ``trained``
+    is a dict of ``"prompts"`` and ``"head"``.
 
-    With ``top``, each image reads only the prompts with the largest cosines to its feature (computed without
-    prompts), as in L2P's pool of prompts. PFPT's code differs in three points. All images of a batch read the
-    prompts that most of them would choose, so that a prediction depends on the rest of the batch. Prompts are
-    compared with a projection of the feature; the projection is trained too, but App. H of FedCOF does not
-    count it as sent. And 0.01 times the cosines are added to the loss. Here each image chooses on its own,
-    there is no projection, and the loss is that of the classifier.
+    With ``top``, each image reads only the prompts with the largest cosines to the image's feature, computed
+    without prompts, as in L2P's pool of prompts. PFPT's code differs in three points. All images of a batch
+    read the prompts that most of them would choose, so a prediction depends on the rest of the batch. Prompts
+    are compared with a projection of the feature; the projection is trained too, but App. H of FedCOF does
+    not count it as sent. And 0.01 times the cosines are added to the loss. Here each image chooses on its
+    own, there is no projection, and the loss is the classifier's alone.
 
     Args:
         backbone: a vision transformer, from ``covfree.backbones.backbone(name)``.
-        params: its parameters.
-        head: a head on its features, calibrated as `linear_model` says.
+        params: the backbone's parameters.
+        head: a head on the backbone's features, calibrated as `linear_model` says.
         prompts: the prompts to start from, e.g. `random_prompts`.
         top: the number of prompts that an image reads; None for all of them.
         preprocessing: normalises uint8 images; None if images are already normalised.
 
     Raises:
         TypeError: if prompts are not floats.
-        ValueError: if the backbone takes no prompts, the head or the prompts do not fit its features, there
-            is no prompt, a prompt is not finite, or ``params`` lacks the network's parameters.
+        ValueError: if the backbone takes no prompts, the head or the prompts do not fit the backbone's
+            features, there is no prompt, a prompt is not finite, or ``params`` lacks the parameters.
 
     Source: Jia et al. (2022), "Visual Prompt Tuning", VPT-shallow; for the pool Wang et al. (2022), "Learning
     to Prompt for Continual Learning", equation 3.

@@ -83,17 +83,17 @@ def fedcgs_personal(
     """FedCGS's personalisation: each client minimises its loss plus λ Σ_j (1/N_ij) Σ_{y = j} ‖f(x) − μ_j‖².
 
     Here f(x) are the features of an example, and N_ij is the number of client i's examples of class j. The
-    class means μ_j over all clients come from the closed-form stage and stay fixed. They are downloaded in
-    each round, and clients send nothing.
+    class means μ_j over all clients' examples are computed once, before training, and stay fixed. Clients
+    receive these means in each round, and send nothing.
 
-    The paper prints 1/N_ij before the sum over classes j; as it depends on j, it belongs inside. Then all
-    classes have the same weight. For a client with n_i examples, the sum is the mean over its examples of
+    The paper prints 1/N_ij before the sum over classes j; as the factor depends on j, it belongs inside. Then
+    all classes have the same weight. For a client with n_i examples, the sum is the mean over its examples of
     (n_i/N_i,y) ‖f(x) − μ_y‖², which minibatches estimate. (The authors' code has a plain mean.)
 
     Args:
         model: the model from which all clients start, with features of the prototypes' dimension:
             `network_model`, or `adapter_model` for frozen features.
-        prototypes: the class means of the closed-form stage.
+        prototypes: the class means μ_j over all clients' examples.
         strength: λ, at least 0.
         client: see `fedavg`.
         options: see `local_only`.
@@ -163,13 +163,14 @@ def fedproto(
 ) -> Algorithm:
     """FedProto: each client minimises its loss plus λ times the mean of ‖f(x) − μ_y‖² over its examples.
 
-    After training client k sends the class means μ_kc of its features f(x). The server averages them over the
-    K_c clients that have class c, into prototypes μ_c = Σ_k μ_kc / K_c. Models stay with the clients. In the
-    first round there are no prototypes, and the penalty is 0.
+    After training, client k sends the class means μ_kc of its features f(x). The server averages these means
+    over the K_c clients that have class c, into prototypes μ_c = Σ_k μ_kc / K_c. Models stay with the
+    clients. In the first round there are no prototypes, and the penalty is 0.
 
-    The paper's penalty has local class means: λ Σ_c ‖μ_kc − μ_c‖. Its prototypes are averages with weights
-    n_kc/N_c, divided by K_c once more, and so K_c times too small. The authors' code uses single examples and
-    the plain average, as here, but also a mean over dimensions, so its λ is d times the λ here.
+    The paper's penalty has local class means: λ Σ_c ‖μ_kc − μ_c‖. The paper's prototypes are averages with
+    weights n_kc/N_c, client k's share of the examples of class c, divided by K_c once more, and so K_c times
+    too small. The authors' code uses single examples and the plain average, as here, but also a mean over
+    dimensions, so the code's λ is d times the λ here.
 
     Args:
         model: the model from which all clients start; see `fedcgs_personal`.

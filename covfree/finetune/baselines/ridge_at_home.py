@@ -37,19 +37,19 @@ def ridge_at_home(
 ) -> ClientModels:
     """Give each client the head W_k that minimises ‖F W_k + b − Y‖² + λ ‖W_k − W‖² on its own examples.
 
-    W and b are the global head's, F [n_k, d] the client's features, Y its one-hot labels. With
-    R = Y − F W − b,
+    W and b are the global head's weights and bias, F [n_k, d] are client k's features, and Y its one-hot
+    labels. With R = Y − F W − b,
 
         W_k = W + Fᵀ (F Fᵀ + λI)⁻¹ R.
 
     For a class that the global head lacks, W and b are 0: only clients that have the class can predict it.
     Each client chooses from `RATIOS` the λ with the smallest leave-one-out squared error; of equal ones, the
     largest. One eigendecomposition of F Fᵀ gives these errors: the error of example i is [(F Fᵀ + λI)⁻¹R]_i /
-    [(F Fᵀ + λI)⁻¹]_ii. No client sends anything, and its head does not depend on other clients' examples,
-    given W and b. Clients are solved one after another, with n_k³ operations and n_k² memory each.
+    [(F Fᵀ + λI)⁻¹]_ii. Clients send nothing, and given W and b, a client's head does not depend on other
+    clients' examples. Clients are solved one after another, with n_k³ operations and n_k² memory each.
 
     Args:
-        head: the global head, scaled for one-hot labels, such as that of `covfree.afl`, which is ridge
+        head: the global head, scaled for one-hot labels, such as the head that `covfree.afl` gives, ridge
             regression on the examples of all clients.
         features: all clients' features.
         labels: their classes; below 0 is padding.

@@ -1,4 +1,4 @@
-"""SCAFFOLD: each client's gradients are corrected towards the mean gradient of all clients."""
+"""SCAFFOLD: FedAvg in which each client's gradients are corrected towards all clients' mean gradient."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class State(NamedTuple):
 
     Attributes:
         inner: FedAvg's state.
-        control: c, the server's control variate.
+        control: c, the server's control variate, an estimate of all clients' mean gradient.
         num_clients: N, the number of clients that have examples.
     """
 
@@ -35,7 +35,7 @@ class Update(NamedTuple):
 
     Attributes:
         inner: FedAvg's upload with weight 1.
-        control: c_i⁺ − c_i, the change of the client's control variate.
+        control: c_i⁺ − c_i, the change of the control variate that estimates the client's mean gradient.
     """
 
     inner: averaging.Update
@@ -101,14 +101,15 @@ def _result(numbers: averaging.Numbers, state: State, memory: Any) -> Any:
 def scaffold(model: Model, client: Any = 0.01, server: Any = 1.0, **options: Any) -> Algorithm:
     """SCAFFOLD: client i descends along g − c_i + c, with mean gradients c_i (its own) and c (all clients').
 
-    Clients keep c_i from round to round; c_i⁺ is the mean of the gradients g of the client's steps in the
-    round. The server updates its model x ← x − server(mean of x − y_i), with y_i the client's model, and
-    c ← c + (1/N) Σ (c_i⁺ − c_i) for N clients. All c_i and c start at 0, and all clients have weight 1. The
-    fixed point is the optimum of the mean of the clients' losses, however their data differ.
+    Here g is the gradient of a step. Clients keep c_i from round to round; its new value c_i⁺ is the mean of
+    the gradients g of the client's steps in the round. The server updates its model x ← x − server(mean of
+    x − y_i), with y_i the client's model, and c ← c + (1/N) Σ (c_i⁺ − c_i) for N clients. All c_i and c start
+    at 0, and all clients have weight 1. The fixed point is the optimum of the mean of the clients' losses,
+    however much the clients' data differ.
 
-    For gradient descent c_i⁺ is the paper's option II, c_i − c + (x − y_i)/(K_i η), as x − y_i is η times the
-    sum of g − c_i + c. With momentum or a schedule, x − y_i is another sum, and a c_i made from it would grow
-    without bound. The mean of the gradients works for any optimiser.
+    For K_i steps of gradient descent with rate η, c_i⁺ is the paper's option II, c_i − c + (x − y_i)/(K_i η),
+    as x − y_i is η times the sum of g − c_i + c. With momentum or a schedule, x − y_i is another sum, and a
+    c_i made from this sum would grow without bound. The mean of the gradients works for any optimiser.
 
     Args:
         model: see `fedavg`.
