@@ -1,4 +1,4 @@
-"""Compute scatter matrices, covariances and their shrinkage on the server, from the rows of clients."""
+"""Compute scatter matrices, covariances and their shrinkage from class means or examples (rows)."""
 
 from covfree.estimators import streaming as streaming
 from covfree.estimators.class_scatter import class_scatters as class_scatters

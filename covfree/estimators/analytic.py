@@ -13,11 +13,11 @@ from covfree.statistics import gram as gram_statistics
 
 
 class Analytic(NamedTuple):
-    """The message of one client of AFL.
+    """The message that one client of AFL (analytic federated learning) sends.
 
     Attributes:
-        weight: W = C⁻¹ Xᵀ Y, with X the features and Y the one-hot labels.
-        gram: C = Xᵀ X + γ I.
+        weight: W = C⁻¹ Xᵀ Y, the client's ridge solution, with X the features and Y the one-hot labels.
+        gram: C = Xᵀ X + γ I, with γ the strength of the ridge.
     """
 
     weight: Float[Array, "dim classes"]

@@ -16,13 +16,14 @@ _BLOCK = 64
 
 
 def class_scatters(rows: Rows, moments: Moments) -> Float[Array, "classes dim dim"]:
-    """Compute S_c = Σ_r n_r (x_r − μ_c)(x_r − μ_c)ᵀ + Σ_r (n_r − 1) S_r over each class's rows r.
+    """Compute the scatter S_c = Σ_r n_r (x_r − μ_c)(x_r − μ_c)ᵀ + Σ_r (n_r − 1) S_r of each class c.
 
-    Row r is the mean x_r of n_r examples, and μ_c is the class mean. S_r is the full matrix
-    ``rows.covariance[r]``, or 0 if rows carry none. Let class c have K_c rows and N_c examples. On examples,
-    or on means with covariances, S_c/(N_c − 1) is the class's exact sample covariance (CCVR eq. 3, FedCOF eq.
-    24, without cancellation). On means alone S_c/(K_c − 1) is FedCOF's estimate. Costs (rows + 64·C)·d² in
-    one pass over the sorted rows, and C·d² memory.
+    The sums run over the class's rows r. Row r is the mean x_r of n_r examples, and μ_c is the class mean.
+    S_r is the covariance of these examples, the full matrix ``rows.covariance[r]``, or 0 if rows carry none.
+    Let class c have K_c rows and N_c examples. On examples, or on means with covariances, S_c/(N_c − 1) is
+    the class's exact sample covariance (CCVR eq. 3; FedCOF eq. 24 is the same, but loses digits). On means
+    alone S_c/(K_c − 1) is FedCOF's estimate of the class's covariance. Costs (rows + 64·C)·d² in one pass
+    over the sorted rows, and C·d² memory.
 
     Returns:
         The scatters; 0 for a class without rows.
@@ -45,7 +46,10 @@ def class_products(
     directions: Float[Array, "dim number"] | None,
     num_classes: int,
 ) -> Float[Array, "classes dim number"]:
-    """Return each S_c = Σ_r y_r y_rᵀ over a class's rows y_r of ``factor``, times ``directions`` if given."""
+    """Return S_c = Σ_r y_r y_rᵀ for each class c, over its rows y_r of ``factor``.
+
+    If ``directions`` V are given, return S_c V instead.
+    """
     size, dim = factor.shape
     valid = valid_rows(rows, num_classes)
     # Padding rows form a class C, whose factor is 0.
@@ -74,7 +78,7 @@ def class_products(
 
 
 def class_squares(rows: Rows, moments: Moments) -> Float[Array, "classes dim"]:
-    """Compute the diagonals of `class_scatters` without the matrices; rows may carry diagonal covariances."""
+    """Compute the diagonals of `class_scatters` without the matrices; rows' covariances must be diagonals."""
     num_classes = moments.total.shape[0]
     valid = valid_rows(rows, num_classes)
     label = jnp.where(valid, row_labels(rows), num_classes)
@@ -86,7 +90,10 @@ def class_squares(rows: Rows, moments: Moments) -> Float[Array, "classes dim"]:
 
 
 def row_scatter(rows: Rows, num_classes: int) -> AnyArray:
-    """Sum (n_r − 1) S_r over all rows r, S_r = ``rows.covariance[r]``: a matrix, a diagonal or one number."""
+    """Return Σ_r (n_r − 1) S_r over all rows, of counts n_r and covariances S_r = ``rows.covariance[r]``.
+
+    The result is a matrix, a diagonal or one number, as each S_r is.
+    """
     valid = valid_rows(rows, num_classes)
     weight = jnp.maximum(row_counts(rows, valid) - 1, 0).astype(accumulation_dtype(rows.mean))
     spread = jnp.asarray(rows.covariance)
@@ -100,7 +107,8 @@ def scatter_about(
 ) -> Float[Array, "dim dim"]:
     """Compute ``gram`` − Σ_g N_g μ_g μ_gᵀ, the scatter of examples about the means of their groups.
 
-    ``gram`` is Σ_i f_i f_iᵀ over all examples. In float32 digits cancel if means are large; see `fed3r`.
+    Group g has N_g examples (``counts``) of mean μ_g (``means``), and ``gram`` is Σ_i f_i f_iᵀ over the
+    features f_i of all examples. In float32 digits cancel if means are large; see `fed3r`.
     """
     scaled = means * jnp.sqrt(counts.astype(means.dtype))[:, None]
     return gram - product(scaled.T, scaled)

@@ -20,12 +20,12 @@ from covfree.statistics.groups import subset_groups
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class ComponentMoments:
-    """Sums over rows, from a method's first round. They add up over tables that share no client.
+    """Sums over rows. The sums of parts of the rows add up if no client has rows in two parts.
 
     Attributes:
-        moments: counts, rows and sums of each class.
-        degrees: Σ_k (J_kc − 1) for each class c, over the clients k that have J_kc ≥ 1 rows of it. These are
-            the degrees of freedom of the scatter between rows of the same client.
+        moments: the numbers of examples and rows of each class, and its feature sum.
+        degrees: Σ_k (J_kc − 1) for each class c, over the clients k that have J_kc ≥ 1 rows of the class.
+            These are the degrees of freedom of the scatter between rows of the same client.
     """
 
     moments: Moments
@@ -33,12 +33,12 @@ class ComponentMoments:
 
     @property
     def clients(self) -> Integer[Array, " classes"]:
-        """Number of clients with rows of each class."""
+        """For each class, the number of clients that have rows of the class."""
         return self.moments.num_rows - self.degrees
 
 
 class ClientParts(NamedTuple):
-    """Deviations of rows split in two: client mean from class mean, and row from client mean.
+    """Deviations of rows x_r from their class mean μ_c, split in two at the mean of the row's client.
 
     Attributes:
         between: √n_r (x̄_kc − μ_c), with x̄_kc the mean of client k's rows x_r of class c, weighted by their
@@ -53,9 +53,9 @@ class ClientParts(NamedTuple):
 
 
 def client_groups(rows: Rows, num_classes: int) -> Integer[Array, " rows"]:
-    """Number the sorted (client, class) pairs from 0; return the number of each row's pair, −1 for padding.
+    """Return the number of each row's (client, class) pair; −1 for padding.
 
-    A row of an unknown client (below 0) is a group of its own.
+    Pairs are sorted and numbered from 0. A row of an unknown client (below 0) counts as a pair of its own.
     """
     client = row_clients(rows).astype(jnp.int32)
     valid = valid_rows(rows, num_classes)
@@ -79,7 +79,7 @@ def client_parts(rows: Rows, moments: Moments) -> ClientParts:
 
 
 def component_moments(rows: Rows, num_classes: int) -> ComponentMoments:
-    """Compute the moments of each class, and the degrees of freedom within clients (a method's first round).
+    """Compute the moments of each class, and its degrees of freedom within clients; see `ComponentMoments`.
 
     >>> import jax.numpy as jnp
     >>> client = jnp.array([7, 7, 7, 2, 2])
@@ -120,8 +120,9 @@ def component_factor(
 
     Let row r be the mean x_r of n_r examples, x̄_kc the mean of client k's J_kc rows of class c, and B_c =
     Σ_k Σ_r n_r (x_r − x̄_kc)(x_r − x̄_kc)ᵀ. B_c is free of client shift, and E[B_c] = Σ_k (J_kc − 1) V_c,
-    with V_c the covariance of class c. The scatter of the N_c examples is that of the K_c rows about the
-    class mean, S_c, plus that of examples about their rows' means, with expectation (N_c − K_c) V_c:
+    with V_c the covariance of class c. The scatter of the class's N_c examples has two parts: S_c, the
+    scatter of the K_c rows about the class mean, and the scatter of examples about their rows' means. The
+    second has expectation (N_c − K_c) V_c. Σ_c w_c B_c estimates the sum of the second parts over classes:
 
         Ŵ = Σ_c (S_c + w_c B_c)    per_class  w_c = (N_c − K_c) / Σ_k (J_kc − 1)
                                    pooled     w = Σ_c (N_c − K_c) / Σ_c Σ_k (J_kc − 1)
@@ -157,7 +158,8 @@ def component_freedom(totals: ComponentMoments, weighting: Weighting = "per_clas
 
     Ŵ, J_kc and w_c are those of `component_factor`; N examples have C classes. Each class has Σ_k (J_kc − 1)
     degrees within clients, with weight (1 + w_c)/(N − C). Between clients it has one degree less than it has
-    clients, with weight 1/(N − C). Under client shift the scatter between clients overestimates Σ.
+    clients, with weight 1/(N − C). Under client shift the scatter between clients overestimates the
+    covariance within clients.
     """
     moments = totals.moments
     scale = 1 / jnp.maximum(moments.within_degrees, 1)

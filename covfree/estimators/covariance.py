@@ -1,4 +1,4 @@
-"""Estimate class covariances from class means (FedCOF), or combine clients' covariances (the oracle)."""
+"""Estimate class covariances from class means (FedCOF), or combine clients' own covariances (its oracle)."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def estimate_covariance(
         means: μ_k, the class's mean at each client.
         counts: n_k, the examples behind each mean; rows with count 0 are ignored, whatever they hold.
         shrinkage: a number γ adds γI (FedCOF eq. 6); ``"auto"`` is `automatic`; or another rule.
-        axis_name: one or more mapped axes of ``vmap`` or ``shard_map``, over which the rows are spread. Σ̂
+        axis_name: one or more mapped axes of ``vmap`` or ``shard_map``, over which the rows are split. Σ̂
             is then computed from all rows, and is the same along the axis. If rows arrive in parts, see
             `covfree.streaming`.
 
@@ -84,7 +84,7 @@ def one_class(means: AnyArray, counts: AnyArray) -> Rows:
 
 
 def across(terms: Any, axis_name: Hashable | None) -> Any:
-    """Sum terms over the mapped axis; return them unchanged if ``axis_name`` is None."""
+    """Sum terms over the mapped axis ``axis_name``; return them unchanged if ``axis_name`` is None."""
     return terms if axis_name is None else jax.lax.psum(terms, axis_name)
 
 
@@ -100,7 +100,8 @@ def estimate_covariances(
 
     Args:
         rows: rows of all classes.
-        num_classes: C, static. The result has C·d² numbers. Linear heads do not need it: they use
+        num_classes: C, the number of classes, static. The result has C·d² numbers. Linear heads do not need
+        it: they use
             `within_scatter`.
         shrinkage: see `estimate_covariance`; a data-driven rule is applied to each class separately.
 
@@ -128,7 +129,7 @@ def aggregate_covariances(
     counts: Num[AnyArray, " clients"],
     covariances: Float[AnyArray, "clients dim dim"],
 ) -> Float[Array, "dim dim"]:
-    """Combine the clients' covariances of one class into that of the pooled examples; exact.
+    """Combine the clients' covariances of one class into the exact covariance of their pooled examples.
 
     S = [Σ_k (n_k − 1) S_k + Σ_k n_k (μ_k − μ)(μ_k − μ)ᵀ] / (N − 1), with N = Σ_k n_k and μ = Σ_k n_k μ_k/N.
     FedCOF's eq. 24 writes the second sum as Σ_k n_k μ_k μ_kᵀ − N μμᵀ, which is the same but cancels in

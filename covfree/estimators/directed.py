@@ -1,4 +1,8 @@
-"""Estimate the within-class scatter from class means and residual directions (`directed_rows`)."""
+"""Estimate the within-class scatter from class means and residual directions.
+
+A residual direction is a scaled singular vector of a client's deviations from its class means; see
+`directed_rows`.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +24,7 @@ class DirectedMoments:
     """Sums over class means and residual directions; the sums of parts of the rows add up.
 
     Attributes:
-        moments: counts, rows and sums of each class, from the means.
+        moments: the numbers of examples and means of each class, and its feature sum.
         degrees: the sum of the directions' counts, which are their degrees of freedom.
     """
 
@@ -44,10 +48,12 @@ def directed_moments(rows: Rows, num_classes: int) -> DirectedMoments:
 
 
 def directed_factor(rows: Rows, moments: Moments) -> Float[Array, "rows dim"]:
-    """Make Y with YᵀY = Ŵ from rows: √n_r (x_r − μ_c) for each mean, and the residual directions unchanged.
+    """Make Y with YᵀY = Ŵ, an estimate of the within-class scatter, from means and residual directions.
 
-    In YᵀY the means give the scatter between the rows. The directions approximate the scatter of examples
-    about their rows' means, or equal it if clients send all directions.
+    A mean x_r of n_r examples of class c gives the row √n_r (x_r − μ_c) of Y, with μ_c the class mean. A
+    direction is a row of Y unchanged. In YᵀY the means give the scatter of the means about μ_c. The
+    directions approximate the scatter of examples about the means, or give it exactly if clients send all
+    directions.
 
     Returns:
         The factor; 0 in padding rows.
@@ -61,9 +67,9 @@ def directed_freedom(totals: DirectedMoments) -> Freedom:
 
     Ŵ is that of `directed_factor`. The scatter of the N examples of C classes about the M means has A = N − M
     degrees of freedom; L ≤ A is the sum of the directions' counts. The directions get weight A/(L (N − C)),
-    as they stand for the whole scatter. If clients send all directions, L = A. Otherwise L is conservative:
-    leading directions vary less than L random draws. On 13 federations (docs/shift.md) automatic shrinkage
-    was better on average with L than with A.
+    as they stand for the whole scatter. If clients send all directions, L = A. Otherwise L understates the
+    degrees of freedom, as leading directions vary less than L random draws. On 13 federations (docs/shift.md)
+    automatic shrinkage was better on average with L than with A.
     """
     moments = totals.moments
     scale = 1 / jnp.maximum(moments.within_degrees, 1)

@@ -50,15 +50,16 @@ def row_means(rows: Rows, valid: Bool[Array, " rows"]) -> Float[Array, "rows dim
 
 
 def first_moments(rows: Rows, num_classes: int) -> Moments:
-    """Compute each class's numbers of examples and rows, and its feature sum; sums over parts add up.
+    """Compute each class's numbers of examples and rows, and its feature sum.
 
     Args:
         rows: class rows; padding changes nothing.
-        num_classes: C, static.
+        num_classes: C, the number of classes, static.
 
     Returns:
-        For each class: N_c examples, K_c rows, Σ_r n_r x_r and Σ_r n_r max_j |x_rj|. Sums of counts are
-        floats; integer counts are rounded only after the sum.
+        For each class c: its numbers N_c of examples and K_c of rows, and Σ_r n_r x_r and Σ_r n_r max_j
+        |x_rj| over its rows, the means x_r of n_r examples. The results for parts of the rows add up. Sums of
+        counts are floats; integer counts are rounded only after the sum.
 
     Raises:
         ValueError: if shapes do not fit, or ``num_classes`` is below 1.
@@ -94,7 +95,7 @@ def _first_moments(rows: Rows, num_classes: int) -> Moments:
 
 
 def example_moments(rows: Rows, num_classes: int) -> Moments:
-    """Compute `first_moments`, but with ``num_rows`` K_c = N_c, as if each example were a row.
+    """Compute `first_moments`, but count each example as a row: ``num_rows`` K_c is N_c.
 
     Use it with sums that clients computed over their examples: there each example, not each mean, is an
     observation.

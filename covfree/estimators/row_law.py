@@ -1,4 +1,4 @@
-"""Estimate client shift: how much the squared distances of clients' means grow with their counts."""
+"""Estimate client shift from the growth of n ‖x − μ‖² with n, for a mean x of n examples of class mean μ."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ _STEPS = 5
 class RowLaw:
     """Sums over rows, binned by the number of examples behind a row; they add up over any split of the rows.
 
-    Row r is the mean x_r of n_r of the N_c examples of class c. With v the ``variance`` given to `row_law`,
-    z_r = n_r ‖x_r − μ_c‖² / (1 − n_r/N_c) / (d v).
+    Row r is the mean x_r of n_r of the N_c examples of class c, and μ_c is the class mean. Let z_r =
+    n_r ‖x_r − μ_c‖² / (1 − n_r/N_c) / (d v), with v the ``variance`` given to `row_law` and d features.
 
     Attributes:
         num_rows: K_c, rows of each class.
@@ -54,7 +54,7 @@ def row_law(rows: Rows, moments: Moments, variance: Scalar) -> RowLaw:
     Args:
         rows: class means, all of them or a part.
         moments: moments of *all* rows; ``num_rows`` is not used.
-        variance: v in `RowLaw`, an approximate tr Σ/d.
+        variance: v in `RowLaw`, an approximate mean variance of a feature within classes.
     """
     law = partial(_law_of_part, moments=moments, variance=variance)
 
@@ -92,10 +92,11 @@ def _law_of_part(rows: Rows, *, moments: Moments, variance: Scalar) -> RowLaw:
 def client_variance(law: RowLaw) -> Float[Array, ""]:
     """Estimate τ in Cov(x_r) = (1/n_r + τ) V_c, with V_c the covariance of class c within clients.
 
-    τ measures client shift. Without it, E z_r (see `RowLaw`) does not depend on n_r. With it, E z_r
-    is a line in n_r, proportional to 1 + τ n_r. The line is fitted by weighted least squares; the variance of
-    z_r grows with the square of its mean, so the weights are 1/(1 + τ n_r)². Two standard errors are
-    subtracted from the slope, but not below 0, so that τ is 0 unless a shift is evident.
+    Row r is the mean x_r of n_r examples. τ measures client shift. Without it, E z_r (see `RowLaw`) does not
+    depend on n_r. With it, E z_r is a line in n_r, proportional to 1 + τ n_r. The line is fitted by weighted
+    least squares; the variance of z_r grows with the square of its mean, so the weights are 1/(1 + τ n_r)².
+    Two standard errors are subtracted from the slope, but not below 0, so that τ is 0 unless a shift is
+    evident.
 
     Returns:
         τ, at least 0. If all rows have about equal counts, the slope is unknown, and τ is 0.

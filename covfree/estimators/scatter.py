@@ -111,7 +111,10 @@ def centred_rows(
 
 
 def gram_factor(rows: Rows, num_classes: int) -> Float[Array, "rows dim"]:
-    """Return Y with rows √n_r x_r, 0 in padding rows. On examples YᵀY is Fed3R's Gram matrix F Fᵀ."""
+    """Return Y with the row √n_r x_r for each mean x_r of n_r examples; 0 in padding rows.
+
+    On examples YᵀY is Fed3R's Gram matrix F Fᵀ, with F the features as columns.
+    """
     valid = valid_rows(rows, num_classes)
     mean = row_means(rows, valid)
     return mean * jnp.sqrt(row_counts(rows, valid).astype(mean.dtype))[:, None]
@@ -142,11 +145,12 @@ def within_scatter(
     c. Its K_c rows, of means x_r and counts n_r, have the scatter S_c = Σ_r n_r (x_r − μ_c)(x_r − μ_c)ᵀ, and
     E[S_c] = (K_c − 1) V_c:
 
-    - ``"per_class"``: Σ_c (N_c − 1)/(K_c − 1) · S_c, FedCOF's. Unbiased for any covariances V_c, but
-      a class of few rows and many examples weighs its noise heavily. A class with K_c = 1 adds 0.
-    - ``"pooled"``: (N − C)/Σ_c (K_c − 1) · Σ_c S_c. Each degree of freedom has the same weight. If classes
-      share one covariance, as linear heads assume, this has the least variance. If they do not, it
-      estimates another mixture of their covariances.
+    - ``"per_class"``: Σ_c (N_c − 1)/(K_c − 1) · S_c, FedCOF's. Unbiased for any covariances V_c, but the
+      noisy S_c of a class with few rows has a large weight if the class has many examples. A class with
+      K_c = 1 adds 0.
+    - ``"pooled"``: (N − C)/Σ_c (K_c − 1) · Σ_c S_c, with N = Σ_c N_c and C classes. Each degree of freedom
+      has the same weight. If classes share one covariance, as linear heads assume, this has the least
+      variance. If they do not, it estimates another mixture of their covariances.
 
     On raw examples (`Rows.from_examples`) K_c = N_c, both weights are 1, and this is the exact
     within-class scatter.
@@ -157,7 +161,8 @@ def within_scatter(
         weighting: ``"per_class"`` or ``"pooled"``.
 
     Returns:
-        The scatter. For a covariance divide it by Σ_c w_c (K_c − 1): N − C if every class has two rows.
+        The scatter. For a covariance divide it by Σ_c w_c (K_c − 1), with w_c the factor of S_c above; this
+        is N − C if every class has two rows.
 
     Raises:
         ValueError: if ``weighting`` is unknown.
@@ -180,7 +185,9 @@ def _between_factor(moments: Moments) -> Float[Array, "classes dim"]:
 
 
 def between_scatter(moments: Moments) -> Float[Array, "dim dim"]:
-    """Compute the scatter between classes, Σ_c N_c (μ_c − μ_g)(μ_c − μ_g)ᵀ, from the first moments; exact.
+    """Compute the exact scatter between classes, Σ_c N_c (μ_c − μ_g)(μ_c − μ_g)ᵀ, from the first moments.
+
+    Class c has N_c examples of mean μ_c, and μ_g is the mean of all examples.
 
     >>> import jax.numpy as jnp
     >>> from covfree.estimators.moments import first_moments
@@ -197,8 +204,9 @@ def total_gram(
 ) -> Scatter:
     """Add up the terms of the examples' Gram matrix F Fᵀ that ``scatter`` selects.
 
-    F Fᵀ = W + Σ_c N_c (μ_c − μ_g)(μ_c − μ_g)ᵀ + N μ_g μ_gᵀ: the scatter W within classes, the scatter between
-    them, and the term of the grand mean μ_g. The last term is always kept, as a ridge head has no intercept.
+    F has the features as columns. F Fᵀ = W + Σ_c N_c (μ_c − μ_g)(μ_c − μ_g)ᵀ + N μ_g μ_gᵀ: the scatter W
+    within classes, the scatter between classes, and the term of the grand mean μ_g. The last term is always
+    kept, as a ridge head has no intercept.
 
     Args:
         within: the within-class scatter, exact or estimated. Its multiple of I (`Scatter.shift`) is
@@ -208,7 +216,8 @@ def total_gram(
             choice; ``"between"`` without the scatter within classes.
 
     Returns:
-        The Gram matrix; a factor if ``within`` is one and the result has fewer than dim − 1 rows.
+        The Gram matrix, stored as a factor if ``within`` is a factor and the result has fewer than dim − 1
+        rows.
 
     Raises:
         ValueError: if ``scatter`` is unknown.

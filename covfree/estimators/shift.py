@@ -1,4 +1,7 @@
-"""Compute the bias that client shift causes in FedCOF's covariance, and test rows for client shift."""
+"""Compute the bias that client shift causes in FedCOF's covariance, and test rows for client shift.
+
+Client shift means that the true mean of a class differs between clients.
+"""
 
 from __future__ import annotations
 
@@ -65,17 +68,19 @@ def shift_bias(
 ) -> Float[Array, "dim dim"]:
     """Compute the bias of FedCOF's covariance of a class under client shift, from clients' true moments.
 
-    The bias is [Σ_k J_k (V_k − V) + Σ_k n_k (m_k − m)(m_k − m)ᵀ] / (K_c − 1), with N_c = Σ_k n_k, m = Σ_k n_k
-    m_k / N_c and V = Σ_k n_k V_k / N_c, the covariance about the clients' own means. Client k sends J_k rows;
-    K_c = Σ_k J_k. The first term is 0 if clients share a covariance, or send rows in proportion to their
-    examples. The second term is positive semi-definite and grows with the number of examples behind a row. If
-    clients send means of random subsets, the second sum stays the same but K_c grows, so the bias falls.
+    Client k has n_k examples of the class, of true mean m_k and covariance V_k, and sends J_k rows. The bias
+    is [Σ_k J_k (V_k − V) + Σ_k n_k (m_k − m)(m_k − m)ᵀ] / (K_c − 1), with K_c = Σ_k J_k, N_c = Σ_k n_k, m =
+    Σ_k n_k m_k / N_c and V = Σ_k n_k V_k / N_c, the covariance about the clients' own means. The first term
+    is 0 if clients share a covariance, or send rows in proportion to their examples. The second term is
+    positive semi-definite and grows with the number of examples behind a row. If clients send means of random
+    subsets, the second sum stays the same but K_c grows, so the bias falls.
 
     Args:
         means: true mean m_k of the class at each client.
         counts: n_k, examples of the class at each client; clients with count 0 are ignored.
         covariances: true covariance V_k of the class at each client; None if all clients share it.
-        num_subsets: largest number of subsets of a client's class, or None, as in `client_rows`.
+        num_subsets: largest number of random subsets into which a client splits its examples of the class;
+            None for no limit, as in `client_rows`.
         subset_size: smallest number of examples in a subset, as in `client_rows`.
 
     Returns:
@@ -112,17 +117,17 @@ def shift_bias(
 def shift_test(rows: Rows, num_classes: int) -> ShiftTest:
     """Test whether clients' class means differ by more than the covariance within clients explains.
 
-    With several rows for each client and class, the test is a ratio of variances: that of the clients' means,
-    over the one that the scatter within clients predicts. A class for which no client sent several rows is
-    left out.
+    With several rows for each client and class, the test is a ratio of variances: the variance of the
+    clients' means, over the variance that the scatter within clients predicts. A class for which no client
+    sent several rows is left out.
 
     With one row for each client and class, the test is a regression slope: if clients differ, the squared
     deviations of means, times the number of examples, grow with that number. Classes with fewer than three
     rows are left out, and so are classes with equal counts, where client shift looks like covariance. The
     slope detects far less than the ratio.
 
-    Residual directions among the rows are ignored, as they are the largest parts of the scatter, not a fair
-    sample.
+    Residual directions (`directed_rows`) among the rows are ignored, as they are the largest parts of the
+    scatter, not a fair sample.
 
     Both tests are one-sided, with normal approximations, and assume that a class has the same covariance at
     all clients. The formulas and the rate of false alarms are in docs/shift.md, "Is there a shift? A test".
@@ -130,10 +135,10 @@ def shift_test(rows: Rows, num_classes: int) -> ShiftTest:
 
     Args:
         rows: class rows, with clients: one or several rows for each client and class.
-        num_classes: C, static.
+        num_classes: C, the number of classes, static.
 
     Returns:
-        The test; its fields are arrays.
+        The result of the test; its fields are arrays.
 
     Source: covfree; Paulson (1942) and Wallace (1959) for the normal approximations.
 
@@ -211,11 +216,12 @@ def _ratio_test(rows: Rows, moments: Moments) -> ShiftTest:
 def _effective_rank(
     spread: jax.Array, pieces: jax.Array, degrees: jax.Array, seen: jax.Array, dim: int
 ) -> Float[Array, ""]:
-    """Estimate r = (tr Σ)²/tr Σ² from each class's ``spread`` = Σ_p ν_p (v_p/t − 1)²; d if all are 0.
+    """Estimate the effective rank r = (tr Σ)²/tr Σ² of the covariance Σ within clients.
 
-    The rows of client p in the class have mean square v_p, with ν_p degrees of freedom; ν = Σ_p ν_p, and t =
-    Σ_p ν_p v_p/ν. E[spread] = (pieces − 1)·2/(r + 2/ν), with ``pieces`` the number of clients with ν_p > 0;
-    the 2/ν arises because t is computed from the same v_p. Only classes that are ``seen`` count.
+    The estimate is d if ``spread`` is 0. For each class, ``spread`` is Σ_p ν_p (v_p/t − 1)². The rows of
+    client p in the class have mean square v_p about their mean, with ν_p degrees of freedom; ν = Σ_p ν_p, and
+    t = Σ_p ν_p v_p/ν. E[spread] = (pieces − 1)·2/(r + 2/ν), with ``pieces`` the number of clients with ν_p >
+    0; the 2/ν arises because t is computed from the same v_p. Only classes that are ``seen`` count.
     """
     spread, pieces, degrees = (jnp.where(seen, x, 0) for x in (spread, pieces, degrees))
     classes = seen.sum().astype(spread.dtype)

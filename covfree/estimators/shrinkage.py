@@ -26,7 +26,10 @@ _PLAIN = ("empirical_bayes", "ledoit_wolf", "oas", "pseudo_observations")
 
 
 def as_shrinkage(shrinkage: Scalar | str | Shrinkage) -> Shrinkage:
-    """Convert a number γ (adds γI), ``"auto"``, a share ``"10%"`` (`relative`) or a rule to a rule."""
+    """Return the rule that a number γ (adds γI), ``"auto"`` or a share ``"10%"`` (`relative`) stands for.
+
+    A rule is returned as it is.
+    """
     if isinstance(shrinkage, Shrinkage):
         return shrinkage
     if isinstance(shrinkage, str):
@@ -38,7 +41,7 @@ def as_shrinkage(shrinkage: Scalar | str | Shrinkage) -> Shrinkage:
 
 
 def as_matrix_shrinkage(shrinkage: Scalar | str | Shrinkage) -> Shrinkage:
-    """Convert to a rule, as `as_shrinkage`; raise if it needs single rows, which the server lacks."""
+    """Return the rule of `as_shrinkage`; raise ValueError if it needs single rows, which the server lacks."""
     rule = as_shrinkage(shrinkage)
     if rule.needs_rows:
         raise ValueError(
@@ -117,19 +120,22 @@ def _empirical_bayes(strength, covariance, moments, freedom, statistics):
 def empirical_bayes() -> Shrinkage:
     """Shrink to (ν Σ̂ + tr(Σ̂) I)/d, the inverse of the empirical Bayes estimate of the precision.
 
-    Scores that are linear in the precision are then d/ν times those with Σ̂ + (tr(Σ̂)/ν) I. If scores must be
-    log-probabilities, use a rule such as `pseudo_observations`; in `with_prior_means`, ``strength`` can undo
-    the factor.
+    Here d is the number of features, and ν the degrees of freedom of Σ̂. Scores that are linear in the
+    precision are d/ν times the scores with Σ̂ + (tr(Σ̂)/ν) I. If scores must be log-probabilities, use a rule
+    such as `pseudo_observations`; in `with_prior_means`, ``strength`` can undo the factor d/ν.
 
     Source: Kubokawa and Srivastava (2008), as used by GDA-CLIP (Wang et al. 2024). There ν = n − 1 for n
-    examples. Here ν is the degrees of freedom of Σ̂: N − C if the scatter is exact, fewer if it is estimated
+    examples. Here ν is N − C (N examples of C classes) if the scatter is exact, and less if it is estimated
     from means.
     """
     return Shrinkage(0.0, _empirical_bayes)
 
 
 def _convex(numerator: jax.Array, denominator: jax.Array, covariance: Scatter) -> tuple[jax.Array, jax.Array]:
-    """Return a = 1 − ρ, b = ρ·tr(Σ̂)/d; ρ is numerator/denominator in [0, 1], or 1 if denominator ≤ 0."""
+    """Return a = 1 − ρ and b = ρ·tr(Σ̂)/d, with ρ = numerator/denominator, clipped to [0, 1].
+
+    If the denominator is not above 0, ρ is 1.
+    """
     known = denominator > 0
     weight = jnp.where(known, jnp.clip(numerator / jnp.where(known, denominator, 1), 0, 1), 1)
     return 1 - weight, weight * mean_variance(covariance)
@@ -142,7 +148,7 @@ _SCALES = (2.0**60, 1.0, 2.0**-60)
 
 
 def _in_scale(covariance: Scatter) -> tuple[Scatter, jax.Array]:
-    """Multiply Σ̂ by the one of `_SCALES` that suits its trace; also return the index of this scale."""
+    """Return Σ̂ times the one of `_SCALES` that suits its trace, and the index of this scale."""
     trace = covariance.dim * mean_variance(covariance)
     which = (trace > 2.0**-30).astype(jnp.int32) + (trace > 2.0**30).astype(jnp.int32)
     return covariance.scaled(jnp.asarray(_SCALES, trace.dtype)[which]), which
@@ -161,10 +167,10 @@ def _oas(strength, covariance, moments, freedom, statistics):
 def oas() -> Shrinkage:
     """Shrink by the oracle approximating rule (OAS) to (1 − ρ) Σ̂ + ρ·tr(Σ̂)/d·I.
 
-    ρ = (tr Σ̂² + tr² Σ̂) / ((ν + 1)(tr Σ̂² − tr² Σ̂/d)), at most 1, with ν in place of the number of
-    observations, whose mean is known. Equivalent to ``sklearn.covariance.OAS(assume_centered=True)`` on ν
-    observations with the same Σ̂. This rule and scikit-learn's lack the terms of order 1/d in the
-    source's eq. 23.
+    ρ = (tr Σ̂² + tr² Σ̂) / ((ν + 1)(tr Σ̂² − tr² Σ̂/d)), at most 1. The degrees of freedom ν of Σ̂ stand for
+    the number of observations in a rule for a known mean. Equivalent to
+    ``sklearn.covariance.OAS(assume_centered=True)`` on ν observations with the same Σ̂. This rule and
+    scikit-learn's lack the terms of order 1/d in the source's eq. 23.
 
     Source: Chen, Wiesel, Eldar and Hero (2010).
     """
@@ -198,7 +204,10 @@ def check_loading(shrinkage: Shrinkage) -> None:
 
 
 def _fourth_moment(factor, rows, moments, class_weight):
-    """Return Σ_r (s ‖y_r‖²)² for each s of `_SCALES`; which s is right is known only after all rows."""
+    """Return Σ_r (s ‖y_r‖²)² over the rows y_r of ``factor``, for each scale s of `_SCALES`.
+
+    Which scale suits Σ̂ is known only after all rows.
+    """
     length = jnp.sum(jnp.square(factor), axis=1)
     # Cap at 2⁶⁰, so that wrong scales do not overflow; in the right scale no value is above it.
     scaled = jnp.minimum(length[None, :] * jnp.asarray(_SCALES, length.dtype)[:, None], 2.0**60)
@@ -220,7 +229,8 @@ def ledoit_wolf() -> Shrinkage:
 
     With Σ̂ = Σ_r y_r y_rᵀ and observations z_r = √ν y_r (so that Σ̂ = Σ_r z_r z_rᵀ/ν),
     ρ = [Σ_r ‖z_r‖⁴/ν² − tr(Σ̂²)/ν] / [tr Σ̂² − tr² Σ̂/d], between 0 and 1. Equivalent to
-    ``sklearn.covariance.LedoitWolf(assume_centered=True)`` on the z_r, with ν in place of their number.
+    ``sklearn.covariance.LedoitWolf(assume_centered=True)`` on the z_r, with ν, the degrees of freedom of Σ̂,
+    in place of their number.
 
     Source: Ledoit and Wolf (2004).
     """

@@ -35,8 +35,8 @@ class Shrinkage:
         strength: the number that a user may sweep or differentiate; the rule defines its meaning.
         rule: ``(strength, covariance, moments, freedom, statistics) -> (a, b)``; see `apply`.
         statistics: a function from any chunk of rows to the sums that the rule needs. Its arguments are the
-            chunk's y_r (Σ̂ = Σ_r y_r y_rᵀ), the rows, the moments of *all* rows, and the weights w_c if y_r =
-            √(w_c n_r) (x_r − μ_c), else None.
+            chunk's y_r (Σ̂ = Σ_r y_r y_rᵀ over all rows), the chunk's rows, the moments of *all* rows, and
+            the weight w_c of each class if y_r = √(w_c n_r) (x_r − μ_c), as in `centred_rows`, else None.
         needs_rows: whether the rule cannot work without ``statistics``.
     """
 
@@ -46,7 +46,7 @@ class Shrinkage:
     needs_rows: bool = field(default=False, metadata={"static": True})
 
     def apply(self, covariance: Scatter, moments: Moments, freedom: Freedom, statistics: Any) -> Scatter:
-        """Return a·Σ̂ + b·I.
+        """Return the shrunk covariance a·Σ̂ + b·I, with a and b from ``rule``.
 
         Args:
             covariance: Σ̂.

@@ -53,7 +53,7 @@ def scatter_spectra(rows: Rows, num_classes: int, *, weighting: Weighting = "per
 
     Args:
         rows: class rows; examples (`Rows.from_examples`) give the exact spectra.
-        num_classes: C, static.
+        num_classes: C, the number of classes, static.
         weighting: see `within_scatter`.
 
     Returns:

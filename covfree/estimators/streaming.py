@@ -35,7 +35,7 @@ class CovarianceState(NamedTuple):
         num_rows: K, the number of rows with a count above 0.
         centre: a point near the rows: the mean of those that were added first.
         offset: μ − centre, where μ is the rows' weighted mean. This keeps digits if the rows are far from 0.
-        scatter: Σ_k n_k (μ_k − μ)(μ_k − μ)ᵀ.
+        scatter: Σ_k n_k (μ_k − μ)(μ_k − μ)ᵀ over rows k, the means μ_k of n_k examples.
     """
 
     num_examples: Float[Array, ""]

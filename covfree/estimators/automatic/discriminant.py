@@ -1,4 +1,7 @@
-"""Predict the margins of LDA for many strengths γ of shrinkage, from one eigendecomposition."""
+"""Predict the margins of LDA for many strengths γ of shrinkage, from one eigendecomposition.
+
+The margin of a test example is the score of its own class minus the score of another class.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +31,7 @@ _ROUNDING = 4.0
 
 
 class Basis(NamedTuple):
-    """Class means and clients' offsets in the eigenbasis of a covariance.
+    """Coordinates of class means and of clients' offsets in the eigenbasis of a covariance.
 
     If the covariance is stored as a factor Y, the basis spans only the rows of Y. Directions orthogonal to
     them have eigenvalue ``floor``.
@@ -38,7 +41,7 @@ class Basis(NamedTuple):
         floor: the multiple of the identity that the covariance contains.
         means: coordinates of the class means about the grand mean; 0 for an absent class.
         outside: inner products of the means' components outside the basis' span.
-        vectors: coordinates of the offsets' directions z_j (see `Offsets`), which lie in its span.
+        vectors: coordinates of the offsets' directions z_j (see `Offsets`), which lie in the span.
         dim: d, the dimension of the features.
     """
 
@@ -84,7 +87,7 @@ def predicted_margins(
 ) -> Margins:
     """Predict the margins of test examples for each γ in ``candidates`` (docs/derivation.md, section 10).
 
-    All arguments are in units of the mean variance.
+    ``basis`` and ``candidates`` are in units of the mean variance tr(Σ̂)/d.
     """
     values, floor, means, outside, vectors, dim = basis
     count = moments.count.astype(values.dtype)
@@ -106,7 +109,10 @@ def predicted_margins(
     spectrum = values + floor
 
     def products(rows: jax.Array, weights: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """Return Σ_s w_s a_ls² and Σ_s w_s a_is a_ls, a = ``rows``, i a chosen class, for each w."""
+        """Return Σ_s w_s a_ls² and Σ_s w_s a_is a_ls for each row w of ``weights``.
+
+        Here a = ``rows``, l is any class, and i a chosen class.
+        """
         left = rows[chosen][None, :, :] * weights[:, None, :]
         size = weights.shape[0] * chosen.shape[0]
         cross = product(left.reshape(size, rows.shape[1]), rows.T)

@@ -1,4 +1,4 @@
-"""Estimate clients' offsets of the features from sums by client (a two-way layout of classes and clients)."""
+"""Estimate the offsets that clients add to their features, from sums by class and client."""
 
 from __future__ import annotations
 
@@ -33,7 +33,8 @@ _NEGLIGIBLE = 1e-4
 class ClientSums(NamedTuple):
     """Sums over the rows of a sample of clients (numbers 0 … 255); they add up over any split of the rows.
 
-    Row r is the mean x_r of n_r examples of class c; w_c is the class's weight in Σ̂, and μ_c its mean.
+    Row r is the mean x_r of n_r examples of class c. The class has mean μ_c, and weight w_c in the covariance
+    Σ̂ that is to be shrunk.
 
     Attributes:
         counts: n_ck, the examples of class c at client k.
@@ -47,7 +48,7 @@ class ClientSums(NamedTuple):
 
 
 class Offsets(NamedTuple):
-    """The covariance Σ̂ = Σ_r y_r y_rᵀ split into Σ_j z_j z_jᵀ and a remainder; see `offsets_of`.
+    """The covariance Σ̂ = Σ_r y_r y_rᵀ of scaled rows y_r, split into Σ_j z_j z_jᵀ and a remainder.
 
     Here z_j = √λ_j δ_j + noise of covariance c Σ, with Σ the covariance within clients. The δ_j are
     independent combinations of clients' offsets, each with the covariance Δ of one offset. The remainder
@@ -58,7 +59,8 @@ class Offsets(NamedTuple):
         strength: λ_j; 0 if Σ̂ does not contain δ_j.
         vector: z_j; 0 where the strength is 0.
         share: p_cj, the weight of δ_j in the mean of class c.
-        unseen: λ of further directions whose vectors are unknown, for clients outside the sample.
+        unseen: strengths λ of further directions, whose vectors are unknown: they stand for the clients
+            outside the sample (see `offsets_of`).
         copies: how many directions have each λ in ``unseen``; 0 if the sample is all clients.
         noise: c, in the noise's covariance c Σ.
         degrees: degrees of freedom of the remainder, by class.
@@ -120,13 +122,13 @@ def no_offsets(moments: Moments, freedom: Freedom) -> Offsets:
 
 
 def offsets_of(sums: ClientSums, moments: Moments, freedom: Freedom, level: Float[Array, ""]) -> Offsets:
-    r"""Separate clients' offsets from the covariance (formulas: docs/derivation.md, section 10).
+    r"""Return the `Offsets`: clients' offsets, separated from Σ̂ (formulas: docs/derivation.md, section 10).
 
     If the sums cover a sample of the clients, the other clients are modelled as m − 1 copies of the sample,
     with m the ratio of Σ_c w_c N_c over all clients (N_c examples of class c) to the same sum over the
     sample. The average of a δ_j over the m copies enters the class means, so p_cj is that of one copy times
-    1/√m. Differences between copies give m − 1 further directions for each client, of strength Σ_c w_c n_ck;
-    no class mean contains them.
+    1/√m. Differences between copies give m − 1 further directions for each client k, of strength
+    Σ_c w_c n_ck, with n_ck the client's examples of class c; no class mean contains them.
 
     Args:
         sums: `client_sums` of *all* rows.
@@ -188,7 +190,11 @@ def _ratio(
     level: Float[Array, ""],
     weight: Float[Array, " classes"],
 ) -> tuple[Float[Array, ""], Float[Array, ""]]:
-    """Estimate ρ = tr Δ/tr Σ and tr(Σ)/d by maximum likelihood, from ``square`` = ‖z_j‖²/d and tr(Σ̂)/d."""
+    """Estimate ρ = tr Δ/tr Σ and tr(Σ)/d by maximum likelihood, from ``square`` = ‖z_j‖²/d and tr(Σ̂)/d.
+
+    Δ is the covariance of offsets, Σ the covariance within clients. ``level`` is tr(Σ̂)/d, and ``weight`` is
+    the weight of each class in Σ̂.
+    """
     used, holders, tiny = offsets.strength > 0, offsets.unseen > 0, jnp.finfo(level.dtype).tiny
     unseen = offsets.copies * holders.sum(dtype=level.dtype)
     degrees = offsets.degrees.sum() + unseen

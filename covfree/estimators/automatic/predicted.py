@@ -20,7 +20,9 @@ _NODES, _WEIGHTS = np.polynomial.hermite.hermgauss(16)
 
 
 class Margins(NamedTuple):
-    """Margins for each candidate γ: the score of a test example's own class minus that of another class.
+    """Margins for each candidate γ: a test example's score of its own class minus its score of another class.
+
+    The own class is one of the chosen classes (`sampled_classes`).
 
     Attributes:
         mean: the mean margin, without the term from class frequencies.
@@ -68,7 +70,7 @@ def misclassification_probability(
     is Φ(−m/s). Independent margins would overestimate the error by far if there are many near rivals.
 
     Args:
-        mean: m_j, the mean margin of an example of the class over class j.
+        mean: m_j, for each chosen class: the mean margin of its examples over class j.
         variance: s_j², the margin's variance.
         rival: whether class j may be predicted.
     """
@@ -86,7 +88,10 @@ def misclassification_probability(
 def predicted_error(
     margins: Margins, candidates: Float[Array, " candidates"], scales: Float[Array, " scales"]
 ) -> Float[Array, "candidates scales"]:
-    """Predict the error of LDA with covariance (Σ̂ + γI) s/(1 + γ), for each γ and each s in ``scales``."""
+    """Predict LDA's error rate with covariance (Σ̂ + γI) s/(1 + γ), for each γ and s.
+
+    γ is one of ``candidates``, in units of tr(Σ̂)/d, and s one of ``scales``.
+    """
 
     def one_candidate(case: tuple[jax.Array, ...]) -> jax.Array:
         mean, variance, gamma = case
@@ -103,7 +108,10 @@ def predicted_error(
 def deterministic_equivalents(
     trace: Float[Array, ""], freedom: Freedom
 ) -> tuple[Float[Array, ""], Float[Array, ""]]:
-    """Estimate T ≈ tr(HΣ) from ``trace`` = tr(HΣ̂), and φ with HΣH ≈ HΣ̂H/φ, for H = (Σ̂ + γI)⁻¹."""
+    """Estimate T ≈ tr(HΣ) and φ with HΣH ≈ HΣ̂H/φ, for H = (Σ̂ + γI)⁻¹ and the true covariance Σ.
+
+    They follow from ``trace`` = tr(HΣ̂) and from the degrees of freedom of Σ̂.
+    """
     degrees, weight = jnp.where(freedom.weight > 0, freedom.degrees, 0), freedom.weight
     # HΣ̂ has Σ_j ν_j nonzero eigenvalues, each below 1: keep the trace below their number despite rounding.
     root = implied_trace(jnp.maximum(degrees.sum() - trace, 1e-6 * degrees.sum()), degrees, weight)

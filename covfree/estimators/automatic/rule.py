@@ -35,7 +35,7 @@ def automatic() -> Shrinkage:
     too small. s sets the weight of the features against class frequencies. For each of 25 candidates γ and 5
     candidates s, the test error of linear discriminant analysis is predicted from class means and Σ̂. The
     result is a weighted geometric mean of the candidates. Prior weights centre on s = 1 and on the γ of
-    `pseudo_observations`, with t replaced by the variance of single examples, which includes offsets. The
+    `pseudo_observations`, with t replaced by the variance of single examples, clients' offsets included. The
     more rows there are, the more the predicted error counts. Formulas: docs/derivation.md, section 10.
 
     The rule allows for client shift: each client's features may have an offset, and test examples come from

@@ -25,16 +25,21 @@ _DRAWN = ((np.arange(SAMPLE) * 157) % SAMPLE).astype(np.int32)
 
 
 def fair_numbers(rank: Any, senders: Any) -> Any:
-    """Number the clients of ranks 0 … senders − 1 so that a fair sample has the numbers below 256.
+    """Return new numbers for clients, such that the clients with numbers below 256 are a fair sample.
 
-    Up to 256 senders keep their ranks. With more, the ranks are cut into 256 intervals. One client of each
-    interval gets the interval's number; all other clients get numbers from 256 on.
+    The clients have the ranks 0 … senders − 1. Up to 256 clients keep their ranks. With more, the ranks are
+    cut into 256 intervals. One client of each interval gets the interval's number; all other clients get
+    numbers from 256 on.
     """
     return _group_numbers(rank, rank, rank + 1, senders, np if isinstance(rank, np.ndarray) else jnp)
 
 
 def _group_numbers(rank: Any, start: Any, end: Any, senders: Any, xp: Any) -> Any:
-    """Number clients of equal key, with ranks start … end − 1: the first k, if k of these ranks are drawn."""
+    """Return new numbers, as `fair_numbers` does, for clients of equal key.
+
+    The clients' ranks are ``start`` … ``end`` − 1. If k of these ranks are drawn, the first k clients get the
+    k numbers below 256, the others 256 + rank.
+    """
     size = xp.maximum(senders, SAMPLE)
     length, more = size // SAMPLE, size % SAMPLE
     stretch = np.arange(SAMPLE, dtype=np.int32)
@@ -46,10 +51,10 @@ def _group_numbers(rank: Any, start: Any, end: Any, senders: Any, xp: Any) -> An
 
 
 def count_keys(count: Any, label: Any, xp: Any) -> Any:
-    """Compute each row's term ⌊n⌋·mixed(label + 1) mod 2³² of its client's key, by which clients are sorted.
+    """Compute each row's term ⌊n⌋·mixed(label + 1) mod 2³², with n its count and ``mixed`` a hash.
 
-    A client's key is the sum of its rows' terms. It is the same whether rows are class means, subset means
-    or examples.
+    The sum of a client's terms is the client's key, by which clients are sorted. The key is the same whether
+    rows are class means, subset means or examples.
     """
     # Round counts to float32, as data types may differ between sources of rows.
     whole = xp.mod(xp.floor(count.astype(np.float32)), np.float32(2.0**32)).astype(np.uint32)
@@ -57,10 +62,10 @@ def count_keys(count: Any, label: Any, xp: Any) -> Any:
 
 
 def projections(mean: Any, count: Any, xp: Any) -> Any:
-    """Compute each row's term of its client's projections: n·xᵀv for at most 16 directions v.
+    """Compute each row's terms n·xᵀv, with x its mean, n its count, and at most 16 fixed directions v.
 
-    Projections tell clients with equal counts apart. They are the same whether rows are class means,
-    subset means or examples.
+    The sums of a client's terms are the client's projections. Projections tell clients with equal counts
+    apart, and are the same whether rows are class means, subset means or examples.
     """
     dim = mean.shape[1]
     bits = mixed(np.arange(1, dim + 1, dtype=np.uint32))[:, None] >> np.arange(BITS, dtype=np.uint32)
@@ -71,12 +76,13 @@ def projections(mean: Any, count: Any, xp: Any) -> Any:
 
 
 def sample_numbers(keys: Any, projected: Any, senders: Any, xp: Any) -> Any:
-    """Number clients by sums over their rows, so that clients numbered below 256 are a fair sample.
+    """Return new numbers for clients, such that the clients with numbers below 256 are a fair sample.
 
-    Clients are sorted by a hash of their keys, and `fair_numbers` draws positions in this order. Clients with
-    equal keys form a group. If k drawn positions fall in one, its k clients of smallest hash are taken. That
-    hash is of the cell in which a client's projections lie, in a grid about the group's mean. Rounding can
-    move only a client at the edge of a cell, and that changes at most one client of the sample.
+    Clients are sorted by a hash of their keys, and positions in this order are drawn as in `fair_numbers`.
+    Clients with equal keys form a group. In a group they are sorted by a second hash: of the cell in which
+    a client's projections lie, in a grid about the group's mean. If k drawn positions fall in a group, its
+    first k clients are taken. Rounding can move only a client at the edge of a cell, and that changes at most
+    one client of the sample.
 
     Args:
         keys: [clients] sums of `count_keys`.
@@ -122,7 +128,7 @@ def _sums(values: Any, group: Any, xp: Any) -> Any:
 
 
 def numbered(rows: Rows, axis_name: Any = None, *, few: bool = False) -> Rows:
-    """Renumber the clients of rows from 0, or if there are more than 256, by `sample_numbers`.
+    """Return the rows with their clients renumbered: from 0, or by `sample_numbers` if more than 256.
 
     Up to 256 clients are all kept. With more, the sample depends on clients' rows, not on their numbers
     or on the order of rows. Only clients with rows count, and their original numbers may be anything, so
