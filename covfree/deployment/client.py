@@ -78,12 +78,12 @@ class Client(Machine):
             site: the site's name in the description.
             folder: the site's own folder; nobody else may write to it.
             key: the site's private key, from `load_key`.
-            features: [n, d], float32; or images if a network is trained, see `load_images`.
+            features: [n, d], float32; or the images of `load_images` if a network is trained.
             labels: [n], indices of the description's ``class_names``; below 0 is padding.
             uses: extractor settings, d and class names of the data, from `read_site`; None asserts that they
                 are ``description.agreed``.
-            algorithm: needed if the description names an algorithm of your own, or a network is
-                trained; see `Description.make_algorithm`.
+            algorithm: the algorithm, if a network is trained (see `Description.make_algorithm`) or you use
+                one of your own; None for the one that the description names.
             now: the clock, in seconds since 1970.
 
         Raises:
@@ -267,7 +267,7 @@ class Client(Machine):
             data: the message, from `Server.end` or anybody.
 
         Returns:
-            The file that it contains, and why the federation stopped early; None if it did not.
+            The file in the broadcast (the head), and why the federation stopped early; None if it did not.
 
         Raises:
             Refused: if the message is not signed by the server, or is not the last broadcast.

@@ -57,7 +57,7 @@ class Description:
             similar size share a compilation) pad to at most this number.
         max_norm: the largest norm of a feature vector; None for a bound derived from all messages, as in
             `covfree.collect`.
-        max_bytes: the size of the largest message.
+        max_bytes: the largest size of a message, in bytes.
         train: what an algorithm of `covfree.finetune` trains: the ``"head"`` on features; or, on images, the
             extractor's network (``"backbone"``) or ``"all"``.
         judge_sites: whether to leave out sites whose class means fail `covfree.diagnose_sites`.
@@ -210,7 +210,7 @@ class Description:
 
     @property
     def example(self) -> np.ndarray:
-        """An example of zeros: a feature vector [1, d], or for a network an RGB image [1, side, side, 3]."""
+        """One example of zeros: features [1, d], or an image [1, side, side, 3] if a network is trained."""
         if self.train == "head":
             return np.zeros((1, self.dim), np.float32)
         side = self.extractor["preprocessing"]["crop"]

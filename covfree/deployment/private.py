@@ -34,9 +34,9 @@ class PrivateSums:
         delta: δ of the promise.
         clip: B, the bound on a feature vector's norm. For an algorithm of `covfree.finetune`, the bound on
             the norm of an upload; above 1, as the upload includes the site's weight, 1.
-        unit: what is hidden: one ``"example"`` or one ``"client"`` (a site). For training it must be the
-            client.
-        neighbours: ``"add_remove"`` or ``"replace_one"``.
+        unit: what is hidden: one ``"example"`` or one ``"client"`` (a site). An algorithm of
+            `covfree.finetune` needs ``"client"``.
+        neighbours: ``"add_remove"`` hides whether the unit is present, ``"replace_one"`` hides its values.
         honest: the number of sites that surely take part and add their noise; None for `Description.fewest`,
             which must be above 1 then.
         weight: with ``unit="client"``, the largest number of examples with which a site may count.
@@ -231,7 +231,10 @@ class PrivateSteps:
 
 @dataclass(frozen=True)
 class Exact:
-    """Encodes 64-bit integers as words with the same bits, in place of `covfree.secure.FixedPoint`."""
+    """Encodes 64-bit integers as words with the same bits, in place of `covfree.secure.FixedPoint`.
+
+    The attributes are those of `covfree.secure.words.Encoding`.
+    """
 
     num_clients: int = 2**63
     rounds: int | None = None

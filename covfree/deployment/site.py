@@ -50,8 +50,8 @@ def extractor_in(path: str | PathLike[str]) -> dict[str, Any]:
 def read_site(path: str | PathLike[str], description: Description) -> Site:
     """Read a site's training examples: all except those that the file marks as its test part.
 
-    If a file has no class names, its labels count as indices of ``description.class_names``; this is allowed
-    only in a federation without an extractor.
+    In a federation without an extractor, a file may lack class names; its labels then count as indices of
+    ``description.class_names``.
 
     Raises:
         ValueError: if the file does not contain features and labels.
@@ -82,7 +82,8 @@ def load_site(
         folder: the site's own folder, where the features of images are kept.
         features: a file of ``covfree extract``, see `read_site`.
         images: instead of ``features``, a folder of images with a subfolder for each class.
-        weights: see `covfree.backbones.hub.find_weights`.
+        weights: the network's weights: a path, a name on the hub, or None; see
+            `covfree.backbones.hub.find_weights`.
 
     Raises:
         ValueError: if not exactly one of ``features`` and ``images`` is given, or data or weights differ from
@@ -127,7 +128,7 @@ def load_network(description: Description, weights: str | None = None) -> Any:
 
     Args:
         description: the federation.
-        weights: see `covfree.backbones.hub.find_weights`.
+        weights: the network's weights, as for `load_site`.
 
     Returns:
         A `covfree.finetune.NetworkMap`.
@@ -145,7 +146,7 @@ def load_network(description: Description, weights: str | None = None) -> Any:
 
 
 def load_images(images: ImageSet, description: Description, network: Any) -> Site:
-    """Decode a site's images for the network: all except those of a test part.
+    """Return a site's images, decoded for the network, and their labels: all except those of a test part.
 
     Args:
         images: the images, e.g. from `covfree.data.image_folder`, with the description's classes.

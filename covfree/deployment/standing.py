@@ -20,8 +20,8 @@ class Standing(Machine):
     """The server's state, loaded from its folder.
 
     Attributes:
-        turn: the number, from 0, of the open round, or of the next if none is open. With secure sums it
-            counts the steps of all rounds, see `Description.place`.
+        turn: the number, from 0, of the open round, or of the next round if none is open. With secure sums,
+            each step of a round counts as a round here, see `Description.place`.
         history: a record for each closed round: which sites counted, which were set aside at its end and
             why, how many sites were judged by their class means, and how many bytes were sent.
         stopped: why the federation ended before its last round; None if it did not.
@@ -30,7 +30,7 @@ class Standing(Machine):
 
     @property
     def finished(self) -> bool:
-        """Whether all rounds are done."""
+        """Whether all rounds are done, or the federation ended before."""
         return self.stopped is not None or self.turn >= self._turns
 
     @property

@@ -1,4 +1,4 @@
-"""Compute, as pure functions, what a client and the server of a federation between machines compute.
+"""Compute, as pure functions, a client's and the server's part of a round between machines.
 
 The functions call the simulation's, in `covfree.rounds.cohort`, in the simulation's order. So a federation
 of machines and `covfree.rounds.run` have the same result to the bit.

@@ -46,7 +46,7 @@ class Promise:
     Attributes:
         epsilon: ε of all the method's releases together.
         delta: δ.
-        unit: what is hidden: one ``"example"``, or one ``"client"``, that is all its examples.
+        unit: what is hidden: one ``"example"``, or all examples of one ``"client"``.
         neighbours: ``"add_remove"`` hides whether the unit is present, ``"replace_one"`` hides its values.
         noise: who adds the noise: ``"central"``, ``"distributed"`` or ``"local"``, as in `private`.
         honest: for distributed noise, the number of clients that surely take part and add their noise; else
@@ -73,7 +73,7 @@ class Promise:
 
     @property
     def against(self) -> str:
-        """A text that says from whom it is hidden, and under which conditions."""
+        """A text that says from whom the promise hides this, and under which conditions."""
         return {
             "central": "everyone who sees the noisy sums or the head; not the server, which sees each upload",
             "distributed": f"everyone who sees only the sum of uploads, {self._if_honest}; {UNMASKED}",

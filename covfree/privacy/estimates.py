@@ -71,7 +71,7 @@ def noisy_rows_covariance(
     With weights w_r and W = Σ_r w_r, the scatter S = Σ_r w_r (x_r − x̄)(x_r − x̄)ᵀ about the weighted mean x̄
     has E[S] = aΣ + bI, where a = Σ_r w_r (1 − w_r/W)/n_r and b = Σ_r w_r (1 − w_r/W) σ_r². The estimate
     (S − bI)/a is unbiased. The weights w_r = n_r/(1 + n_r σ_r²/λ)² are near-optimal for an average eigenvalue
-    λ of Σ. If λ is estimated from the same rows, a bias of the order of one over their number remains.
+    λ of Σ. If λ is estimated from the same rows, a bias of the order of 1/(number of rows) remains.
 
     Args:
         means: x_r, for one class; ``vmap`` batches classes.

@@ -36,7 +36,8 @@ class Finding(NamedTuple):
 
     Attributes:
         name: the kind of upload that the attacker sees.
-        auc: area under the ROC curve of the membership attack; 0.5 is chance.
+        auc: area under the ROC curve of the membership attack, which scores how likely an example is in a
+            sum; 0.5 is chance. Examples that are in the sum are members.
         found: share of the members found at 1 % false positives.
         single: share of the sums that consist of one example, and so reveal it; NaN with noise.
         named: share of the sums for which the most likely of 10 candidates, one of them a member, is the
@@ -274,7 +275,7 @@ def _attacked(name: str, seen: _Seen, world: _World, difference: float, rng: np.
 
 
 def _scored(seen: _Seen, world: _World, rng: np.random.Generator) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Yield, for random class sums, the attack's scores of up to 10 members and up to 10 non-members."""
+    """Yield, for each of up to 300 random class sums, scores of up to 10 members and up to 10 non-members."""
     pairs = np.unique(np.c_[seen.sender, world.labels], axis=0)
     dim = len(world.covariance)
     scale = np.sqrt(np.trace(world.covariance) / dim) or 1.0

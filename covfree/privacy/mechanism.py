@@ -100,7 +100,7 @@ class Private:
     def total(
         self, step: int, uploads: Sequence[Upload], *, random_bytes: RandomBytes = os.urandom
     ) -> Upload:
-        """Add up the uploads of a step; if the noise is central, add it to the sum.
+        """Return the sum of a step's uploads; if the noise is central, with the noise.
 
         Raises:
             ValueError: if fewer clients have added noise than the promise needs, if an upload lacks the noise
@@ -117,7 +117,7 @@ class Private:
         return total
 
     def choose(self, first: Upload) -> Kind | None:
-        """Return what clients send in the second step, chosen from the first total; None if there is none."""
+        """Return the kind of upload in the second step, chosen by the first total; None if there is none."""
         if len(self.grids) == 1:
             return None
         self._check_total(0, first, first)
@@ -157,7 +157,7 @@ class Private:
             features: [examples, dim] of all clients.
             labels: their classes; below 0 is padding.
             clients: the client of each example; below 0 is padding.
-            num_classes: C; by default the largest label plus 1. Give it if that is not public.
+            num_classes: C; by default the largest label plus 1. Give C if the largest label is not public.
             random_bytes: source of the noise.
         """
         check(features, labels, clients, num_classes=num_classes)
@@ -187,7 +187,7 @@ class Private:
         return self.head(*totals)
 
     def _check_total(self, step: int, total: Upload, first: Upload | None = None) -> None:
-        """Raise ValueError unless ``total`` has enough noise and, with ``first``, fits its classes and d."""
+        """Raise ValueError unless ``total`` has enough noise, and the same C and d as ``first`` if given."""
         self._grid(step, total.kind)
         if total.noises < (least := self.promise.honest or 1):
             raise ValueError(f"total: expected at least {least} noises in step {step}, got {total.noises}")

@@ -18,7 +18,7 @@ from covfree.rounds.algorithm import Algorithm, check_algorithm
 def private_training(
     algorithm: Algorithm, *, epsilon: float, delta: float, clip: float, rounds: int
 ) -> tuple[Algorithm, Promise]:
-    """Make clients train by DP-SGD, so that a client's uploads hide each of its examples from everyone.
+    """Return an algorithm whose clients train by DP-SGD: their uploads hide each example from everyone.
 
     A step clips the gradient of each example to norm ``clip``, sums the gradients, adds Gaussian noise of
     standard deviation σ = clip·√(2E/ρ) to each number, and divides by the batch size. Here E is

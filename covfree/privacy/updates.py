@@ -91,7 +91,7 @@ def private_updates(
     num_clients: int,
     neighbours: Neighbours = "add_remove",
 ) -> PrivateUpdates:
-    """Make an encoding that clips uploads and adds to each a share of the noise that hides it in the sum.
+    """Make an encoding that clips an upload and adds a share of the noise, so that the sum hides the upload.
 
     Each upload, as a vector of all its arrays, is scaled down to norm ``clip`` and rounded to a public grid
     of integers. Each client adds discrete Gaussian noise of standard deviation s, so the noise of ``honest``

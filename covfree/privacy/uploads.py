@@ -138,7 +138,10 @@ class Grid:
         return (self.sensitivity(neighbours) / _deviation(self.kind, self.log_deviation, noises)) ** 2 / 2
 
     def sensitivity(self, neighbours: Neighbours) -> float:
-        """Return the largest distance between neighbours' integer sums (Frobenius norm for matrices)."""
+        """Return the largest distance between two neighbouring data sets' integer sums.
+
+        The distance is Euclidean; for matrices, in Frobenius norm.
+        """
         add, bound = neighbours == "add_remove", float(self.bound)
         if self.weight is not None:
             return bound if add else 2 * bound
@@ -190,9 +193,9 @@ class Grid:
         return Upload(self.kind, upload.values + noise.reshape(upload.values.shape), upload.noises + noises)
 
     def deviation(self, noises: int) -> float:
-        """Return the standard deviation of ``noises`` draws together, in feature sums or on the diagonal.
+        """Return the standard deviation of ``noises`` draws together, for features divided by the clip.
 
-        It is for features divided by the clip.
+        It is the noise in each number of the feature sums, or on the diagonal of the matrix.
         """
         return _deviation(self.kind, self.log_deviation, noises) * self.step
 
@@ -240,7 +243,10 @@ _LEAST = 32
 
 
 def _deviation(kind: Kind, log_deviation: int, noises: int) -> float:
-    """Return the standard deviation of ``noises`` draws, in grid units: in each sum, or on the diagonal."""
+    """Return the standard deviation of ``noises`` draws together, in grid units.
+
+    It is the noise in each number of the sums, or on the diagonal of the matrix.
+    """
     return 2.0**log_deviation * math.sqrt(noises * (2 if kind == "matrix" else 1))
 
 

@@ -170,7 +170,8 @@ def has_sound_rows(letter: Letter) -> None:
 def has_announced_counts(letter: Letter) -> None:
     """Raise a ValueError if the counts do not sum to the announced number, or sum to above ``max_count``.
 
-    The counts of residual directions are degrees of freedom. None may exceed either of these two numbers.
+    The count of a residual direction (a row that `Rows.sketch` marks) is a number of degrees of freedom. It
+    must not exceed the announced number or ``max_count``.
     """
     rows, total = letter.message.rows, letter.num_examples
     most = None if letter.rules.max_count == "derived" else letter.rules.max_count

@@ -91,7 +91,7 @@ class Collected:
 
     @property
     def dim(self) -> int | None:
-        """The size d of a feature; None while no message has rows and d was not given."""
+        """d, the number of features; None while no message has rows and d was not given."""
         return self.message.rows.mean.shape[1] or None
 
 

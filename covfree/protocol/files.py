@@ -1,4 +1,4 @@
-"""Write and read files of messages. Strangers may have written a file, so it is never memory-mapped."""
+"""Write and read files of messages. They are never memory-mapped, as strangers may have written them."""
 
 from __future__ import annotations
 

@@ -27,12 +27,12 @@ _KEPT = 2**28
 class Inbox(Mapping[str, Message]):
     """A folder of message files, as a mapping from clients to messages, for `collect` or a `covfree.Stream`.
 
-    Each file is read once for its digest. Messages of up to 256 MiB together stay in memory; others are read
-    again when they are needed. Files that arrive later are ignored, and a file that changes is set aside. An
-    empty folder is no error, as a server may look before any client has sent. Temporary files of killed
-    writers are removed.
+    Each file is read once to compute its digest (hash). Messages of up to 256 MiB together stay in memory;
+    others are read again when they are needed. Files that arrive later are ignored, and a file that changes
+    is set aside. An empty folder is no error, as a server may look before any client has sent. Temporary
+    files of killed writers are removed.
 
-    ``inbox[client]`` is a client's message. A client's name is that of its file, without ``.safetensors``.
+    ``inbox[client]`` is a client's message. A client has the name of its file, without ``.safetensors``.
 
     Attributes:
         receipts: the digest (hash) of each file that can be read; see `Collected.receipts`.

@@ -38,8 +38,8 @@ def collect(
     """Check the clients' messages, and merge the sound ones into one; bad ones are set aside with a reason.
 
     ``docs/server.md`` lists the checks, their tolerance for rounding and their cost. Pass ``dim``,
-    ``method``, ``class_names`` and ``extractor`` if the server knows them. Without one of the last three, the
-    majority of messages decides on it; without ``dim``, all messages must have the same d.
+    ``method``, ``class_names`` and ``extractor`` if the server knows them. If one of the last three is not
+    given, the majority of messages decides what it is; without ``dim``, all messages must have the same d.
 
     Clients may send in several rounds: pass the earlier result as ``before``. A client counts once, by its
     first sound message; ``repeated`` names clients that sent again. A client whose message was set aside may
@@ -49,9 +49,9 @@ def collect(
         messages: one message for each client; an `Inbox` reads them from files when they are needed. A
             message without rows, from a client without examples, adds nothing.
         num_classes: C.
-        dim: d; by default that of ``before``, or the one that all messages share.
-        method: the federation's method, which fixes the kind of message. By default the kind is that of
-            ``before``, or of most messages.
+        dim: d; by default the d of ``before``, or the one that all messages share.
+        method: the federation's method, which fixes the kind of message: its arrays and what they contain.
+            By default messages must be of the kind of ``before``, or of most messages.
         class_names: [C], the names of the classes by their numbers, as in `client_message`. A message with
             other names is set aside. A message without names passes, and so does one with only the first
             names, from a client that does not know later classes. By default those of ``before``, or of most

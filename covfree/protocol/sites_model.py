@@ -66,7 +66,7 @@ class Model(NamedTuple):
 
 
 def class_means_of(rows: Rows, num_classes: int) -> Means:
-    """Compute the mean of each class of each client, without residual directions and padding."""
+    """Return the mean and count of each client's classes, without residual directions and padding."""
     count, label = np.asarray(rows.count).astype(np.float64), np.asarray(rows.label)
     client = np.zeros(len(label), np.int64) if rows.client is None else np.asarray(rows.client, np.int64)
     kept = (count > 0) & (label >= 0) & (label < num_classes) & (client >= 0)
@@ -106,8 +106,9 @@ def fit_model(means: Means, num_classes: int) -> Model:
     - A class's centre is the geometric median (Weiszfeld) of the sites' means x_j, made from n_j examples. It
       is an average of the x_j with weights w_j. Then the centre without site k is (Σ_j w_j x_j − w_k x_k)/W_k
       with W_k = Σ_j w_j − w_k, and its variance, in units of one example's, is Σ_{j≠k} w_j²/n_j/W_k².
-    - S = 0.6·d·mean(u uᵀ) + 0.4·I, where u is x − g scaled to length 1, for a mean x and its class's
-      centre g without x's site; mean(u uᵀ) is the spatial sign covariance. A few huge rows cannot dominate S.
+    - S = 0.6·d·mean(u uᵀ) + 0.4·I estimates, up to a factor, the covariance of x − g, for a mean x and its
+      class's centre g without x's site. Here u is x − g scaled to length 1; mean(u uᵀ) is the spatial sign
+      covariance. A few huge rows cannot dominate S.
     - D² = ‖S^(−½)(x − g)‖² has mean σ²·v with v = 1/n + Var(g) + τ: n is the number of examples behind x,
       and Var(g) the variance of the centre without x's site, above. The variance τ of the usual shift between
       sites is chosen such that log(D²/v) varies least (by median deviation); σ² is the median of D²/v.

@@ -19,9 +19,9 @@ def rounding(num_examples: float, *dtypes: np.dtype) -> float:
 
     If n = ``num_examples`` products x_i x_j are added one by one in float32, the error is at most
     n·u·Σ|x_i x_j|, with u = 2⁻²⁴, and Σ|x_i x_j| ≤ √(a_ii a_jj) by Cauchy and Schwarz. Half of this bound is
-    allowed: even equal terms, the worst case, lose only n·u/5 on average. Longer sums than 2¹⁶ terms are made
-    of partial sums, which lose less. A few u are added for the products and the means, and one unit roundoff
-    of ``dtypes``, in which sums are sent.
+    allowed: even equal terms, the worst case, lose only n·u/5 on average. Sums of more than 2¹⁶ terms are
+    made of partial sums, which lose less, so n counts as at most 2¹⁶. A few u are added for the products and
+    the means, and one unit roundoff of ``dtypes``, the data types in which sums are sent.
     """
     sent = max(float(jnp.finfo(dtype).eps) for dtype in dtypes) / 2
     return sent + _UNIT * (min(num_examples, _LONGEST) / 2 + 8)

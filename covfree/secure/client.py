@@ -91,7 +91,7 @@ class Client:
         """Step 2: return, encrypted for each neighbour, shares of two secrets.
 
         One is the seed of the client's own mask, the other its masking key, from which the masks that it
-        shares with neighbours are made. The threshold's number of shares rebuilds a secret.
+        shares with neighbours are made. As many shares as the session's threshold rebuild a secret.
 
         Raises:
             Refused: if fewer neighbours than the threshold advertised, or an advert is duplicate or forged.
@@ -179,10 +179,11 @@ class Client:
 
     @_step(5)
     def unmask(self, agreed: Iterable[Agreed]) -> Opened:
-        """Step 5: return one share of each neighbour: of its mask's seed if its upload came, else of its key.
+        """Step 5: return for each neighbour a share of one of its secrets.
 
-        With these shares, the server removes the own masks of the uploads that came, and the masks that they
-        share with clients whose uploads did not come.
+        The secret is the seed of the neighbour's own mask if its upload came, else its masking key.
+        With the shares, the server removes from the sum each client's own mask, and the masks that were
+        shared with clients whose uploads did not come.
 
         Args:
             agreed: the signatures of clients that agreed in step 4.

@@ -75,8 +75,8 @@ class Session:
     def quorum(self) -> int:
         """How many of the n clients must sign the same list of uploads: ⌈n·threshold/degree⌉, more than half.
 
-        Two such sets overlap, and honest clients sign once, so without colluding clients no server gets two
-        lists signed.
+        Any two sets of so many clients overlap, and an honest client signs once. So without colluding clients
+        no server gets two lists signed.
         """
         return -(-len(self.identities) * self.threshold // self.degree)
 

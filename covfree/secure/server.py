@@ -147,7 +147,7 @@ class Server:
     def _rebuilt(self, client: int, own: Mapping[int, bytes], fits: Callable[[int, bytes], bool]) -> bytes:
         """Return a client's secret, rebuilt from t of its shares, ``own``.
 
-        Some shares may be false, so t shares are tried after t others until ``fits`` accepts the secret.
+        Some shares may be false, so several choices of t shares are tried until ``fits`` accepts the secret.
         """
         least = self._session.threshold
         if len(own) < least:
