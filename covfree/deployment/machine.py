@@ -1,4 +1,4 @@
-"""Define what server and sites share: a description, a key, an algorithm's steps, and a locked folder."""
+"""Define the base class of server and site: a description, a key, an algorithm's steps, a locked folder."""
 
 from __future__ import annotations
 
@@ -23,7 +23,9 @@ SUFFIX = ".message"
 
 
 class Machine:
-    """A server or a site. Its folder, which holds its state, is locked until the ``with`` block ends.
+    """The base class of `Server` and `Client` (a site).
+
+    The machine's own folder, which holds its state, is locked until the ``with`` block ends.
 
     Attributes:
         description: the federation.

@@ -231,7 +231,7 @@ class PrivateSteps:
 
 @dataclass(frozen=True)
 class Exact:
-    """Encodes 64-bit integers as words with the same bits, in place of `covfree.secure.FixedPoint`.
+    """Encodes a private method's 64-bit integers as words with the same bits; they need no `FixedPoint`.
 
     The attributes are those of `covfree.secure.words.Encoding`.
     """
@@ -241,7 +241,7 @@ class Exact:
     least: int = 2
 
     def encode(self, upload: Any) -> Words:
-        """Return the words of a list of integers."""
+        """Return the integers in a list of arrays as one vector of words."""
         return np.concatenate([np.ravel(part) for part in upload]).astype(np.int64).view(np.uint64)
 
     def decode(self, total: Words, like: Any) -> Any:

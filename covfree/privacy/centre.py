@@ -94,7 +94,7 @@ def _one_by_one(method: Method[Any], block: jax.Array, rows: jax.Array) -> jax.A
 
 
 def moved_back(method: Method[Any], centre: Float[np.ndarray, " dim"] | None, head: Head) -> Head:
-    """Convert a head Wᵀ(x − c) + b for centred features to a head for features x, with bias b − Wᵀc."""
+    """Return a head on features x that equals the head Wᵀ(x − c) + b on centred ones: its bias is b − Wᵀc."""
     if centre is None:
         return head
     if isinstance(head, MappedHead):

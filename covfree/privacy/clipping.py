@@ -22,7 +22,7 @@ def clipped(vectors: Float[np.ndarray, "rows dim"], clip: float) -> Float[np.nda
 
 
 def on_grid(vectors: Float[np.ndarray, "rows dim"], bound: int) -> Int[np.ndarray, "rows dim"]:
-    """Return vectors of norm 1 or less times ``bound``, rounded to integers of norm at most ``bound``."""
+    """Return ``bound`` times vectors of norm at most 1, rounded to integers of norm at most ``bound``."""
     scaled = vectors * bound
     integers = np.rint(scaled).astype(np.int64)
     for shrink in (1.0, 1 - 1e-9, 0.0):

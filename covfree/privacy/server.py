@@ -167,7 +167,7 @@ def needs_matrix(method: Method[Any]) -> bool:
 
 
 def nearest_mean(method: Method[Any], known: NoisySums) -> Head:
-    """Make a nearest-mean head from class sums alone, with means from `shrunk_means`."""
+    """Make a nearest-mean head from noisy class sums alone, with means from `shrunk_means`."""
     moments, present = known.moments, known.present
     number = jnp.asarray(known.sums[present]), jnp.asarray(known.counts[present])
     means = np.zeros(known.sums.shape, moments.total.dtype)
@@ -176,7 +176,7 @@ def nearest_mean(method: Method[Any], known: NoisySums) -> Head:
 
 
 def head_of(method: Method[Any], known: NoisySums, grid: Grid, total: Upload) -> Head:
-    """Make the method's head from noisy class sums and a noisy second moment.
+    """Make the method's head from noisy class sums, ``known``, and a noisy second moment, ``total``.
 
     The scatter is corrected for the noise's expectation, its negative eigenvalues become 0, and the noise's
     largest eigenvalue (`noise_edge`) is added to the regulariser. In LDA with covariance Σ, noise of variance
@@ -234,7 +234,7 @@ def _head_of(method: Method[Any], known: NoisySums, grid: Grid, total: Upload) -
 def _own_shrinkage(method: Method[Any]) -> Any:
     """Return γ if the method adds γI to the covariance; else 0.
 
-    Other rules need the clients' class means; the noise's largest eigenvalue replaces them.
+    Other shrinkage rules need the clients' class means, so the noise's largest eigenvalue replaces the rules.
     """
     plain = diagonal_loading(0.0).rule
     return method.params.strength if method.params.rule is plain else 0.0

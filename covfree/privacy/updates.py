@@ -95,10 +95,10 @@ def private_updates(
 
     Each upload, as a vector of all its arrays, is scaled down to norm ``clip`` and rounded to a public grid
     of integers. Each client adds discrete Gaussian noise of standard deviation s, so the noise of ``honest``
-    clients has the standard deviation σ = s√honest. It protects as the noise of `private_rounds` does, but
-    without a trusted server, provided that uploads are seen only in `covfree.secure` sums. The grid's steps
-    are far smaller than the noise. For FedAvg use ``weighting="uniform"``, where the weight in an upload is
-    1, and a ``clip`` above 1. ε is the same if only some clients are drawn in a round.
+    clients has the standard deviation σ = s√honest. This noise protects as the noise of `private_rounds`
+    does, but without a trusted server, provided that uploads are seen only in `covfree.secure` sums. The
+    grid's steps are far smaller than the noise. For FedAvg use ``weighting="uniform"``, where the weight in
+    an upload is 1, and a ``clip`` above 1. ε is the same if only some clients are drawn in a round.
 
     Args:
         epsilon: ε of all rounds together.

@@ -1,4 +1,4 @@
-"""Clip clients' sums and round them to integers on a public grid, so that their sensitivity is exact."""
+"""Clip clients' uploads and round them to integers on a public grid, so that their sensitivity is exact."""
 
 from __future__ import annotations
 
@@ -195,7 +195,7 @@ class Grid:
     def deviation(self, noises: int) -> float:
         """Return the standard deviation of ``noises`` draws together, for features divided by the clip.
 
-        It is the noise in each number of the feature sums, or on the diagonal of the matrix.
+        The noise is meant in each number of the feature sums, or on the diagonal of the matrix.
         """
         return _deviation(self.kind, self.log_deviation, noises) * self.step
 
@@ -245,7 +245,7 @@ _LEAST = 32
 def _deviation(kind: Kind, log_deviation: int, noises: int) -> float:
     """Return the standard deviation of ``noises`` draws together, in grid units.
 
-    It is the noise in each number of the sums, or on the diagonal of the matrix.
+    The noise is meant in each number of the sums, or on the diagonal of the matrix.
     """
     return 2.0**log_deviation * math.sqrt(noises * (2 if kind == "matrix" else 1))
 

@@ -192,9 +192,9 @@ class Judgement(NamedTuple):
 
 
 def judge(sizes: Mapping[Hashable, Size], before: Mapping[Hashable, Size], rules: Rules) -> Judgement:
-    """Compare each message's size with bounds derived from the sizes of all messages.
+    """Return which messages exceed the bounds that follow from the sizes of all messages.
 
-    ``before`` has the sizes of messages of earlier rounds.
+    ``sizes`` has the sizes of new messages, ``before`` those of earlier rounds, by client.
     """
     limits = Limits([*before.values(), *sizes.values()], rules)
     new, old = (

@@ -54,10 +54,10 @@ def collect(
             By default messages must be of the kind of ``before``, or of most messages.
         class_names: [C], the names of the classes by their numbers, as in `client_message`. A message with
             other names is set aside. A message without names passes, and so does one with only the first
-            names, from a client that does not know later classes. By default those of ``before``, or of most
-            messages. New classes are numbered after those of ``before``, whose names come first.
-        extractor: `Extractor.fingerprint` of the features' extractor. A message that names another is set
-            aside; one that names none passes. By default that of ``before``, or of most messages.
+            names, from a client that does not know later classes. By default the names in ``before``, or in
+            most messages. The names in ``before`` must come first, as new classes have higher numbers.
+        extractor: `Extractor.fingerprint` of the features' extractor. A message with another fingerprint is
+            set aside; one without passes. By default the fingerprint in ``before``, or in most messages.
         num_examples: for each client that announced it, its number of examples. If the counts of its message
             have another sum, the message was cut short or altered, and is set aside.
         max_count: the largest number of examples that a client may claim, which bounds its weight.

@@ -25,8 +25,8 @@ class Labels(NamedTuple):
     """The result of `label_test` for each site.
 
     Attributes:
-        agreement: slope β of the regression of the site's centred class means on those of the other sites;
-            NaN with fewer than two classes.
+        agreement: slope β of the regression of the site's centred class means on the other sites' centred
+            class means; NaN with fewer than two classes.
         error: the standard error of ``agreement`` that the model of the sites' means predicts.
         moved: the share of the site's examples that are in moved classes, those whose mean lies at the other
             sites' mean of another class. Only classes that were compared count.

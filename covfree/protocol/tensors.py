@@ -25,7 +25,15 @@ _MOST_HEADER = 2**24
 def read_header(
     file: io.RawIOBase | io.BufferedIOBase, size: int
 ) -> tuple[dict[str, Any], dict[str, str], int]:
-    """Read a safetensors header; return the entry of each tensor, the metadata, and how many bytes follow."""
+    """Read a safetensors header of a file of ``size`` bytes.
+
+    Returns:
+        The entry of each tensor (data type, shape and place), the metadata, and how many bytes follow.
+
+    Raises:
+        ValueError: if the header is too long, or an entry or the metadata are not valid; other errors if the
+            header has another structure.
+    """
     (length,) = struct.unpack("<Q", read_exactly(file, 8))
     if length > min(size - 8, _MOST_HEADER):
         raise ValueError(f"its header is of {length} bytes")

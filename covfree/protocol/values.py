@@ -118,7 +118,10 @@ def square_sums(rows: Rows) -> np.ndarray:
 
 
 def sound_rows(rows: Rows, types: RowTypes, *, num_classes: int) -> Rows:
-    """Return rows in the data types in which they are summed; `check_rows` checks them before and after."""
+    """Return rows converted to ``types``, the data types in which they are summed.
+
+    `check_rows` checks the rows before the conversion, and again after it if it shortens a data type.
+    """
     check_rows(rows, num_classes=num_classes)
     cast = types.cast(rows)
     for came, ours in ((rows.mean, cast.mean), (rows.covariance, cast.covariance)):

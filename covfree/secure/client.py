@@ -118,10 +118,9 @@ class Client:
 
     @_step(3)
     def mask(self, sealed: Iterable[Sealed], words: Words) -> Masked:
-        """Step 3: return the upload, masked: plus the client's own mask, and a mask for each neighbour.
+        """Step 3: return the upload plus masks: the client's own, and one for each neighbour with shares.
 
-        Only neighbours that sent shares count. The upload of each has the same mask with the opposite sign,
-        so the two masks cancel in the sum.
+        The neighbour's upload has the same mask with the opposite sign, so the two masks cancel in the sum.
 
         Args:
             sealed: the shares that neighbours sent.

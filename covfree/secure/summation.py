@@ -215,7 +215,7 @@ def _answer(algorithm: Algorithm, sent: Any, data: ClientData, memory: Any, key:
 
 
 def _own_data(federation: Federation) -> dict[int, ClientData]:
-    """Return each client's data, padded to one size, so that one compilation serves all."""
+    """Return each client's data, all padded to one size, so that one compilation serves all clients."""
     features, labels, order = jax.tree.map(np.asarray, federation.examples)
     longest = int(federation.size.max(initial=0))
     index = np.arange(longest, dtype=np.int32)
