@@ -159,12 +159,12 @@ class Grid:
 
     @property
     def count_step(self) -> float:
-        """The number of examples that one unit of the count's coordinate stands for."""
+        """The number of examples for which one grid unit of a class's count stands."""
         return 1 / self.count if self.weight is None else self.step / COUNT_SHARE
 
     @property
     def square_step(self) -> float:
-        """The squared norm that one unit of the squared norms' coordinate stands for."""
+        """The squared norm, divided by B², for which one grid unit of a class's squared norms stands."""
         return 1 / self.square if self.weight is None else self.step / SQUARE_SHARE
 
     def upload(

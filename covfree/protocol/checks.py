@@ -264,7 +264,10 @@ def has_bounded_norms(letter: Letter) -> None:
 
 
 def max_norm_of(rules: Rules) -> int | float | None:
-    """Return ``max_norm``; if it is "derived", the bound of the method's feature map, or None without one."""
+    """Return ``rules.max_norm``; for "derived", the largest norm that the method's feature map gives.
+
+    None if ``max_norm`` is None, or if it is "derived" and the map has no such bound.
+    """
     if rules.max_norm != "derived":
         return rules.max_norm
     return None if rules.method is None else getattr(rules.method.feature_map, "max_norm", None)

@@ -1,4 +1,4 @@
-"""Write and read files of messages. They are never memory-mapped, as strangers may have written them."""
+"""Write and read files of messages. No file is memory-mapped, as strangers may have written it."""
 
 from __future__ import annotations
 
