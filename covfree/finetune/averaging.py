@@ -65,7 +65,7 @@ class Update(NamedTuple):
 
 
 def init(numbers: Numbers, num_clients: int, key: PRNGKey) -> tuple[State, tuple[()]]:
-    """Make the server's first state from the model; clients have no memory."""
+    """Return the server's first state, made from the model, and the clients' memory, which is empty."""
     model = numbers.model
     optimiser = numbers.server().init(model.trained)
     return State(model.trained, model.statistics, optimiser, jnp.zeros((), jnp.int32)), ()
@@ -85,7 +85,7 @@ def client_weight(numbers: Numbers, data: ClientData) -> jax.Array:
 def client(
     numbers: Numbers, sent: Any, data: ClientData, memory: tuple[()], key: PRNGKey
 ) -> tuple[Update, tuple[()], dict[str, Any]]:
-    """Train the server's model on the client's examples; return the upload, no memory, and the metrics."""
+    """Train the server's model on a client's examples; return the upload, the empty memory, the metrics."""
     trained, statistics, number = sent
     own = numbers.training(numbers.model, trained, statistics, data, key, round=number, anchor=trained)
     weight = client_weight(numbers, data)
@@ -174,8 +174,8 @@ def fedavg(
     Args:
         model: from `linear_model` or `network_model`, or your own.
         client: the clients' optimiser: a learning rate for gradient descent, an optax transformation, or
-            ``jax.tree_util.Partial(optax.adam, 1e-3)``, whose numbers may change without recompiling. It is
-            initialised again in each round.
+            ``jax.tree_util.Partial(optax.adam, 1e-3)``, whose numbers may change without recompiling. In each
+            round, the optimiser is initialised again.
         server: the server's optimiser, in the same forms. FedAvgM is ``optax.sgd(1.0, momentum=0.9)``.
         epochs: passes of a client over its examples in a round; 1 if neither this nor ``steps`` is given.
         steps: steps of a client in a round, instead of ``epochs``.
@@ -260,10 +260,10 @@ def fedadam(
 
     Three forms of Adam are in use, and need different learning rates. ``"reddi"`` is the paper's
     (`adaptive`): the second moment v starts at τ², and there is no bias correction. If √v is far below
-    τ = 1e-3, it is nearly gradient descent with momentum at rate η/τ. ``"torch"`` is PyTorch's Adam, which
-    FLSim and hence FedCOF's tables use: with bias correction, β₂ = 0.999, ε = 1e-8, and a weight decay that
-    is added to the gradient, 1e-5 in FedCOF's code. ``"flower"`` is the Adam of Flower's strategy: v starts
-    at 0, τ is 1e-9 by default, and step t has the bias correction of step t + 1.
+    τ = 1e-3, this Adam is nearly gradient descent with momentum at rate η/τ. ``"torch"`` is PyTorch's Adam,
+    which FLSim and hence FedCOF's tables use: with bias correction, β₂ = 0.999, ε = 1e-8, and a weight decay
+    that is added to the gradient, 1e-5 in FedCOF's code. ``"flower"`` is the Adam of Flower's strategy: v
+    starts at 0, τ is 1e-9 by default, and step t has the bias correction of step t + 1.
 
     Args:
         model: see `fedavg`.

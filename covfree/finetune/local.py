@@ -214,7 +214,8 @@ class Training:
             key: PRNG key of the examples' order, and of each step's dropout, augmentation and noise.
             round: the round, for the schedule.
             penalty: ``(features [batch, dim], labels [batch]) -> [batch]``, added to the loss.
-            extra: extra arguments of the optimiser, such as the ``anchor`` of `add_proximal`.
+            extra: extra arguments of the optimiser, such as ``anchor``, the server's model, for
+                `add_proximal`.
         """
         transformation, count = self.optimiser(), data.num_examples
         factor = 1.0 if self.schedule is None else self.schedule(round)

@@ -49,8 +49,8 @@ class Model:
         features: ``(trained, frozen, statistics, inputs, train, key) -> (features [batch, dim], statistics)``
             with ``train`` a static bool, and ``key`` for dropout and augmentation.
         scores: ``(trained, frozen, features) -> scores [batch, classes]``.
-        finish: ``(trained, frozen, statistics) -> result``, a callable that a run returns, such as a head;
-            None if it returns a `Model`.
+        finish: ``(trained, frozen, statistics) -> result``, which makes what a run returns, such as a head;
+            None if a run returns a `Model`.
         loss: ``(scores [batch, classes], labels [batch, …]) -> [batch]``, which training minimises. Without
             ``num_classes``, scores may have any shape [batch, …]. A vector of integer labels is always taken
             as classes (below 0 is padding): give numbers to predict as floats.
@@ -88,7 +88,7 @@ def check_model(model: Any) -> Model:
 
 
 def check_params(params: Any) -> Any:
-    """Return the network's parameters from a backbone's variables; raise if they are missing."""
+    """Return the entry ``"params"`` of a backbone's variables, the network's parameters; raise without it."""
     if not isinstance(params, Mapping) or "params" not in params:
         got = (
             f"a dict of {', '.join(sorted(map(str, params)))[:80]}"

@@ -128,7 +128,7 @@ def _init(numbers: _Numbers, num_clients: int, key: PRNGKey) -> tuple[tuple[()],
 def same_state(numbers: Any, state: Any, total: Any = None) -> Any:
     """Return the server's state as it is.
 
-    As an algorithm's ``broadcast``, this function sends the whole state; as its ``server``, it keeps it.
+    As an algorithm's ``broadcast``, this function sends the whole state; as ``server``, it changes nothing.
     """
     return state
 
@@ -173,7 +173,7 @@ def client_accuracy(
     own_classes: Bool[np.ndarray, "clients classes"] | None = None,
     batch_size: int = 256,
 ) -> Float[np.ndarray, " clients"]:
-    """Measure the accuracy on each client's examples.
+    """Return each client's accuracy on its own examples.
 
     Args:
         models: `ClientModels`, in which each client has its own model; or one head or `Model` for all
@@ -182,8 +182,8 @@ def client_accuracy(
             clients.
         labels: [examples] classes; below 0 is padding.
         clients: [examples] the client of each example; below 0 is padding.
-        own_classes: the classes that each client may predict; a client that may predict no class is always
-            wrong. None for all classes.
+        own_classes: mask of the classes that each client may predict; a client that may predict no class is
+            always wrong. None for all classes.
         batch_size: the number of examples that are predicted at once.
 
     Returns:
@@ -255,7 +255,7 @@ def client_classes(labels: Any, clients: Any, *, num_classes: int) -> Bool[np.nd
     Args:
         labels: [examples] classes of the training examples; below 0 is padding.
         clients: [examples] the client of each example; below 0 is padding.
-        num_classes: C.
+        num_classes: the number of classes.
 
     >>> client_classes(np.array([0, 2, 1]), np.array([0, 0, 1]), num_classes=3).astype(int)
     array([[1, 0, 1],

@@ -263,7 +263,7 @@ def select(candidates: Sequence[Algorithm], *, by: By = "errors", keep: float = 
 
 
 def _form(algorithm: Algorithm) -> Any:
-    """Return an algorithm's structure without model and name, and the shapes of its leaves, to compare."""
+    """Return what two algorithms must share: the structure without model and name, and the leaves' shapes."""
     own = replace(algorithm, params=algorithm.params._replace(model=None), name="")
     leaves, structure = jax.tree.flatten(own)
     return structure, list(map(jnp.shape, leaves))

@@ -50,7 +50,7 @@ def arrivals(
         clients: the client of each training example.
         schedule: [rounds, clients drawn] the clients of each round; −1 fills up rounds with fewer clients.
         seed: the seed of the method's draws.
-        extractor: operations of the feature extractor on one example, added for each example of a client.
+        extractor: operations of the feature extractor on one example; the clients' operations include them.
         measured: ``measured(number)`` tells whether a head is made and tested in the round with this number
             (from 1). The last round is always measured.
     """

@@ -81,14 +81,15 @@ def export_onnx(
     params: Any = None,
     output: str | None = None,
 ) -> Difference:
-    """Write a head, alone or after a network, as one ONNX file with a free batch size, and check it.
+    """Write a head, alone or after a network, as an ONNX file for any batch size, and check its scores.
 
     Args:
         saved: the head.
         out: the file.
         network: an ONNX file, or a network of covfree, which needs jax2onnx; None for the head alone.
         params: the parameters of a network of covfree.
-        output: the name of the ONNX file's tensor that the head takes, as in `covfree.backbones.from_onnx`.
+        output: the name of the tensor in the ONNX file ``network`` that the head takes as features; see
+            `covfree.backbones.from_onnx`.
 
     Returns:
         How far onnxruntime's scores are from covfree's, on random inputs.
@@ -157,7 +158,7 @@ def _opset(model: Any) -> int:
 
 
 def _shape(session: Any, path: Path) -> tuple[int, ...]:
-    """Return the shape of one input example; a size that is not fixed becomes 3 for channels, else 224."""
+    """Return one input example's shape; sizes that the model leaves free are 3 for channels, else 224."""
     inputs = {each.name: each.shape for each in session.get_inputs()}
     if len(inputs) != 1 or session.get_inputs()[0].type != "tensor(float)":
         raise ValueError(f"network: expected one input in float32 in {path}, got {inputs}")

@@ -57,7 +57,10 @@ def read_images(
     client_column: str | None,
     class_names: tuple[str, ...] | None = None,
 ) -> ImageSet:
-    """Open the image set that ``--images`` and its related options describe."""
+    """Open the image set that ``--images`` and its related options describe.
+
+    ``splits`` are options of a TensorFlow data set, such as ``train``; those that are not given are None.
+    """
     of_tfds = {name: value for name, value in splits.items() if value is not None}
     if client_column is not None:
         of_tfds["client_column"] = client_column

@@ -48,7 +48,10 @@ def fingerprint(method: Method) -> str:
 
 
 def _own_code(part: Any, seen: set[int]) -> Iterator[bytes]:
-    """Yield the user's code behind ``part``, any object in a method, and behind the objects in ``part``."""
+    """Yield the code of the user's functions and classes in ``part``, a method or any object within one.
+
+    ``seen`` holds the ids of functions and modules that were visited before.
+    """
     yield from _files(sys.modules.get(type(part).__module__), seen)
     if isinstance(part, FunctionType):
         if id(part) in seen:
@@ -78,7 +81,7 @@ def _own_code(part: Any, seen: set[int]) -> Iterator[bytes]:
 
 
 def _files(module: ModuleType | None, seen: set[int]) -> Iterator[bytes]:
-    """Yield the text of a user's module, and of the user's modules that it imports names from."""
+    """Yield the text of a user's module, and of all other user's modules whose names the module imports."""
     path = getattr(module, "__file__", None) or ""
     if id(module) in seen or not path.endswith(".py") or path.startswith(_LIBRARIES):
         return

@@ -32,7 +32,10 @@ def origin_of(data: FeatureSet, seed: int) -> dict[str, Any]:
 
 
 def says_enough(origin: Mapping[str, Any] | None) -> bool:
-    """Return whether an origin has all entries of `origin_of`; `covfree.save_head` accepts any origin."""
+    """Return whether an origin, as a head's file records it, has all entries of `origin_of`.
+
+    An entry may be missing, as `covfree.save_head` accepts any origin.
+    """
     return origin is not None and {"dataset", "examples", "seed", "train", "hashes"} <= set(origin)
 
 

@@ -113,8 +113,9 @@ def personalised(
         client: the clients' optimiser, or its learning rate.
         rounds: the number of rounds of methods that send something. In a round, every client passes once
             over its examples.
-        epochs: the number of passes of local training and FedCGS, which send nothing between them.
-        home: the number of passes of FedAvg-FT at the client, after the rounds.
+        epochs: the number of passes over a client's examples in local training and FedCGS, which take a
+            single round.
+        home: the number of passes over a client's examples in FedAvg-FT, after the rounds.
         strength: λ of FedProto and FedCGS, the weight of the features' distance from class means in the loss.
         key: the key of all random draws.
         checkpoint: a folder in which rounds are saved, and from which they are resumed.
@@ -176,7 +177,7 @@ def _closed_form(train: Part, test: Part, num_classes: int) -> Personalised:
 
 @dataclass(frozen=True)
 class Personalisation:
-    """How models are personalised. The defaults are those of FedCGS's Table 3, if the paper states them.
+    """How models are personalised. The defaults are taken from FedCGS's Table 3, where the paper states them.
 
     Attributes:
         init: `covfree.studies.starts.RANDOM`, or the method whose head is the start of all clients.

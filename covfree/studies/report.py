@@ -203,7 +203,7 @@ def _trained_run(run: Run) -> dict[str, Any]:
 
 
 def notes(results: Sequence[Result]) -> list[str]:
-    """Return notes: how often clients chose each method, and each title's name on the command line."""
+    """Return notes: how often clients chose each method, and by which name a command takes each method."""
     lines = []
     for method in dict.fromkeys(result.method for result in results if JOINT in result.method):
         runs = [run for result in results if result.method == method for run in result.runs]

@@ -73,7 +73,10 @@ def check_settings(folder: Path, settings: Mapping[str, Any], resume: bool) -> N
 
 
 def check_data(folder: Path, contents: Mapping[str, str]) -> None:
-    """Raise ValueError if a folder's runs are on data of the same name but other, or unknown, contents."""
+    """Raise ValueError if a folder's runs are on data of the same name with other, or unknown, contents.
+
+    ``contents`` has a digest of each data set, by name.
+    """
     earlier = read_settings(folder, "data")
     if earlier is None and (folder / RUNS).exists():
         raise ValueError(

@@ -94,7 +94,7 @@ def load_named(dataset: str, test_file: Path | None, *, seed: int = 0) -> Featur
 
 
 def of_file(dataset: str, test_file: Path | None) -> Source:
-    """Return a source of features in a file, or of the digits."""
+    """Return a source of the features in a file, or of the data set ``digits``."""
     if dataset in FEDERATIONS:
         raise ValueError(f"--dataset: {dataset} is a federation of images; give --images {dataset}")
     config = {"dataset": dataset, "test_file": None if test_file is None else str(test_file)}
@@ -196,7 +196,7 @@ def sources_of(
 def _checked(source: Source) -> Source:
     """Return the source; raise ValueError unless its training examples have at least two classes.
 
-    Warn of test classes without training examples, and of features far from zero.
+    Warn of test classes without training examples, and of features whose mean is far from zero.
     """
     data = source.outline
     known = np.unique(data.train_labels)

@@ -46,7 +46,7 @@ class Training:
     """A method of a study that trains a head in rounds.
 
     Attributes:
-        init: `RANDOM`, or the method whose head training starts from.
+        init: `RANDOM`, or the method that makes the head with which training starts.
         algorithm: name in `covfree.finetune.registry`, perhaps with numbers: ``"fedadam:tau=1e-4"``.
         rates: learning rates of the clients and the server.
         rounds: number of rounds.
@@ -64,8 +64,8 @@ class Training:
         weight_decay: the clients add this multiple of the parameters to the gradient, before momentum.
         client_optimiser: instead of momentum and decay, a function in a file, see `optimiser_of`.
         temperature: ``"auto"`` fits a temperature to a closed-form head, and divides the head once. A number
-            divides scores throughout training, as in `covfree.finetune.at_temperature`, or with prompts the
-            head once. ``"none"`` divides nothing.
+            divides scores throughout training, as in `covfree.finetune.at_temperature`; with prompts, it
+            divides the head once. ``"none"`` divides nothing.
         start_rounds: rounds of the closed-form stage, in which clients send statistics for the first head:
             ``"once"`` for one round of all clients; ``"all"`` for rounds of ``participation`` clients each,
             no client twice, until all have sent; or the number of such rounds.
@@ -73,7 +73,7 @@ class Training:
             clients compute features.
         rank: the rank of `covfree.finetune.lora` on a network's layers; 0 to train the layers themselves.
         restart: every so many rounds, all clients take part in a closed-form stage on the trained network's
-            features, and training continues from its head; 0 for never.
+            features, and training continues from the head that this stage gives; 0 for never.
         prompts: number of prompts, if ``train`` is ``"prompts"``.
         top: the number of prompts that an image reads, which are chosen for it; None for all of them.
     """

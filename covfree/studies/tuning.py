@@ -1,4 +1,4 @@
-"""Run a training, stored in a folder; tune its learning rates on training clients set aside."""
+"""Run a training and store it in a folder; tune its learning rates on training clients set aside."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ class Variant(NamedTuple):
 
 
 def variants(names: Iterable[str], numbers: Mapping[str, Sequence[Any]] | None = None) -> dict[str, Variant]:
-    """Make each named method with all combinations of the numbers that it accepts.
+    """Make each named method once for each combination of those ``numbers`` that the method accepts.
 
     Args:
         names: names of methods (see `entry_of`), perhaps with numbers: ``"fedcof:shrinkage=0.1:head=ridge"``.
@@ -74,7 +74,7 @@ def chosen_of(variants: Mapping[str, Variant]) -> dict[str, Variant]:
 def _single(
     names: Sequence[str], numbers: Mapping[str, Sequence[Any]], *, all_taken: bool = True
 ) -> dict[str, Variant]:
-    """Make the methods of names without ``-or-``; ``all_taken``: raise for a number that no method takes."""
+    """Make the methods of names without ``-or-``; with ``all_taken``, raise for a number that none takes."""
     found = dict[str, Variant]()
     made: dict[str, tuple[str, dict[str, Any]]] = {}
     asked = [

@@ -65,7 +65,7 @@ def fednova(
     `fedavg`. A client's path length ℓ_i (the paper's η‖a_i‖₁) is how far its optimiser moves if the gradient
     is always 1: K_i η for K_i steps of gradient descent with rate η, longer with momentum, shorter with
     weight decay or a proximal term (`add_proximal`). Unlike in FedAvg, clients with more steps have no larger
-    weight. If all clients take equally many steps, it is FedAvg.
+    weight. If all clients take equally many steps, FedNova is FedAvg.
 
     Args:
         model: see `fedavg`.

@@ -115,7 +115,10 @@ def log_likelihood(
 
 
 def gains(model: Model, prompts: Float[Array, "prompts dim"]) -> Float[Array, "prompts centres"]:
-    """Return what each prompt would add to `log_likelihood` if it came from each centre, up to a constant."""
+    """Return what a prompt adds to `log_likelihood` if it comes from a centre, for each pair of the two.
+
+    The values are right up to a constant, which is the same for all pairs.
+    """
     log_deviation = _log_deviation(model, model.centres)
     scale = jnp.exp(-log_deviation)
     # Square differences: in w² − 2wθ + θ², large numbers would cancel if σ is small.
@@ -141,13 +144,13 @@ def _assigned(matrix: Any, kept: Any, open_to: Any) -> np.ndarray:
 def assign(
     matrix: Float[Array, "prompts centres"], kept: Bool[Array, " prompts"], open_to: Bool[Array, " centres"]
 ) -> Int[Array, " prompts"]:
-    """Return the centre of each prompt, all different, for which the sum of ``matrix`` is largest.
+    """Return a different centre for each prompt, such that the sum over these pairs is largest.
 
     The assignment problem is solved on the host, by SciPy's ``linear_sum_assignment``. If a number of the
     matrix is not finite, the assignment is arbitrary.
 
     Args:
-        matrix: what each pair of a prompt and a centre adds to the sum.
+        matrix: what a pair of a prompt and a centre adds to the sum.
         kept: which rows are prompts; padding gets −1. There must be at least as many open centres as prompts.
         open_to: which centres may be assigned.
     """

@@ -174,7 +174,7 @@ def fedproto(
 
     Args:
         model: the model from which all clients start; see `fedcgs_personal`.
-        num_classes: C.
+        num_classes: the number of classes.
         dim: d, the dimension of the model's features.
         strength: λ, at least 0.
         client: see `fedavg`.

@@ -51,9 +51,9 @@ def ridge_at_home(
     Args:
         head: the global head, scaled for one-hot labels, such as the head that `covfree.afl` gives, ridge
             regression on the examples of all clients.
-        features: all clients' features.
-        labels: their classes; below 0 is padding.
-        clients: their clients, numbered from 0; below 0 is padding.
+        features: features of all clients' examples.
+        labels: the examples' classes; below 0 is padding.
+        clients: the examples' clients, numbered from 0; below 0 is padding.
 
     Returns:
         The models of the clients 0 … max(``clients``). A client without examples keeps the global head.

@@ -43,7 +43,10 @@ class Update(NamedTuple):
 
 
 def _corrected(client: Any) -> Any:
-    """Make an optimiser that adds ``correction`` to the gradients, and whose state sums the gradients."""
+    """Return the optimiser ``client`` with ``correction`` added to its gradients.
+
+    The first part of the optimiser's state is the sum of the gradients before the correction.
+    """
 
     def init(params: Any) -> Any:
         return jax.tree.map(lambda x: jnp.zeros(x.shape, jnp.promote_types(x.dtype, jnp.float32)), params)

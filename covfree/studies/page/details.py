@@ -73,10 +73,9 @@ def detail(
 def class_by_class(
     titles: Sequence[str], predictions: Sequence[Mapping[int, Predictions]], names: Sequence[str]
 ) -> Table | None:
-    """Lay out the accuracy by class and method; classes on which methods differ most come first.
+    """Return a table of the accuracy by class and method; classes on which methods differ most come first.
 
-    Returns:
-        The table of 30 classes at most; None for fewer than two methods.
+    The table has 30 classes at most. For fewer than two methods, return None.
     """
     if len(titles) < 2:
         return None

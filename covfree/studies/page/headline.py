@@ -21,7 +21,8 @@ class Scored(NamedTuple):
     Attributes:
         title: the method's title.
         accuracy: test accuracy by seed.
-        bytes: bytes that all clients send, plus those that they receive if any method's clients receive some.
+        bytes: bytes that all clients send. If some method's clients receive bytes before the head, the bytes
+            that clients receive are included for every method.
         starts: accuracy before training, by seed; empty for a method in closed form.
     """
 
@@ -81,7 +82,7 @@ def headline(scored: Sequence[Scored], num_tests: int, bytes_name: str) -> list[
 def gains(scored: Sequence[Scored], said: Sequence[str]) -> list[str]:
     """Return the headline ``said`` with sentences on what training gained or lost.
 
-    If the best start is above all results of training, the sentence about it comes first.
+    If the best start is above all results of training, a sentence that says so comes first.
     """
     order = ranked(scored)
     if not order:

@@ -76,7 +76,7 @@ def page_of(
 def scored_of(results: Sequence[Result], down: bool) -> list[Scored]:
     """Return a `Scored` for each method; the accuracy is NaN for a seed with which the method failed.
 
-    With ``down``, its bytes include those that clients receive.
+    With ``down``, the bytes that clients receive are counted too.
     """
     lost = {run.seed: nan for result in results for run in result.runs}
     scored = []
@@ -140,7 +140,7 @@ def _rank(scored: Scored) -> tuple[bool, float]:
 
 
 def _with_gap(table: Table, scored: Sequence[Scored], place: int) -> Table:
-    """Add a column to a table, after column ``place``: each method's difference to the best."""
+    """Return a table with one more column, after column ``place``: each method's difference to the best."""
     columns = (*table.columns[: place + 1], "behind the best", *table.columns[place + 1 :])
     lines = tuple(
         (*line[: place + 1], gap, *line[place + 1 :])
@@ -170,7 +170,7 @@ def _points(results: Sequence[Result], bytes_name: str, prefix: str) -> dict[str
 
 
 def _sweep(results: Sequence[Result]) -> list[dict[str, Any]]:
-    """Return a list of one picture: accuracy against the number with most values; empty if none varies."""
+    """Return one picture in a list: accuracy against the number that `sweep.swept` finds, if any."""
     number = sweep.swept(results)
     if number is None:
         return []

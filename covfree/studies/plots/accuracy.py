@@ -76,7 +76,7 @@ def draw(title: str, results: Sequence[Result], width: float | None = None) -> F
 
 
 def set_limits(axes: Axes, points: Sequence[Point]) -> None:
-    """Set the axes' limits: at least a decade of bytes and two percent, with room for labels."""
+    """Set the axes' limits: at least a decade of bytes and two percentage points, with room for labels."""
     exponent = np.log10([point.size for point in points] or [1e5])
     low, high = exponent.min(), exponent.max()
     room = max(0.2 * (high - low), (1 - (high - low)) / 2, 0.3)
