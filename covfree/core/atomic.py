@@ -23,7 +23,7 @@ _AGE = 3600.0
 
 @contextmanager
 def replacing(path: Path) -> Iterator[BinaryIO]:
-    """Open a binary file for writing, which replaces ``path`` if the ``with`` block ends without an error.
+    """Yield a binary file to write to; it replaces ``path`` when the ``with`` block ends without an error.
 
     Until then the content is in a temporary file in the same folder (see `is_temporary`). If two processes
     write the same path, the last to finish wins. The file's mode follows the umask, as for any new file.

@@ -112,14 +112,15 @@ def read_columns(path: Path, columns: Mapping[str, str]) -> dict[str, np.ndarray
         path: see `open_table`. If a table has no column ``features``, each column of numbers or booleans is
             one feature; their names are returned as ``feature_names``. The index of a pandas data frame is
             left out.
-        columns: names of columns in the file, by the keys ``features``, ``labels``, ``clients`` and
-            ``is_test`` (`COLUMNS`). A key that is missing here names its own column; labels and clients may
-            then also be in columns ``label`` and ``client``. For features there may be several names, such as
-            ``"age+weight"``, or a pattern, such as ``"f*"``. For a ``.npy`` file of features, the values are
-            paths of ``.npy`` files with the other arrays.
+        columns: for each of the keys ``features``, ``labels``, ``clients`` and ``is_test``, the name of a
+            column in the file. Without an entry, the key itself is the name; for labels and clients also
+            ``label`` and ``client``. For features there may be several names, such as ``"age+weight"``, or a
+            pattern, such as ``"f*"``. For a ``.npy`` file of features, an entry is the path of another
+            ``.npy`` file.
 
     Returns:
-        The arrays by the keys of `COLUMNS`; also ``key`` (`Extractor.key`) if `covfree extract` wrote it.
+        The arrays by these keys, and perhaps ``class_names``, ``feature_names`` and, if `covfree extract`
+        wrote it, ``key`` (`Extractor.key`).
 
     Raises:
         ValueError: if `open_table` raises one; if the file lacks features, or a column that ``columns`` names

@@ -98,10 +98,12 @@ def _uncut(path: tuple[Any, ...], leaf: Any) -> Any:
 
 
 def as_int32(name: str, integers: Any) -> Integer[Array, "..."]:
-    """Convert labels or clients (array or list, any integer type) to int32; a ValueError if one is too large.
+    """Convert labels or clients (array or list, any integer type) to int32.
 
-    Traced integers beyond int32 become the nearest int32 instead: a label that is too large stays too large,
-    and padding stays below 0.
+    A ValueError is raised if one is above the range of int32.
+
+    Traced integers beyond the range become the nearest int32 instead: a label that is too large stays too
+    large, and padding stays below 0.
     """
     array = whole(integers) if isinstance(integers, jax.Array) else np.asarray(integers)
     limits = np.iinfo(array.dtype)
@@ -122,7 +124,7 @@ def as_array(values: Any) -> jax.Array:
 
 
 def check_int32(name: str, integers: Any) -> None:
-    """Raise a ValueError if an integer is above int32. Integers below int32 are allowed, as padding."""
+    """Raise a ValueError if an integer is above the range of int32; integers below it are padding."""
     if not isinstance(integers, jax.Array | np.ndarray) or is_traced(integers) or integers.size == 0:
         return
     if not jnp.issubdtype(integers.dtype, jnp.integer) or np.iinfo(integers.dtype).max <= _INT32.max:

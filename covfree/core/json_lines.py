@@ -43,7 +43,7 @@ class JsonLines(Generic[Record]):
                 raise ValueError(f"{path}: line {number}: expected {expected} ({error!r})") from error
 
     def add(self, record: Record, content: Any) -> None:
-        """Append ``record`` to ``records``, and ``content``, the record in JSON's types, to the file."""
+        """Add ``record`` to ``records``, and ``content``, the same record in JSON's types, to the file."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
         line = json.dumps(content).encode() + b"\n"
         with self.path.open("a+b") as file:

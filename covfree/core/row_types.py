@@ -19,7 +19,7 @@ _INT32 = np.iinfo(np.int32).max
 
 @dataclass(frozen=True)
 class RowTypes:
-    """Data types for the arrays of `Rows`, which jax supports and in which sums over rows do not overflow.
+    """Data types for the arrays of `Rows`: jax supports them, and sums over rows do not overflow in them.
 
     Attributes:
         mean: float32 at least; float64 only where x64 is enabled.

@@ -172,13 +172,13 @@ def weighted_means(
     total_weight: Float[Array, " groups"],
     terms: Integer[Array, " groups"],
 ) -> tuple[Float[Array, "groups dim"], Float[Array, " groups"]]:
-    """Compute the weighted mean of each group, and Σ_i w_i max_j |v_ij|, a scale for its rounding error.
+    """Compute the weighted mean of each group, and Σ_i w_i max_j |v_ij|, a scale for rounding errors.
 
     A running sum in float32 has a relative error of up to (terms/10)·eps: 10⁻³ for 10⁵ terms. Even for 100
     terms, that may exceed the spread of values about a large mean. So differences from a centre are summed:
     mean = centre + Σ w (v − centre)/Σ w. The first centre is the group's first value, so the mean of equal
-    values is exact. In a long group, this mean becomes the next centre, which leaves an error of about an
-    eps.
+    values is exact. If a group has over 256 items, the sum is repeated with this mean as the centre: the
+    error is then about an eps.
 
     Args:
         values: v_i, finite numbers; for padding they may be anything.

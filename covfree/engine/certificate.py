@@ -21,8 +21,8 @@ class Certificate(NamedTuple):
     """Bounds on the difference between a server that forgot clients and one that never had them.
 
     Attributes:
-        statistics: bound on ‖A − A₀‖_F: A is the server's matrix, A₀ the exact sum over the remaining
-            clients.
+        statistics: bound on ‖A − A₀‖_F: A is the server's sum of clients' matrices, A₀ the exact sum over the
+            remaining clients.
         solutions: bound on ‖S⁻¹B − S₀⁻¹B‖_F/‖S₀⁻¹B‖_F for any right-hand side B, also column by column. S and
             S₀ are the method's regularised matrices, made from A and A₀. Infinite if A may be singular.
 

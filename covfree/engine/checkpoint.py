@@ -60,7 +60,7 @@ def identity_of(
 
 
 def save_state(path: Path, state: State, rejected: Mapping[str, str], identity: Mapping[str, str]) -> None:
-    """Write the checkpoint file atomically: as a whole or not at all."""
+    """Write progress, reasons for rejected files and identity to the checkpoint: as a whole or not at all."""
     about = {
         "identity": identity,
         "rejected": dict(rejected),

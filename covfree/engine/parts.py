@@ -166,7 +166,7 @@ class FolderParts:
     """
 
     def __init__(self, inbox: Inbox, size: int, rules: Rules, whole_clients: bool) -> None:
-        """Check the messages, and cut the table that stacks their rows file by file."""
+        """Check the messages, and choose where to cut the table of all their rows, stacked file by file."""
         self._inbox, self._size, self._whole_clients = inbox, size, whole_clients
         self._found, rejected, *_ = check_messages(inbox, inbox, rules)
         self.rejected = inbox.rejected = {**inbox.unreadable, **rejected}

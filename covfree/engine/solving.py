@@ -40,9 +40,10 @@ def _head(
 def _with_choice(system: Any, params: Any, state: tuple[Any, ...]) -> Any:
     """Return ``params``, with the automatic shrinkage rule replaced by a rule that returns its result.
 
-    The rule takes longer to compile than everything else. It is compiled by itself, once for all methods
-    whose sums have the same shapes. ``params`` is returned unchanged if arrays are traced, if it has
-    no automatic rule or several, or if the system does not call the rule exactly once.
+    The automatic rule takes longer to compile than everything else. So it is called here, compiled by itself,
+    once for all methods whose sums have the same shapes. ``params`` is returned unchanged if arrays are
+    traced, if it has no automatic rule or several, or if ``system``, the function that makes the regularised
+    matrix, does not call the rule exactly once.
     """
     nodes, structure = jax.tree.flatten(params, is_leaf=_is_rule)
     places = [place for place, node in enumerate(nodes) if is_automatic(node)]
@@ -61,13 +62,13 @@ def _is_rule(node: Any) -> bool:
 
 
 def _given(strength: Any, *_: Any) -> tuple[jax.Array, jax.Array]:
-    """Act as a shrinkage rule whose result (a, b) is chosen already: return it from ``strength``."""
+    """Return ``strength`` as (a, b): a shrinkage rule, which gives aΣ̂ + bI, with a result chosen before."""
     return strength[0], strength[1]
 
 
 @partial(jit, static_argnums=0)
 def _asked(system: Callable[..., Any], params: Any, state: tuple[Any, ...]) -> list[Any]:
-    """Record the arguments with which the system calls the automatic rule, one entry for each call."""
+    """Return the arguments with which ``system`` calls the automatic rule, one entry for each call."""
     asked = []
 
     def note(strength: Any, *given: Any) -> tuple[jax.Array, jax.Array]:

@@ -1,4 +1,4 @@
-"""Run methods over more rows than memory holds: parts are read from files while others are computed."""
+"""Run methods over more rows than memory holds: parts are read from files while others are processed."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ Result = TypeVar("Result")
 class Stream(NamedTuple):
     """Rows that do not fit in memory, read part by part from files.
 
-    Each round of a method is one pass over the rows. While one part is computed, the next ones are read and
+    Each round of a method is one pass over the rows. While one part is processed, the next ones are read and
     checked. All parts have one shape, so each round compiles one function. Only a few parts and the totals
     are in memory. Sums are compensated: their rounding does not grow with the number of parts. If the method
     has a ``feature_map``, the rows must be of features that are already mapped.

@@ -110,7 +110,7 @@ def _sums(values: np.ndarray, start: np.ndarray) -> np.ndarray:
 
 
 def _blocks_of(start: np.ndarray, length: int) -> Iterable[slice]:
-    """Split sorted groups into slices of at most `BLOCK` rows; a larger group is a slice of its own."""
+    """Yield slices of groups with at most `BLOCK` rows together; a larger group is a slice of its own."""
     ends, first = np.append(start[1:], length), 0
     while first < len(start):
         last = max(first + 1, int(np.searchsorted(ends, start[first] + BLOCK, side="right")))
@@ -128,7 +128,7 @@ def _squares_of(
 ) -> np.ndarray | None:
     """Add up the rows' own ``squares`` by group; None if the layout keeps no scatter for each row.
 
-    Row ``order[i]`` of the stacked tables is in group ``group[i]``, of ``groups``.
+    Row ``order[i]`` of the stacked tables is in group ``group[i]``; there are ``groups`` groups.
     """
     if layout.squares is None or layout.pooled:
         return None
@@ -148,7 +148,11 @@ def _squares_of(
 
 
 def _add_squares(squares: np.ndarray, group: np.ndarray, values: np.ndarray, kind: str, dtype: Any) -> None:
-    """Add products of the deviations ``values``, sorted by group, to the ``squares`` of their groups."""
+    """Add the scatter of ``values`` in each group to the group's entry in ``squares``.
+
+    ``values`` are deviations from the group's mean, sorted by group. ``kind`` says whether the scatter is
+    "full", its "diagonal" or its trace ("spherical").
+    """
     start = np.flatnonzero(np.append(True, group[1:] != group[:-1]))
     if kind == "full":
         values = values.astype(dtype)

@@ -70,7 +70,7 @@ class DeepFeatures:
 
 
 def _affine(values: jax.Array, weights: jax.Array) -> jax.Array:
-    """Multiply [x, 1] by weights."""
+    """Return [x, 1] W for x = ``values`` and W = ``weights``, whose last row contains the biases."""
     found = _matmul(values, weights[:-1])
     return found + jnp.broadcast_to(weights[-1].astype(found.dtype), found.shape)
 

@@ -74,7 +74,7 @@ def client_pairs(
 def client_sizes(
     labels: Integer[np.ndarray, " examples"], clients: Integer[np.ndarray, " examples"]
 ) -> tuple[Integer[np.ndarray, " clients"], Integer[np.ndarray, " clients"]]:
-    """Count the classes and examples of each client that has examples; on the host."""
+    """Return the numbers of classes and of examples of each client that has examples; on the host."""
     owners, sizes = client_pairs(labels, clients)
     _, slot = np.unique(owners, return_inverse=True)
     return np.bincount(slot), np.bincount(slot, sizes).astype(int)
@@ -135,7 +135,7 @@ def deal_rows(
     subset_size: int,
     key: PRNGKey | None,
 ) -> Integer[Array, " examples"]:
-    """Return the row of `client_rows` to which each example is assigned; −1 for padding."""
+    """Return, for each example, the index of its row in the result of `client_rows`; −1 for padding."""
     check_subsets(num_subsets, subset_size)
     if num_subsets == 1:
         deal = None

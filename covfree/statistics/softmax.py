@@ -62,7 +62,7 @@ def softmax_sums(
         features: x_i. Half precisions are summed in float32.
         labels: y_i; a label outside [0, classes), or of an absent class, is padding.
         counts: n_i, how often each example counts; 0 for padding.
-        centre: m.
+        centre: m, which a linear term subtracts from the features (see `SoftmaxSums`).
         num_classes: C, static.
 
     >>> import jax.numpy as jnp
