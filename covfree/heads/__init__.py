@@ -1,4 +1,7 @@
-"""Classifiers: in closed form from moments and a scatter matrix, or trained on virtual features."""
+"""Classifiers, in closed form from class moments and a scatter matrix, or trained on virtual features.
+
+Virtual features are samples that the server draws from the means and covariances that clients sent.
+"""
 
 from covfree.heads.corrected import CorrectedHead as CorrectedHead
 from covfree.heads.ensemble import EnsembleHead as EnsembleHead

@@ -30,7 +30,7 @@ def class_parts(
 
     Args:
         table: y_r ordered by class, followed by rows of 0 as padding.
-        counts: rows of each class.
+        counts: the number of rows of each class.
         kappa: κ, above 0.
 
     Returns:
@@ -91,10 +91,10 @@ def _over_classes(
     carry: Any,
     *beside: jax.Array,
 ) -> tuple[jax.Array, Any]:
-    """Replace each class's rows of ``table`` by those that ``one`` returns; also return the last carry.
+    """Return ``table`` with each class's rows replaced by the rows that ``one`` returns, and the last carry.
 
-    ``one(carry, c, rows, …)`` gets the rows of class c in ``table`` and in each array of ``beside``, and
-    returns new rows and the new carry.
+    ``one(carry, c, rows, …)`` gets the rows of class c in ``table`` and in each array of ``beside``. It
+    returns new rows, and the ``carry`` for the next class.
     """
     length, _ = table.shape
     start = jnp.cumsum(counts, dtype=jnp.int32) - counts
@@ -123,7 +123,7 @@ def _over_classes(
 
 
 def _sizes(length: int, dim: int) -> list[int]:
-    """Return the sizes to which classes are padded: 8, 16, … up to d, d·4ⁿ, and ``length``, the largest."""
+    """Return the sizes to which classes are padded: 8, 16, … up to d, then d·4ⁿ, and last ``length``."""
     small = {2**power for power in range(_SMALLEST, dim.bit_length())}
     large = {dim * 4**power for power in range(length.bit_length())}
     return sorted(size for size in {*small, *large, length} if size <= length)

@@ -37,7 +37,7 @@ def unit_columns(weight: Float[Array, "dim classes"]) -> Float[Array, "dim class
 
 
 def fitting(name: str, matrix: Float[AnyArray, "dim dim"] | Scatter, moments: Moments) -> Scatter:
-    """Return ``matrix`` as a `Scatter`; a ValueError about ``name`` if the class means differ in size."""
+    """Return ``matrix`` as a `Scatter`; raise a ValueError about ``name`` if it does not fit the means."""
     dim = moments.total.shape[1]
     shape = (matrix.dim,) * 2 if isinstance(matrix, Scatter) else jnp.shape(matrix)
     if shape != (dim, dim):

@@ -17,12 +17,12 @@ from covfree.core.types import AnyArray, as_features, at_once, masked
 class EnsembleHead:
     """A weighted average of the probabilities of clients' heads; scores are log Σ_k π_k softmax_k(x)_c.
 
-    π_k is the weight of client k. The softmax of its linear head is over the classes of its examples; all
-    other classes have probability 0. If the heads have M columns together, a call computes M scores per
-    example, all of which are in memory at once.
+    Client k has the weight π_k and a linear head with a column for each class of its examples. softmax_k is
+    the softmax over these classes; all other classes have probability 0. If the heads have M columns
+    together, a call computes M scores per example, all in memory at once.
 
     Attributes:
-        weight: the M columns of all clients' heads, one per row.
+        weight: the M columns of all clients' heads, each stored as a row.
         bias: the bias of each column.
         client: the client of each column, numbered from 0; M or above for padding.
         label: the class of each column.
@@ -57,7 +57,10 @@ class EnsembleHead:
 def _log_sum_exp(
     values: Float[Array, "columns examples"], group: Integer[Array, " columns"], num_groups: int
 ) -> Float[Array, "groups examples"]:
-    """Return log Σ exp over each group's columns, 0 without columns; leave out groups ≥ ``num_groups``."""
+    """Return log Σ exp v for each group, over the ``values`` v of its columns; 0 for a group without columns.
+
+    Columns whose group is ``num_groups`` or above are left out.
+    """
     kept = (group < num_groups)[:, None]
     slot = jnp.where(kept[:, 0], group, 0)
     held = jax.ops.segment_sum(jnp.ones_like(group), group, num_groups)[:, None] > 0

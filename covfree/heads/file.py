@@ -130,7 +130,11 @@ def save_head(
 
 
 def _arrays(head: Head, kind: str, inner: Any, term: dict[str, Any], dim: int | None) -> dict[str, Any]:
-    """Return, by name, the arrays of classifier ``inner``, linear ``term`` and feature map; check them."""
+    """Return by name the arrays that the file is to hold for a head, after checking them.
+
+    ``inner`` is the head's classifier, without feature map and linear term; ``term`` holds the arrays of the
+    linear term.
+    """
     feature_map: Any = head.feature_map if isinstance(head, MappedHead) else None
     own = {} if feature_map is None else map_arrays(feature_map)
     leaves = {each.name: getattr(inner, each.name) for each in fields(inner)}
@@ -156,7 +160,7 @@ def _arrays(head: Head, kind: str, inner: Any, term: dict[str, Any], dim: int | 
 
 
 def _own_arrays(head: Any, dim: int | None) -> dict[str, Any]:
-    """Return the leaves of a user's own model by name; a TypeError if it is no callable pytree of arrays."""
+    """Return a user's own model as leaves by name; raise TypeError if it is no callable pytree of arrays."""
     if not callable(head) or jax.tree_util.all_leaves([head]) or not jax.tree.leaves(head):
         raise TypeError(
             "head: expected a LinearHead, GaussianHead or StudentHead, perhaps behind a map of features, or "
@@ -255,7 +259,10 @@ def _read_own(arrays: dict[str, np.ndarray], network: Any) -> SavedHead:
 
 
 def _without_term(head: Any) -> tuple[Any, dict[str, Any]]:
-    """Return a `CorrectedHead`'s classifier and the arrays of its linear term; another head and ``{}``."""
+    """Return a `CorrectedHead`'s classifier, and the arrays of its linear term by name.
+
+    Any other head is returned as it is, with ``{}``.
+    """
     if not isinstance(head, CorrectedHead):
         return head, {}
     weight, bias, present = head.linear.weight, head.linear.bias, head.linear.present

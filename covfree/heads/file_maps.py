@@ -29,7 +29,11 @@ _NETWORK = "network"
 
 
 def read_map(arrays: dict[str, np.ndarray], size: int, network: Any = None) -> tuple[Any, int]:
-    """Read a map to ``size`` features; return it and its number of input features (a network: ``size``)."""
+    """Return the feature map that a file's arrays describe, and the number of features that it takes.
+
+    ``size`` is the number of features that the map must return. For a network the second result is ``size``
+    too.
+    """
     kind = text_in(arrays, "map")
     if kind == _NETWORK:
         if network is None:
@@ -68,7 +72,7 @@ def read_map(arrays: dict[str, np.ndarray], size: int, network: Any = None) -> t
 
 
 def filled(tree: Any, arrays: Mapping[str, np.ndarray], prefix: str) -> Any:
-    """Return a pytree with its leaves replaced by the arrays whose names begin with ``prefix``."""
+    """Return ``tree`` with its leaves replaced by the arrays whose names begin with ``prefix``."""
     own = leaves_of(tree, prefix)
     shapes = {name: list(array.shape) for name, array in arrays.items() if name.startswith(prefix)}
     wanted = {name: list(leaf.shape) for name, leaf in own.items()}
@@ -87,7 +91,10 @@ def filled(tree: Any, arrays: Mapping[str, np.ndarray], prefix: str) -> Any:
 
 
 def leaves_of(tree: Any, prefix: str) -> dict[str, np.ndarray]:
-    """Return a pytree's leaves as NumPy arrays, named by prefix and path; a TypeError if one is no array."""
+    """Return a pytree's leaves as NumPy arrays by name: the prefix, then the leaf's path in the pytree.
+
+    Raise a TypeError if a leaf is no array, or two leaves have one name.
+    """
     found = {}
     for path, leaf in jax.tree_util.tree_flatten_with_path(tree)[0]:
         name = prefix + jax.tree_util.keystr(path, simple=True, separator="/")
@@ -115,7 +122,7 @@ def map_arrays(feature_map: Any) -> dict[str, np.ndarray]:
 
 
 def check_map(arrays: Mapping[str, np.ndarray], size: int) -> None:
-    """Raise a ValueError if the arrays do not describe a feature map with output of this size.
+    """Raise a ValueError if the arrays do not describe a feature map that returns ``size`` features.
 
     A network is not checked: its output size is known only when it is called.
     """

@@ -28,20 +28,26 @@ def fisher_directions(
 ) -> Float[Array, "dim classes"]:
     """Compute directions V in which the classes differ most, relative to their common covariance.
 
-    The Fisher subspace is spanned by S_W^{−½} u for the eigenvectors u of S_W^{−½} S_B S_W^{−½} with positive
-    eigenvalues, where S_B = M Mᵀ, and M has a column √(N_c/N) (μ_c − μ_g) for each class. It is the span of
-    S_W⁻¹M. V = S_W⁻¹M (MᵀS_W⁻¹M)^{−½} has the same span, and Vᵀ S_W V is a projector [C, C] of rank C − 1 or
-    less. This basis takes a solve and the root of a C × C matrix, but no root of a d × d matrix. Unlike
-    eigenvectors it is unique, so that samples drawn in it do not depend on arbitrary signs.
+    Let S_W be the covariance within classes, and S_B = M Mᵀ the covariance between them. M has a column
+    √(N_c/N) (μ_c − μ_g) for each class: N_c of the N examples have the class mean μ_c, and μ_g is the mean of
+    all. The Fisher subspace is spanned by S_W^{−½} u for the eigenvectors u of S_W^{−½} S_B S_W^{−½} with
+    positive eigenvalues; this is the span of S_W⁻¹M. V = S_W⁻¹M (MᵀS_W⁻¹M)^{−½} has the same span, and
+    Vᵀ S_W V is a projector [C, C] of rank C − 1 or less. The basis V takes a solve and the root of a C × C
+    matrix, but no root of a d × d matrix. Unlike eigenvectors V is unique, so that samples drawn in this
+    basis do not depend on arbitrary signs.
 
-    The strength of a direction is the standard deviation between classes over that within classes. MᵀS_W⁻¹M
-    squares it, so in float32 a direction 700 times weaker than the strongest is lost. So the strong
-    directions are removed from M, and M is decomposed again: then a direction may be 500,000/√C times weaker.
+    The strength of a direction is the standard deviation between classes over the standard deviation within
+    classes. MᵀS_W⁻¹M squares the strength, so in float32 a direction 700 times weaker than the strongest is
+    lost. So the strong directions are removed from M, and M is decomposed again: then a direction may be
+    500,000/√C times weaker.
 
     Args:
         covariance: S_W, usually shrunk.
         moments: `first_moments` of all rows.
         apart: a number a. Directions of V with a strength s above a are scaled by a/s.
+
+    Returns:
+        V, with a column for each class.
     """
     count = moments.count.astype(moments.total.dtype)
     share = count / jnp.maximum(count.sum(), 1)
@@ -104,8 +110,8 @@ def residual_head(
         features: z.
         labels: classes of the features; −1 is padding.
         moments: counts, for π_c.
-        distilled: α, in [0, 1].
-        temperature: T.
+        distilled: α, the weight of the divergence from LDA, in [0, 1].
+        temperature: T, of the softmax in the divergence.
         l2: weight of the penalty.
         rank: r.
         num_steps: maximum number of L-BFGS steps.
@@ -158,7 +164,7 @@ def _loss(
 
 
 def unprojected(head: LinearHead, directions: Float[Array, "dim classes"], moments: Moments) -> LinearHead:
-    """Convert a head that takes projections z = Vᵀ(x − μ_g) to one that takes the features x."""
+    """Convert a head of projections z = Vᵀ(x − μ_g) to a head of the features x, with V = ``directions``."""
     weight = product(directions, head.weight)
     bias = head.bias - product(moments.grand_mean[None, :], weight)[0]
     return head_for_present(weight, bias, moments.present)

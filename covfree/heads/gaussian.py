@@ -22,9 +22,10 @@ class GaussianHead:
     floats, like those of `LinearHead`.
 
     Attributes:
-        mean: μ_c.
-        root: lower triangular L_c with Σ_c = L_c L_cᵀ; the standard deviations if Σ_c is diagonal.
-        bias: log π_c − ½ log det Σ_c; 0 for an absent class.
+        mean: the class means μ_c.
+        root: lower triangular L_c with Σ_c = L_c L_cᵀ for the covariance Σ_c of class c; the standard
+            deviations if Σ_c is diagonal.
+        bias: log π_c − ½ log det Σ_c, with π_c the prior of class c; 0 for an absent class.
         present: 1, or 0 for an absent class; None if all classes are present.
     """
 

@@ -22,9 +22,9 @@ def lda_head(
     w_c = Σ⁻¹(μ_c − μ_g) and b_c = −½ (μ_c + μ_g)ᵀ w_c + log π_c, with μ_g the mean of all examples.
 
     The textbook has w_c = Σ⁻¹μ_c and b_c = −½ μ_cᵀΣ⁻¹μ_c + log π_c. The score xᵀw_c + b_c here is the
-    textbook's minus the term xᵀΣ⁻¹μ_g − ½ μ_gᵀΣ⁻¹μ_g. The term is the same for all classes, so predictions
-    and softmax do not change. If all features lie far from zero, it is so large that its rounding would hide
-    the differences between classes.
+    textbook's score minus xᵀΣ⁻¹μ_g − ½ μ_gᵀΣ⁻¹μ_g. This term is the same for all classes, so leaving it
+    out does not change predictions and softmax. If all features lie far from zero, the term is so large that
+    its rounding would hide the differences between classes.
 
     Args:
         covariance: Σ, usually a shrunk within-class covariance. If it is singular, the solution of minimum
@@ -41,7 +41,8 @@ def lda_head(
             or a prior is negative or not finite, or all are 0 (unless traced).
 
     Source: Fisher (1936); Hastie, Tibshirani and Friedman, The Elements of Statistical Learning, eq. 4.10.
-    Equivalent to ``sklearn.discriminant_analysis.LinearDiscriminantAnalysis(solver="lsqr")`` up to that term.
+    Equivalent to ``sklearn.discriminant_analysis.LinearDiscriminantAnalysis(solver="lsqr")`` up to this
+    common term.
 
     >>> import jax.numpy as jnp
     >>> moments = Moments(jnp.array([1, 1]), jnp.array([1, 1]), jnp.array([[2.0], [0.0]]))

@@ -47,8 +47,9 @@ def with_prior_means(
 ) -> LinearHead:
     """Add a zero-shot classifier to a head: scores scale · xᵀt_c + strength · (xᵀw_c + b_c).
 
-    The t_c represent the classes before any data is seen: for CLIP features, the normalised embeddings of the
-    class names. A class without examples has only its prior score, and can be predicted.
+    Here w_c and b_c are the head's weight and bias for class c. The t_c represent the classes before any data
+    is seen: for CLIP features, the normalised embeddings of the class names. A class without examples has
+    only its prior score, and can be predicted.
 
     With ``covfree.fedcof(covfree.empirical_bayes(), head=covfree.gda_head)`` this is GDA-CLIP on class means;
     with ``fedcof_oracle`` in place of ``fedcof``, on the exact scatter. Any linear head may be used. If some

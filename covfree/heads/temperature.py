@@ -27,7 +27,10 @@ _STEPS = 100
 
 
 class _Terms(NamedTuple):
-    """First two derivatives by β of the loss Σ_i log Σ_c exp(β (s_ic − s_iy)), and the number of examples."""
+    """First two derivatives by β of the loss Σ_i log Σ_c exp(β (s_ic − s_iy)), and the number of examples.
+
+    For the scores s see `_gaps`.
+    """
 
     slope: Float[Array, ""]
     curvature: Float[Array, ""]
@@ -121,7 +124,11 @@ def with_temperature(head: Scaled, temperature: Scalar) -> Scaled:
 def _gaps(
     head: Head, features: AnyArray, labels: AnyArray
 ) -> tuple[Float[Array, "examples classes"], Bool[Array, " examples"]]:
-    """Return s_ic − s_iy (0 in padding, −∞ where s_ic is −∞), and a mask of the examples without padding."""
+    """Return s_ic − s_iy, and a mask of the examples that are not padding.
+
+    s_ic is the score of class c for example i, and y the example's label. The difference is 0 in padding, and
+    −∞ where s_ic is −∞.
+    """
     features, labels = as_examples(features, labels=labels)
     classes = jax.eval_shape(lambda x: head(x), features).shape[1]
     inside = (labels >= 0) & (labels < classes)

@@ -44,8 +44,8 @@ def sample_rows(
         key: PRNG key.
 
     Returns:
-        Features, in at least float32, and their labels. If all rows are padding, these are 0 and −1. They
-        cannot be differentiated in reverse mode.
+        Features, in at least float32, and their labels. If all rows are padding, the features are 0 and the
+        labels −1. The features cannot be differentiated in reverse mode.
 
     Raises:
         ValueError: if shapes do not fit, or ``num_samples`` is below 1.
@@ -86,7 +86,7 @@ def sample_rows(
 def ends_of_draws(
     count: Float[Array, " rows"], valid: Bool[Array, " rows"], num_samples: Any, key: PRNGKey
 ) -> Integer[Array, " rows"]:
-    """Assign samples to rows by systematic sampling: row r gets samples ends[r − 1], …, ends[r] − 1.
+    """Return ``ends``: by systematic sampling row r gets the samples ends[r − 1], …, ends[r] − 1.
 
     The rows divide a line of length ``num_samples`` in proportion to their counts; sample i lies at i + u,
     with u uniform on [0, 1). Padding gets no sample.
@@ -104,7 +104,10 @@ def _coloured(
     covariance: Float[Array, "rows dim dim"],
     ends: Integer[Array, " rows"],
 ) -> Float[Array, "samples dim"]:
-    """Multiply standard normal samples by a root of their row's covariance, row by row and block by block."""
+    """Multiply standard normal samples by a root of their row's covariance, row by row and block by block.
+
+    ``ends`` says which row a sample belongs to, see `ends_of_draws`.
+    """
     num_samples = noise.shape[0]
     within = jnp.arange(_BLOCK, dtype=ends.dtype)
 

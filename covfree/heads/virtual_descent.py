@@ -31,7 +31,8 @@ def descended_head(
 ) -> LinearHead:
     """Train softmax regression by gradient descent on ⌊Σ n_r⌉ virtual features, one for each example.
 
-    Virtual feature i is μ_r + S_r^½ z_i with z_i standard normal; `sample_rows` says how often row r occurs.
+    Virtual feature i is μ_r + S_r^½ z_i, with μ_r and S_r the mean and covariance of a row r and z_i standard
+    normal. `sample_rows` says how often row r occurs, in proportion to its count n_r.
     Each epoch uses all features in a random order, in batches; the last batch may be smaller. A step, as in
     PyTorch's SGD, is v ← ρ v + ∇, V ← V − η v, with V the parameters, v the velocity and ∇ the gradient of
     the batch's mean cross-entropy. V and v start at 0. Call this function under ``jit``.
@@ -40,7 +41,7 @@ def descended_head(
 
     Args:
         rows: rows with covariances in any form of `sample_rows`, or with none.
-        num_classes: C, static.
+        num_classes: C, the number of classes, static.
         epochs: passes over the virtual features, static.
         learning_rate: η.
         momentum: ρ, in [0, 1].
@@ -88,7 +89,10 @@ def descended_head(
 
 
 def _roots(rows: Rows, dtype: Any) -> tuple[Float[Array, "rows ..."], Any]:
-    """Return rows' standard deviations, or roots of full covariances, and the virtual features' data type."""
+    """Return a root of each row's covariance, and the virtual features' data type.
+
+    The root is a matrix for a full covariance, else a standard deviation for each feature or for all.
+    """
     if rows.covariance is None:
         return jnp.zeros_like(jnp.asarray(rows.count), dtype), dtype
     covariance = jnp.asarray(rows.covariance)

@@ -60,17 +60,23 @@ class _Subject:
         return cohort.start(self.algorithm, jax.random.key(1), num_clients=len(_SIZES))
 
     def result(self, state: Any) -> Any:
-        """Return the result for a server's state, with each client's memory as at the start."""
+        """Return the algorithm's result for a server's state, if clients remember what they start with."""
         memory = jax.tree.map(lambda x: jnp.broadcast_to(x, (len(_SIZES), *x.shape)), self.start[1])
         return self.algorithm.result(self.algorithm.params, state, memory)
 
     def scores(self, result: Any) -> np.ndarray | None:
-        """Score the examples by a result, or by its model for client ``_FEW``; None without a classifier."""
+        """Return a result's scores of the examples; None if the result is no classifier.
+
+        If the result has a model for each client, the model of client ``_FEW`` scores.
+        """
         model = result.of(_FEW) if hasattr(result, "of") else result
         return np.asarray(model(jnp.asarray(self.features))) if callable(model) else None
 
     def answer(self, data: ClientData, algorithm: Any = None, memory: Any = None) -> tuple[Any, Any]:
-        """Return a client's upload and its memory after the first round, by default from its first memory."""
+        """Return what a client uploads in the first round, and what it remembers afterwards.
+
+        ``memory`` is what it remembers before; by default what every client starts with.
+        """
         algorithm = self.algorithm if algorithm is None else algorithm
         state, first = self.start
         memory = first if memory is None else memory

@@ -14,7 +14,10 @@ _COUNTS = (1, 3, 2, 5, 8)
 
 
 class Federation(NamedTuple):
-    """Flat examples in float64. Those with a label or client below 0 are padding, with NaN as features."""
+    """The examples of all clients in flat arrays, with features in float64.
+
+    An example with a label or client below 0 is padding, and its features are NaN.
+    """
 
     features: np.ndarray
     labels: np.ndarray
@@ -114,7 +117,10 @@ def used(rows: Rows) -> np.ndarray:
 
 
 def paired(dim: int, seed: int = 0) -> Rows:
-    """Draw rows with the same five counts in each class, whose first two rows share mean and client."""
+    """Draw five rows for each class, with the same counts in all classes; then padding.
+
+    In each class the first two rows have the same mean and client.
+    """
     rng = np.random.default_rng(seed)
     label = np.repeat(np.arange(CLASSES), len(_COUNTS)).astype(np.int32)
     place = np.tile(np.arange(len(_COUNTS)), CLASSES)

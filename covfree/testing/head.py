@@ -21,7 +21,10 @@ Reference: TypeAlias = Callable[[np.ndarray, np.ndarray, np.ndarray], Callable[[
 
 
 class Given(NamedTuple):
-    """A head's inputs (``total``: class sums), and ``probes``, features to score; all in float64 NumPy."""
+    """A head's inputs, and ``probes``, features to score; all in float64 NumPy.
+
+    ``total`` holds the sum of each class's features.
+    """
 
     covariance: Any
     counts: Any

@@ -22,7 +22,7 @@ STEP = 1e-6
 
 
 def hold(laws: Sequence[Law], name: str, subject: Any, exclude: Mapping[str, str] | None) -> None:
-    """Run the laws one by one.
+    """Run the laws on a subject, one by one; raise an error at the first that is broken.
 
     Args:
         laws: all laws of the check.
@@ -54,7 +54,7 @@ def hold(laws: Sequence[Law], name: str, subject: Any, exclude: Mapping[str, str
 
 
 def law(name: str, says: str, check: Law) -> Law:
-    """Make a law with this name and statement from a function."""
+    """Return the function ``check`` as a law named ``name``, which states ``says``."""
 
     def one(subject: Any) -> None:
         check(subject)
@@ -64,7 +64,7 @@ def law(name: str, says: str, check: Law) -> Law:
 
 
 def _pairs(one: Any, other: Any, what: str) -> list[tuple[str, np.ndarray, np.ndarray]]:
-    """Pair the leaves of two pytrees of one structure, each pair with its name."""
+    """Return (name, leaf, leaf) for each pair of corresponding leaves of two pytrees of one structure."""
     structures = jax.tree.structure(one), jax.tree.structure(other)
     assert structures[0] == structures[1], f"{what}: expected {structures[1]}, got {structures[0]}"
     named = jax.tree_util.tree_leaves_with_path(one)
@@ -90,7 +90,11 @@ def _raise(where: str, one: np.ndarray, other: np.ndarray, wrong: np.ndarray) ->
 
 
 def assert_close(actual: Any, expected: Any, tolerance: float, what: str, floor: float = 0) -> None:
-    """Raise AssertionError unless pytrees are close, relative to each leaf's largest number, or `floor`."""
+    """Raise AssertionError unless two pytrees are close.
+
+    The differences in a leaf are compared with ``tolerance`` times the largest expected number of the leaf,
+    or times ``floor`` if this is larger.
+    """
     for where, one, other in _pairs(actual, expected, what):
         assert one.shape == other.shape, f"{where}: expected shape {other.shape}, got {one.shape}"
         largest = np.abs(other[np.isfinite(other)]).max(initial=floor)

@@ -44,7 +44,10 @@ Reference: TypeAlias = Callable[[np.ndarray, np.ndarray, np.ndarray, int], Calla
 
 
 class Task(NamedTuple):
-    """A federation to fit; ``probes``: features to score; ``step``: see `_About.fit`."""
+    """A federation to fit, and ``probes``, features to score.
+
+    ``step`` is added to the method's floats, so that derivatives by them can be taken (`_About.fit`).
+    """
 
     features: Any
     labels: Any

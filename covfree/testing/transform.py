@@ -24,7 +24,10 @@ _DRAWS, _ERRORS = 4096, 6
 
 
 class Given(NamedTuple):
-    """Rows, the seed of a key, and ``step``, added to the transform's floats for derivatives by them."""
+    """Rows to transform, and the seed of a key.
+
+    ``step`` is added to the transform's floats, so that derivatives by these floats can be taken.
+    """
 
     rows: Rows
     seed: Any = np.int32(0)

@@ -48,7 +48,7 @@ def class_recall(
 ) -> Float[Array, " classes"]:
     """Compute the accuracy of each class: the share of its examples that are predicted correctly.
 
-    Arguments and errors are those of `accuracy`. For a class without examples it is NaN.
+    Arguments and errors are those of `accuracy`. A class without examples has NaN.
     """
     return recall_of(outcome_of(scores, labels), jnp.shape(scores)[1])
 
@@ -59,7 +59,7 @@ def class_precision(
 ) -> Float[Array, " classes"]:
     """Compute the precision of each class: the share of its predictions that are correct.
 
-    Arguments and errors are those of `accuracy`. For a class that is never predicted it is NaN.
+    Arguments and errors are those of `accuracy`. A class that is never predicted has NaN.
     """
     outcome = outcome_of(scores, labels)
     return shares(outcome, outcome.predicted, outcome.kept, jnp.shape(scores)[1])
@@ -129,7 +129,7 @@ def calibration_error(
     Args:
         scores: see `accuracy`.
         labels: see `accuracy`.
-        bins: M, static.
+        bins: M, the number of bins, static.
 
     Source: Guo et al. (2017), On Calibration of Modern Neural Networks, eq. 3; they use 15 bins too.
 
@@ -157,7 +157,7 @@ def client_accuracy(
         scores: a head's scores; −∞ for a class that it does not know.
         labels: classes; below 0 is padding.
         clients: the client of each example, below ``num_clients``; below 0 if it belongs to no client.
-        num_clients: K, static.
+        num_clients: K, the number of clients, static.
 
     Returns:
         Accuracies in [0, 1]; NaN for a client without examples. Take their minimum by ``jnp.nanmin``, and

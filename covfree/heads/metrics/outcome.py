@@ -97,7 +97,10 @@ def outcome_of(scores: Any, labels: Any) -> Outcome:
 
 
 def shares(outcome: Outcome, group: Any, among: Any, size: int) -> Float[Array, " groups"]:
-    """Return each group's number of correct predictions, over its number of True in ``among``; NaN if 0."""
+    """Return each group's number of correct predictions, divided by its number of examples in ``among``.
+
+    ``group`` is the group of each example, and ``among`` a mask of examples. A group without any has NaN.
+    """
     right, every = (
         jnp.zeros(size, jnp.int32).at[group].add(part.astype(jnp.int32), mode="drop")
         for part in (outcome.right, among)
@@ -107,7 +110,7 @@ def shares(outcome: Outcome, group: Any, among: Any, size: int) -> Float[Array, 
 
 
 def mean_over(values: Any, kept: Any) -> Float[Array, ""]:
-    """Return the mean of ``values`` over the kept examples; +∞ if a value is +∞, NaN without examples."""
+    """Return the mean of the ``values`` where ``kept`` is True; +∞ if one is +∞, NaN if there are none."""
     # Use `mean_groups`: a plain sum of a million float32 loses digits. Infinite values would make its result
     # NaN, so they are added afterwards.
     infinite = kept & (values == jnp.inf)
