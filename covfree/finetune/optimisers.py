@@ -107,8 +107,8 @@ def adaptive(
 def add_proximal(mu: Scalar) -> optax.GradientTransformationExtraArgs:
     """Return a transformation that adds FedProx's proximal term μ(y − x) to a client's gradient.
 
-    x is the server's model, and y the client's present one. Use the transformation for the clients of any
-    algorithm: ``optax.chain(add_proximal(0.1), optax.sgd(0.01, momentum=0.9))``.
+    x is the server's model, and y the client's model at this step. Use the transformation for the clients of
+    any algorithm: ``optax.chain(add_proximal(0.1), optax.sgd(0.01, momentum=0.9))``.
 
     Args:
         mu: μ, at least 0.

@@ -114,13 +114,13 @@ def _client(
 
 
 def _first(index: Array, chosen: Array) -> Array:
-    """Move the indices of chosen examples to the front; all other indices become −1 (padding)."""
+    """Return the indices of the chosen examples, filled up with −1 (padding) to the length of ``index``."""
     index = jnp.where(chosen, index, -1)
     return index[jnp.argsort(index < 0, stable=True)]
 
 
 def _kept(data: ClientData, keep: float) -> Array:
-    """Return a mask of the client's examples that are kept aside, chosen as in `covfree.select`."""
+    """Return a mask of the client's examples that are kept aside, by a hash as in `covfree.select`."""
 
     def part(place: Array) -> Array:
         features, label = data.take(place[None])
@@ -179,7 +179,7 @@ def _report(params: Numbers, state: State, *, by: By) -> dict[str, Any]:
 
 
 def _best(state: State) -> Array:
-    """Return the index of the best candidate; if candidates are equally good, of the first of them."""
+    """Return the index of the best candidate, the first one of several that are equally good."""
     return state.counted.scores.argmin()
 
 

@@ -12,7 +12,7 @@ from covfree.heads.temperature import with_temperature
 
 
 def at_temperature(model: Model, temperature: float) -> Model:
-    """Divide a model's scores by T, during training and in the result; T is not trained.
+    """Return the model with its scores divided by T, in training and in the result; T is not trained.
 
     `covfree.with_temperature` instead divides the head's weights W once, so that W/T is trained. The first
     predictions are the same, but the steps are not: gradient descent on W at rate η with the scores Wx/T

@@ -38,7 +38,7 @@ class Difference(NamedTuple):
 
 
 def export_linear(saved: SavedHead, to: str, out: Path) -> None:
-    """Write a linear head under the names of ``torch.nn.Linear``: ``weight [C, d]`` and ``bias [C]``.
+    """Write a linear head's arrays as ``torch.nn.Linear`` names them: ``weight [C, d]`` and ``bias [C]``.
 
     An absent class, for which the head had no training examples, gets the bias −∞.
 
@@ -173,7 +173,7 @@ def _shape(session: Any, path: Path) -> tuple[int, ...]:
 
 
 def _joined(onnx: Any, before: Any, saved: SavedHead, output: str | None) -> Any:
-    """Return one ONNX model that applies the network ``before``, then the head."""
+    """Return one ONNX model that applies the network ``before``, then the head to the tensor ``output``."""
     settings: dict[str, Any] = {"opset": _opset(before), "ir_version": before.ir_version}
     after = head_to_onnx(saved.head, class_names=saved.class_names, **settings)
     del after.opset_import[:]

@@ -103,7 +103,7 @@ def personalised(
     checkpoint: Path | None = None,
     batch_size: int = 32,
 ) -> Personalised:
-    """Train a model for each client, or by FedAvg one for all; test it on each client's test examples.
+    """Train a model for each client, or one for all by FedAvg; test the models on the clients' test examples.
 
     Args:
         method: one of `TITLES`.

@@ -45,7 +45,7 @@ def receives(results: Sequence[Result]) -> bool:
 
 
 def table(results: Sequence[Result]) -> Table:
-    """Lay out the results on one federation, one line per method."""
+    """Return a table of the results on one federation, with a line for each method."""
     if is_trained(results):
         columns = (*_TRAINED, "bytes up", "bytes down", "client FLOPs", "time")
         return Table(columns, tuple(map(_trained_line, results)), broken=_BROKEN)

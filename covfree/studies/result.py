@@ -171,11 +171,12 @@ def accuracy_cell(result: Result, seeds: int) -> Cell:
 
 
 def accuracy_table(results: Iterable[Result]) -> Table:
-    """Lay out accuracies with a line per method and a column per federation; mark each column's best.
+    """Return a table of accuracies, a line for each method and a column for each federation.
 
     A cell is the mean in percent ± the standard deviation over seeds, and empty if the method was not run on
-    that federation. If a method failed with some seeds, its cell also gives the number of the other seeds,
-    and gets no mark. Columns are named after the settings that differ between federations.
+    that federation. The best cell of each column is marked. If a method failed with some seeds, its cell also
+    gives the number of the other seeds, and gets no mark. Columns are named after the settings that differ
+    between federations.
 
     Args:
         results: results of `summarise`.

@@ -253,9 +253,10 @@ def heading(data: FeatureSet, federation: Federation, seeds: int, lost: Sequence
 
 
 def on_no_client(lost: Sequence[LeftOut]) -> list[str]:
-    """Return a list of one text with the counts of ``lost``, or a range of counts if the seeds differ.
+    """Return a list of one text that says how many examples and classes are on no client.
 
-    If every example and class is on a client, the list is empty.
+    ``lost`` has these numbers for each seed; if the seeds differ, the text gives a range. If every example
+    and class is on a client, the list is empty.
     """
     numbers = [
         (min(values), max(values), word)
@@ -274,7 +275,7 @@ def _span(low: int, high: int) -> str:
 
 
 def law_of(data: FeatureSet, federation: Federation) -> str:
-    """Describe a partition, with the name and value of its parameter, as in ``dirichlet, α = 0.1``."""
+    """Describe who holds the data: its own clients, or a partition, as in ``dirichlet, α = 0.1``."""
     if data.clients is not None:
         return "clients of its own"
     # A partitioner's parameters are labels, number of clients and then its own number, if it has one.
@@ -320,7 +321,7 @@ def cache_file(stem: str, key: dict[str, Any]) -> Path:
 
 
 def _once(read: Callable[..., FeatureSet]) -> Callable[[int], FeatureSet]:
-    """Wrap a reader so that data with a fixed split are read once for all seeds."""
+    """Return a function from a seed to the data that ``read`` gives; fixed splits are read only once."""
 
     @cache
     def first() -> FeatureSet:

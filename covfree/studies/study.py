@@ -135,7 +135,7 @@ class Study:
     def check(self, resume: bool) -> None:
         """Raise ValueError if the folder has runs, unless ``resume`` is set and settings and data agree.
 
-        Otherwise write the settings of methods in closed form into the folder.
+        If there is no error, write the settings of methods in closed form into the folder.
 
         Args:
             resume: whether runs in the folder are to be resumed.

@@ -38,7 +38,7 @@ def timed(function: Callable[[], T]) -> tuple[T, float]:
 
 
 def _call(function: Callable[[], T]) -> tuple[T, float, float]:
-    """Return the result, seconds without compilation, and seconds of compilation."""
+    """Call a function; return its result, its seconds without compilation, and the compilation's seconds."""
     _compiled.clear()
     start = time.perf_counter()
     result = jax.block_until_ready(function())

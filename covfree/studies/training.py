@@ -75,7 +75,7 @@ class Training:
         restart: every so many rounds, all clients take part in a closed-form stage on the trained network's
             features, and training continues from the head that this stage gives; 0 for never.
         prompts: number of prompts, if ``train`` is ``"prompts"``.
-        top: the number of prompts that an image reads, which are chosen for it; None for all of them.
+        top: the number of prompts that an image reads, those most similar to the image; None for all prompts.
     """
 
     init: str

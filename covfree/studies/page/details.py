@@ -32,7 +32,7 @@ def detail(
     partitions: Mapping[int, PartitionStatistics],
     names: Sequence[str],
 ) -> dict[str, Any]:
-    """Return a method's section of the page: accuracy by class and by client, and classes confused.
+    """Return a method's section of the page: accuracy by class and by client, and which classes it confuses.
 
     ``predictions`` and ``partitions`` are given by seed; ``names`` are the names of the classes.
     """
@@ -130,7 +130,7 @@ def _bar(name: str, length: float, text: str) -> dict[str, Any]:
 def _expected(
     by_seed: Mapping[int, Predictions], partitions: Mapping[int, PartitionStatistics]
 ) -> np.ndarray:
-    """Return [runs · clients]: the `expected_client_accuracy` of each client in each run."""
+    """Return [runs · clients]: each client's accuracy in each run, expected from the accuracy by class."""
     found = []
     for seed, predictions in by_seed.items():
         accuracy = class_accuracy(confusion_counts([predictions], partitions[seed].num_classes))
@@ -148,7 +148,7 @@ def _class_bar(name: str, counts: Integer[np.ndarray, " predicted"], accuracy: f
 
 
 def _confused(counts: Integer[np.ndarray, "classes predicted"], names: Sequence[str]) -> list[dict[str, Any]]:
-    """Return up to `_PAIRS` pairs of class and wrong prediction, the most frequent first."""
+    """Return up to `_PAIRS` dicts, each on a class and a wrong prediction for it, the most frequent first."""
     wrong = counts.copy()
     np.fill_diagonal(wrong, 0)
     labels, predicted = wrong.nonzero()

@@ -187,7 +187,10 @@ def _tied(number: int) -> str:
 
 
 def _ahead(best: Scored, second: Scored, share: str, over: str) -> list[str]:
-    """Return sentences on which method is best, by how much, and how certain that is."""
+    """Return sentences on which method is best, by how much, and how certain that is.
+
+    ``share`` is the best accuracy as a text, and ``over`` says over how many seeds.
+    """
     first = f"{best.title} has the highest test accuracy: {share} % {over}."
     apart = best.over(second)
     if not apart:
@@ -221,7 +224,10 @@ def _sureness(best: Scored, num_tests: int) -> list[str]:
 
 
 def _cost(best: Scored, others: Sequence[Scored], bytes_name: str) -> str:
-    """Return a sentence on the best method's bytes, and on a method nearly as good for fewer bytes."""
+    """Return a sentence that compares the best method's bytes with another method's.
+
+    The other is a method nearly as good for fewer bytes or, if there is none, the second best.
+    """
     text = f"{best.title} takes {as_bytes(best.bytes)} ({bytes_name})"
     near = [one for one in others if one.bytes < best.bytes and best.mean - one.mean <= _NEAR]
     if near:

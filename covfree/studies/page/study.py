@@ -95,7 +95,7 @@ def _place(
     down: bool,
     prefix: str,
 ) -> dict[str, Any]:
-    """Make the page's section on one federation."""
+    """Return the page's section on one federation; the ids in its pictures begin with ``prefix``."""
     federation, trained = results[0].runs[0].federation, report.is_trained(results)
     assert federation is not None
     seeds = list(dict.fromkeys(run.seed for result in results for run in result.runs))
@@ -135,7 +135,7 @@ def _place(
 
 
 def _rank(scored: Scored) -> tuple[bool, float]:
-    """Sort key: the best accuracy first, NaN last."""
+    """Return a key by which methods are sorted: the best accuracy first, NaN last."""
     return isnan(scored.mean), -scored.mean
 
 

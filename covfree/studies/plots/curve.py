@@ -119,7 +119,10 @@ def _draw_curve(
     deviation: np.ndarray,
     style: dict[str, Any],
 ) -> None:
-    """Draw a curve and its band over the rounds of training, which are the last entries of ``mean``."""
+    """Draw a curve and its band over the rounds of training.
+
+    ``places`` are these rounds' x values; the last entries of ``mean`` and ``deviation`` belong to them.
+    """
     mean, deviation = mean[-len(places) :], deviation[-len(places) :]
     axes.plot(places, mean, label=curve.title, **style)
     mark = {"color": style["color"], "linestyle": ""}
@@ -134,7 +137,10 @@ def _draw_curve(
 
 
 def _stretch(axes: Axes, lasts: np.ndarray) -> None:
-    """If the longest curve is over 30 times the shortest, make the x axis logarithmic but linear near 0."""
+    """Make the x axis logarithmic, but linear near 0, if the longest curve is over 30 times the shortest.
+
+    ``lasts`` are the x values at which the curves end.
+    """
     lasts = lasts[lasts > 0]
     if len(lasts) and lasts.max() > 30 * lasts.min():
         linear = 10 ** np.floor(np.log10(lasts.min()))

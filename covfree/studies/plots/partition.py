@@ -134,7 +134,10 @@ def _plural(name: str, count: int) -> str:
 
 
 def _draw_histogram(figure: "Figure", axes: "Axes", values: np.ndarray, quantity: str, of: str) -> None:
-    """Draw a histogram of values with their median, on a logarithmic axis if the values spread far."""
+    """Draw a histogram of values with their median, on a logarithmic axis if the values spread far.
+
+    ``quantity`` labels the x axis, and ``of``, what is counted, the y axis.
+    """
     low, high, median = int(values.min()), int(values.max()), float(np.median(values))
     logarithmic = low >= 1 and high > 30 * median
     if logarithmic:
