@@ -118,9 +118,9 @@ class Client:
 
     @_step(3)
     def mask(self, sealed: Iterable[Sealed], words: Words) -> Masked:
-        """Step 3: return the upload plus masks: the client's own, and one for each neighbour with shares.
+        """Step 3: return the upload plus masks: the client's own, and one for each sender in ``sealed``.
 
-        The neighbour's upload has the same mask with the opposite sign, so the two masks cancel in the sum.
+        The sender's upload has the same mask with the opposite sign, so the two masks cancel in the sum.
 
         Args:
             sealed: the shares that neighbours sent.
