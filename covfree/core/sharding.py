@@ -20,8 +20,8 @@ else:
 def whole(array: Any) -> Any:
     """Replicate an array that is sharded over explicit mesh axes; return any other array as it is.
 
-    covfree sorts rows and sums them by class. Over explicit axes, jax would need the sharding of each result
-    as an argument. For more rows than fit on one device, use `covfree.accumulate(..., mesh=mesh)`.
+    covfree sorts rows and sums them by class: over explicit axes, jax would need the sharding of each such
+    result as an argument. For more rows than fit on one device, use `covfree.accumulate(..., mesh=mesh)`.
     """
     # Releases of jax without `reshard` cannot sum by class over explicit axes at all.
     if not isinstance(array, jax.Array) or not hasattr(jax.sharding, "reshard"):

@@ -43,15 +43,15 @@ def summarise(
 ) -> Rows:
     """Make the rows that all clients of a simulated federation send, in one table.
 
+    Features of 1 GiB or more on the host, such as a memory-mapped file, are read a few clients at a time.
+    This changes the random subsets that a method draws.
+
     Args:
         method: the method.
         features: features of all examples.
         labels: the class of each example; below 0 is padding.
         clients: the client of each example; below 0 is padding.
         key: PRNG key for methods that draw at random.
-
-    Features of 1 GiB or more on the host, such as a memory-mapped file, are gathered a few clients at a time.
-    This changes the random subsets that a method draws.
 
     Returns:
         The rows that clients send, padded so that federations of similar size get equal shapes; if

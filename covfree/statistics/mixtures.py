@@ -65,7 +65,7 @@ def gaussian_mixture(
         The mixture. Its covariances divide by the (weighted) number of examples n, not n − 1. Batch over
         groups with ``jax.vmap``. Reverse-mode differentiation is not supported.
 
-    Source: FedPFT (Beitollahi et al. 2024). A step is equivalent to one of
+    Source: FedPFT (Beitollahi et al. 2024). A step is equivalent to a step of
     ``sklearn.mixture.GaussianMixture(covariance_type=..., reg_covar=floor)``.
 
     >>> import jax
@@ -138,9 +138,9 @@ def client_mixtures(
 
     A group is a client's class. Its mixture is the result of `gaussian_mixture` with the key
     ``fold_in(fold_in(derive(key, "mixtures"), label), client)`` (`covfree.core.keys.derive`). It depends
-    neither on other groups nor on the examples' order, so a client alone computes the same with the same
-    key, up to rounding. Costs a sort of n small keys and work for num_groups·group_size examples, whatever
-    the groups' own sizes. Groups are computed in batches, so that extra memory is bounded.
+    neither on other groups nor on the examples' order, so a client alone computes the same mixture with
+    the same key, up to rounding. Costs a sort of n small keys and work for num_groups·group_size examples,
+    whatever the groups' own sizes. Groups are computed in batches, so that extra memory is bounded.
 
     Args:
         features: features of all clients' examples, in any order.

@@ -18,8 +18,8 @@ class ScatterProducts(NamedTuple):
     """Products of a scatter with directions; they add up over examples.
 
     Attributes:
-        product: S Q for directions Q, with S = Σ_i (f_i − μ_{y_i})(f_i − μ_{y_i})ᵀ; μ_{y_i} is the mean of
-            example i's class.
+        product: S Q for directions Q, with S = Σ_i (f_i − μ_{y_i})(f_i − μ_{y_i})ᵀ, where f_i are the
+            features of example i, and μ_{y_i} is the mean of its class.
         trace: tr S.
     """
 

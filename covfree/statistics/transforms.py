@@ -83,9 +83,9 @@ _NOISES = {"uniform": _uniform, "gaussian": _gaussian, "laplace": _laplace}
 
 
 def count_noise(kind: CountNoise, epsilon: Scalar) -> Transform:
-    """Make a transform that adds noise to the counts of a client's rows: ñ = max(n + σ, 0).
+    """Make a transform that adds noise to the counts of a client's rows: ñ = max(n + σ, 0) replaces n.
 
-    σ has one of FedCOF's three distributions:
+    The noise σ has one of FedCOF's three distributions:
 
     - ``"uniform"``: σ uniform on [−(1 − ε)n, (1 − ε)n].
     - ``"gaussian"``: σ normal with mean 0 and *variance* 1/ε.
