@@ -87,7 +87,7 @@ def total(
 ) -> Aggregate[H]:
     """Return the total of all shards' examples; it can be saved, or merged with the total of later shards.
 
-    The arguments and errors are those of `fit`. `covfree.aggregate.finish` solves for the head.
+    The arguments and errors are the same as for `fit`. `covfree.aggregate.finish` solves for the head.
     """
     empty = zero(method, num_classes=num_classes)
     dask = optional("dask", "dask")
@@ -125,7 +125,7 @@ def extract(
 
     Args:
         function: a function from a batch of inputs to features [batch, dim], sent once to each worker. It
-            gets texts, and images of different shapes, as a list. If it is an `Extractor`, its fingerprint is
+            gets texts, and images of different shapes, as a list. If it is an `Extractor`, its ``key`` is
             written to the files.
         shards: see `fit`.
         folder: the folder for the files; all workers must reach it.

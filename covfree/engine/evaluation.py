@@ -44,7 +44,7 @@ def _check_values(head: Any, features: Any, labels: Any, numbers: Any) -> None:
 
 
 def _ones(shape: tuple[int, ...]) -> np.ndarray:
-    """Return ones [examples, 1] as a view that takes no memory; ``shape`` is that of the features."""
+    """Return ones [examples, 1] as a view that takes no memory; ``shape`` is the features' shape."""
     return np.broadcast_to(np.float32(1), (*shape[:1], 1))
 
 
@@ -60,7 +60,7 @@ def _same(scores: Any) -> Any:
 
 
 def _in_parts(whole: Callable[..., Array]) -> Callable[..., Array]:
-    """Wrap an accuracy function: its head may be any function, and large features are read in parts."""
+    """Return an accuracy function that takes any function as a head, and reads large features in parts."""
 
     def one(head: Any, features: Any, labels: Any) -> tuple[Any, Any, Any]:
         # jit takes no function as an argument, so pass the function's scores instead.

@@ -44,7 +44,7 @@ def directed_rows(
     directions; the other rows are padding. The count of a direction is its degrees of freedom: 1 if q < d. If
     q ≥ d, the directions are the whole scatter, and a_k is split over them (shares differ by at most 1).
 
-    If not centred, the directions are those of the client's n_k examples themselves, with n_k in place of
+    If not ``centred``, the rows of R are the client's n_k examples themselves, and n_k takes the place of
     a_k. Then Σ_{j ≤ q} s_j² v_j v_jᵀ is the matrix of rank q that is nearest to their Gram matrix. The
     ``covariance`` of the client's first direction is Σ_{j > q} s_j⁴ / Σ_{j > q} s_j², a weighted mean of the
     eigenvalues s_j² left out; other rows have 0.
@@ -60,7 +60,7 @@ def directed_rows(
         num_clients: the number of clients with an example (`count_clients`), or an upper bound, static.
         client_size: the number of examples of the largest client, or an upper bound, static.
         num_directions: q, the largest number of directions of a client; static.
-        centred: whether directions are those of the residuals about the class means; static.
+        centred: whether the class means are subtracted from examples, as in R; static.
 
     Returns:
         ``num_rows + num_clients * num_directions`` rows.
