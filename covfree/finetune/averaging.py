@@ -94,7 +94,7 @@ def client(
 
 
 def scaled(weight: jax.Array, tree: Any) -> Any:
-    """Multiply a pytree by a client's weight, in float32 at least, as sums in bfloat16 may be 40 % off."""
+    """Return a pytree times a client's weight, in float32 at least, as sums in bfloat16 may be 40 % off."""
 
     def term(x: jax.Array) -> jax.Array:
         dtype = jnp.promote_types(x.dtype, jnp.float32)

@@ -1,4 +1,4 @@
-"""A client's local training: steps of any optax transformation from the server's model."""
+"""A client's local training: from a given model, steps by any optax transformation."""
 
 from __future__ import annotations
 

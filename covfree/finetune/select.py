@@ -133,7 +133,7 @@ def _kept(data: ClientData, keep: float) -> Array:
 
 
 def _count(params: Numbers, sent: Any, kept: ClientData, by: By) -> Count:
-    """Sum each received model's errors, or losses, over the examples that are kept aside."""
+    """Return the sums of each received model's errors, or losses, over the examples ``kept`` aside."""
     number = kept.num_examples
 
     def add(place: Array, scores: Array) -> Array:

@@ -190,7 +190,7 @@ def _joined(onnx: Any, before: Any, saved: SavedHead, output: str | None) -> Any
 
 
 def _session(model: Any) -> Any:
-    """Open a model in onnxruntime."""
+    """Return a session of onnxruntime that runs the model; raise ValueError if the model exceeds 2 GB."""
     too_large = (ValueError, optional("google.protobuf.message", "onnx").EncodeError)
     try:
         content = model.SerializeToString()

@@ -135,7 +135,7 @@ def _solved(method: Method, task: Task) -> _Solved:
 def _measured(
     head: Any, data: FeatureSet, names: Sequence[str], predictions: bool
 ) -> tuple[dict[str, float], Predictions | None]:
-    """Return the metrics and, if asked for, the prediction counts of the test examples."""
+    """Return the metrics ``names`` and, with ``predictions``, the counts of predictions of test examples."""
     if not names and not predictions:
         return {}, None
     scores, labels, clients = scores_of(head, data.test_features), data.test_labels, data.test_clients

@@ -73,7 +73,10 @@ def _examples(data: FeatureSet) -> int:
 
 
 def _hashes(features: Any) -> Iterator[np.ndarray]:
-    """Yield examples' hashes in arrays; rounding to float16 makes copies in other precisions hash alike."""
+    """Yield arrays of the examples' hashes.
+
+    Features are rounded to float16, so that copies in other precisions have the same hashes.
+    """
     for part in blocks(features):
         block = np.asarray(features[part])
         largest = abs(block).max(1, initial=0, keepdims=True).astype(np.float64)

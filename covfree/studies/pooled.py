@@ -1,4 +1,4 @@
-"""The reference of a federation: logistic regression on all clients' examples in one place."""
+"""A reference to compare methods with: logistic regression on all clients' examples in one place."""
 
 from __future__ import annotations
 

@@ -68,7 +68,7 @@ def count_predictions(
 def confusion_counts(
     predictions: Iterable[Predictions], num_classes: int
 ) -> Integer[np.ndarray, "classes predicted"]:
-    """Sum runs' counts by label and prediction: [C, C + 1], with a last column for no prediction."""
+    """Return all runs' counts by label and prediction, [C, C + 1]; the last column is for no prediction."""
     counts = np.zeros((num_classes, num_classes + 1), np.int64)
     for each in predictions:
         for label, predicted, number in each.pairs:

@@ -29,7 +29,8 @@ def present(
 ) -> None:
     """Print the results as ``form``, and write them if the study has a folder.
 
-    ``config`` is stored with the results. ``given`` are the options of the command that the page shows.
+    ``config`` is stored with the results. With ``page``, an HTML page is written to this path; ``given`` are
+    the options in the command that the page shows.
     """
     results = summarise(runs, study.titles)
     content = report.as_json(config, report.environment(), results)

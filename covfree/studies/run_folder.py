@@ -47,7 +47,7 @@ def holds_trainings(out: Path) -> bool:
 
 
 def check_settings(folder: Path, settings: Mapping[str, Any], resume: bool) -> None:
-    """Raise ValueError if a folder has runs, unless ``resume`` is set and settings and version agree."""
+    """Raise ValueError if a folder has runs, unless they are resumed with their own settings and version."""
     earlier = read_settings(folder, "version")
     if earlier is None:
         return

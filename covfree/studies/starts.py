@@ -33,7 +33,7 @@ StartRounds: TypeAlias = int | Literal["once", "all"]
 
 
 class From(NamedTuple):
-    """Settings that determine the start: fields of `covfree.studies.training.Training` with these names."""
+    """The settings of a training that determine its start; see `covfree.studies.training.Training`."""
 
     init: str
     temperature: Temperature

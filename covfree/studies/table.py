@@ -200,9 +200,10 @@ def _width(console: Any, block: Any) -> int:
 
 
 def _for_terminal(table: Table, shown: Sequence[int]) -> Any:
-    """Make a rich table of some columns; the best are bold and starred, as not every output shows bold.
+    """Make a table of the package rich from the columns ``shown``, with the best cells bold and starred.
 
-    Cells are `Text`, as rich would read a class's name such as "[red]" or ":cat:" as markup.
+    The star is for outputs without bold. Cells are `Text`, as rich would read a class's name such as "[red]"
+    or ":cat:" as markup.
     """
     from rich.table import Table as RichTable
     from rich.text import Text

@@ -29,7 +29,7 @@ class Network(NamedTuple):
 
     Attributes:
         backbone: the network, without a classifier.
-        params: its parameters.
+        params: the network's parameters.
         preprocessing: the preprocessing of images that the parameters expect.
     """
 

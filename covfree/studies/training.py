@@ -163,7 +163,7 @@ def _descent(rate: Any, momentum: Any, weight_decay: Any) -> Any:
 
 
 def algorithm_of(text: str) -> tuple[Entry, dict[str, Any]]:
-    """Parse an algorithm and its numbers from a text such as ``fedadam:tau=1e-4:b2=0.999``."""
+    """Return the algorithm and the numbers that a text such as ``fedadam:tau=1e-4:b2=0.999`` names."""
     name, numbers = parsed(text, "algorithm: expected a number such as fedadam:tau=1e-4")
     if name not in ALGORITHMS:
         near = nearest(name, ALGORITHMS)

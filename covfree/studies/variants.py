@@ -62,7 +62,7 @@ def variants(names: Iterable[str], numbers: Mapping[str, Sequence[Any]] | None =
 
 
 def chosen_of(variants: Mapping[str, Variant]) -> dict[str, Variant]:
-    """Make a method in which clients choose one of ``variants``; its name joins the names of these."""
+    """Return, by name, a method in which clients choose one of ``variants``; its name joins the variants'."""
     name = JOINT.join(variants)
     try:
         method = select([each.method for each in variants.values()])
@@ -147,7 +147,10 @@ def _of_user(name: str, make: Any, given: Mapping[str, Any]) -> Method:
 
 
 def with_noise(variants: Mapping[str, Variant], noise: str) -> dict[str, Variant]:
-    """Return the methods with noise, such as ``laplace:1``, on the counts that clients send."""
+    """Return the methods with noise on the counts that clients send.
+
+    ``noise`` names a law and its ε, such as ``laplace:1``.
+    """
     kind, _, epsilon = noise.partition(":")
     try:
         number = float(epsilon)

@@ -127,7 +127,7 @@ def _near_prototypes(
 
 
 def _class_means(numbers: _Numbers, own: Own, data: ClientData) -> Update:
-    """Compute the class means of the client's features with its own model, in evaluation mode."""
+    """Return the class means of a client's features, computed by the client's own model without training."""
     model, size = numbers.model, numbers.training.batch_size
     counts = class_counts(data, numbers.prototypes.mean.shape[0])
 

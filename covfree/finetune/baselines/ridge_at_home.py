@@ -95,7 +95,10 @@ def ridge_at_home(
 
 @jit
 def _weights(head: LinearHead, features: jax.Array, labels: jax.Array, places: jax.Array) -> jax.Array:
-    """Compute each client's W_k; ``places`` [clients, most examples] indexes its examples, −1 is padding."""
+    """Return each client's W_k, [clients, dim, classes]; see `ridge_at_home`.
+
+    ``places`` [clients, most examples] are the indices of a client's examples, filled up with −1.
+    """
 
     def one(place: jax.Array) -> jax.Array:
         known = (place >= 0)[:, None]

@@ -167,7 +167,10 @@ def _confused(counts: Integer[np.ndarray, "classes predicted"], names: Sequence[
 
 
 def _matrix(counts: Integer[np.ndarray, "classes predicted"], names: Sequence[str]) -> dict[str, Any]:
-    """Lay out the confusion matrix; a last column counts examples without a prediction, if there are any."""
+    """Return the confusion matrix as the template takes it.
+
+    If some examples have no prediction, a last column counts them.
+    """
     some = counts[:, -1].any()
     shown = counts if some else counts[:, :-1]
     every = np.maximum(counts.sum(1, keepdims=True), 1)

@@ -42,7 +42,7 @@ class Scored(NamedTuple):
         return 100 * fmean(self.accuracy[seed] - start for seed, start in self.starts.items())
 
     def over(self, other: Scored) -> list[float]:
-        """Return the accuracy minus another method's, for each seed that both have."""
+        """Return this method's accuracy minus another's, for each seed that both methods have."""
         seeds = [seed for seed in self.accuracy if seed in other.accuracy]
         return [self.accuracy[seed] - other.accuracy[seed] for seed in seeds]
 
@@ -66,7 +66,7 @@ def interval(differences: Sequence[float]) -> tuple[float, float] | None:
 
 
 def ranked(scored: Sequence[Scored]) -> list[Scored]:
-    """Sort methods by accuracy, best first, without those whose accuracy is not a number."""
+    """Return the methods sorted by accuracy, best first, without those whose mean accuracy is NaN."""
     return sorted((one for one in scored if isfinite(one.mean)), key=lambda one: -one.mean)
 
 

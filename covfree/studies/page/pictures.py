@@ -21,7 +21,10 @@ _COLOURS = {
 
 
 def as_svg(figure: Figure, prefix: str) -> str:
-    """Draw a figure as an ``<svg>`` element in the page's width and colours; ids begin with ``prefix``."""
+    """Return a figure as an ``<svg>`` element that takes the page's colours and may shrink with the page.
+
+    Its ids begin with ``prefix``, as ids of one page must differ.
+    """
     file = io.BytesIO()
     with figures.style():
         figure.savefig(file, format="svg", metadata={"Date": None}, transparent=True)
@@ -40,7 +43,10 @@ def as_svg(figure: Figure, prefix: str) -> str:
 
 
 def _rewritten(tag: str, prefix: str, ids: dict[str, str]) -> str:
-    """Replace a tag's ids and colours by the page's, and round its numbers."""
+    """Return a tag of the drawing with the page's ids and colours, and with rounded numbers.
+
+    ``ids`` has the new attribute for each id that stays.
+    """
     tag = re.sub(r' id="([^"]*)"', lambda found: ids.get(found[1], ""), tag)
     tag = re.sub(r"(url\(|href=\")#", rf"\g<1>#{prefix}", tag)
     for colour, variable in _COLOURS.items():

@@ -18,7 +18,7 @@ _WIDTH = 92
 
 
 def write_page(page: Mapping[str, Any], path: Path) -> None:
-    """Write a page into one file atomically."""
+    """Write a page as one HTML file, atomically."""
     text = as_html(page)
     with replacing(path) as draft:
         draft.write(text.encode())

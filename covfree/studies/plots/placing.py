@@ -162,5 +162,5 @@ def _cross(start: np.ndarray, ends: np.ndarray, starts: np.ndarray, others: np.n
 
 
 def _side(a: np.ndarray, b: np.ndarray, c: np.ndarray) -> np.ndarray:
-    """Return on which side of the line from a to b the point c is: −1, 0 or 1."""
+    """Return 1 if the point c is to the left of the line from a to b, −1 to the right, 0 on the line."""
     return np.sign((b - a)[..., 0] * (c - a)[..., 1] - (b - a)[..., 1] * (c - a)[..., 0])

@@ -59,7 +59,7 @@ _SETTINGS: dict[str, Any] = {
 
 @contextmanager
 def style() -> Iterator[None]:
-    """Use the settings for pictures within the context; draw and save figures inside it."""
+    """Return a context in which Matplotlib has the settings for pictures; draw and save figures inside."""
     with optional("matplotlib", "cli").rc_context(_SETTINGS):
         yield
 
@@ -73,7 +73,7 @@ def new_figure(width: float | int, height: float | int) -> Figure:
 
 
 def save(figure: Figure, path: str | PathLike[str]) -> None:
-    """Write a figure in the format of the suffix, without a date, so that files can be compared."""
+    """Write a figure in the format of the path's suffix, without a date, so that files can be compared."""
     dated = {".pdf": "CreationDate", ".svg": "Date"}.get(Path(path).suffix.lower())
     with style():
         figure.savefig(path, metadata=None if dated is None else {dated: None})
@@ -180,7 +180,7 @@ def legend_below(figure: Figure, handles: Sequence[Any]) -> None:
 
 
 def band() -> Any:
-    """Return the legend's entry for the bands around lines."""
+    """Return the legend's entry for bands, which show one standard deviation around a line."""
     from matplotlib.patches import Patch
 
     return Patch(color=GREY, alpha=BAND, linewidth=0, label="mean ± one standard deviation")

@@ -117,7 +117,7 @@ def draw(title: str, results: Sequence[Result], number: str, *, narrow: bool = F
 
 
 def _numbers(result: Result) -> dict[str, Any]:
-    """Return the numbers in a method's name; none if clients choose among several methods."""
+    """Return the arguments in a method's name; none if clients choose among several methods."""
     return {} if JOINT in result.method else parsed(result.method, "")[1]
 
 
@@ -160,7 +160,7 @@ def _set_scale(axes: Axes, places: Sequence[float]) -> None:
 
 
 def _draw_curve(axes: Axes, points: Sequence[_Point], style: dict[str, Any]) -> np.ndarray:
-    """Draw a curve through points, and its band; return the band's ends, an empty array without points."""
+    """Draw a curve through points, and its band; return the band's lower and upper ends, in one array."""
     if not points:
         return np.zeros(0)
     accuracy = np.array([point.result.accuracy[0] for point in points], float)
