@@ -105,7 +105,7 @@ def factorise(matrix: Float[AnyArray, "dim dim"] | Scatter) -> Factorisation:
 def _factors(
     core: Float[Array, "size size"], shift: Float[Array, ""], allowed: Bool[Array, ""]
 ) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
-    """Compute all but the first field of the `Factorisation` of ``core + shift·I``.
+    """Compute all fields of the `Factorisation` of ``core + shift·I``, except the first, ``scatter``.
 
     If ``allowed`` is False, Cholesky's result is not used: the eigenvectors are stored.
     """

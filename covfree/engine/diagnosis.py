@@ -152,9 +152,10 @@ def diagnose(rows: Rows, *, num_classes: int, method: Method | None = None) -> D
 
 
 def _effective_rank(covariance: Scatter, degrees: Float[Array, ""]) -> Float[Array, ""]:
-    """Estimate (tr Σ)²/tr Σ² from Σ̂ with ν degrees of freedom, clipped to [1, d].
+    """Estimate (tr Σ)²/tr Σ² from Σ̂ = ``covariance`` with ν = ``degrees`` degrees of freedom, in [1, d].
 
-    E tr Σ̂² = (1 + 1/ν) tr Σ² + (tr Σ)²/ν and E (tr Σ̂)² = (tr Σ)² + 2 tr Σ²/ν are solved for tr Σ², (tr Σ)².
+    Two equations are solved for tr Σ² and (tr Σ)², with the expectations E replaced by the values for Σ̂:
+    E tr Σ̂² = (1 + 1/ν) tr Σ² + (tr Σ)²/ν and E (tr Σ̂)² = (tr Σ)² + 2 tr Σ²/ν.
     """
     trace, square = trace_and_square(covariance)
     trace, degrees, dim = jnp.square(trace), jnp.maximum(degrees, 1), covariance.dim

@@ -210,7 +210,7 @@ def _array(column: Any) -> np.ndarray:
 def _folded(
     start: Aggregate[Any], shards: Sequence[Any], columns: Columns, read: Read | None
 ) -> Aggregate[Any]:
-    """Read a task's shards, and add their examples to the total ``start``."""
+    """Return the total ``start`` with the examples of a task's shards added; read the shards."""
     total = start
     for shard in shards:
         features, labels, clients = _columns_of(shard, columns, read, start.layout.by_client)

@@ -39,7 +39,10 @@ def through(
     *,
     do: Callable[[Literal["clients", "server"], Callable[[], Any]], Any] | None = None,
 ) -> tuple[Any, ...]:
-    """Run a method's rounds: broadcast, ask ``source`` for the total, and compute the server's next state.
+    """Run a method's rounds, and return the server's state after the last one.
+
+    In each round, compute what the server broadcasts, ask ``source`` for the total of the clients' terms, and
+    compute the server's next state.
 
     Args:
         rounds: the method's rounds, or some of them.

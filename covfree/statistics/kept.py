@@ -54,7 +54,7 @@ def check_keep(keep: float) -> None:
 
 
 def threshold(share: float) -> int:
-    """Return share·2²⁴, rounded: examples with a 24-bit hash below it are kept aside."""
+    """Return share·2²⁴, rounded: examples with a 24-bit hash below this number are kept aside."""
     return round(share * 2**_BITS)
 
 
@@ -64,7 +64,7 @@ def _bits(numbers: jax.Array) -> jax.Array:
 
 
 def mixed(words: Any) -> Any:
-    """Mix the bits of uint32 numbers of JAX or NumPy, so that close numbers end far apart; 0 stays 0.
+    """Return uint32 numbers, of JAX or NumPy, with mixed bits: close numbers end far apart; 0 stays 0.
 
     Source: the finalizer of MurmurHash3 (Appleby 2011).
     """

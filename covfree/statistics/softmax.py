@@ -123,7 +123,7 @@ def _scored(
     centre: jax.Array,
     num_classes: int,
 ) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
-    """Return scores, labels, counts and x − m, with 0 for padding and for examples of absent classes."""
+    """Return scores, labels, counts and features minus ``centre``; 0 for padding and for absent classes."""
     features, label, count = part
     kept = (count > 0) & (label >= 0) & (label < num_classes)
     features = features.astype(accumulation_dtype(features))
