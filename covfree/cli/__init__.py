@@ -33,10 +33,12 @@ def main(command: Any = None) -> None:
     gc.set_threshold(50_000, 20, 50)
     _compile_quickly()
     from covfree.cli.app import run
+    from covfree.core.cache import keep_compiled
     from covfree.core.threads import limit_lapack_threads
 
     # Limit LAPACK's threads: they wait in busy loops, on cores that other programs may need.
     limit_lapack_threads()
+    keep_compiled()
     sys.exit(run(sys.argv[1:], *([] if command is None else [command])))
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import inspect
 import json
-import os
 import re
 import sys
 from collections.abc import Callable, Sequence
@@ -19,6 +18,7 @@ import numpy as np
 from covfree import backbones
 from covfree.backbones import BACKBONES, Backbone, Preprocessing
 from covfree.backbones.hub import Weights, find_weights
+from covfree.core.cache import cache_folder
 from covfree.core.gathered import blocks
 from covfree.data import FeatureSet, load, load_npz
 from covfree.data.dataset import held_out
@@ -303,8 +303,7 @@ def cache_file(stem: str, key: dict[str, Any]) -> Path:
 
     Raise OSError if the features are not there yet and the folder cannot be written.
     """
-    own, common = os.environ.get("COVFREE_CACHE"), os.environ.get("XDG_CACHE_HOME")
-    folder = Path(own) if own else (Path(common) if common else Path.home() / ".cache") / "covfree"
+    folder = cache_folder()
     digest = hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()[:16]
     file = folder / f"{re.sub(r'[^A-Za-z0-9._-]+', '_', stem)[:80]}-{digest}.npz"
     try:
