@@ -1,7 +1,7 @@
 """Processor time of `covfree compare` the first time, again, and on data of another size.
 
-Run ``python benchmarks/second_run.py [--out FILE]``. Four methods on made data; each run is a process of its own,
-with one cache folder for all of them. ``again`` on the second data is the work itself: nothing is compiled.
+Run ``python benchmarks/second_run.py [--out FILE]``. Four methods on made data; each run is a process of its
+own, with one cache folder for all of them. "These again" is the work itself: nothing is compiled.
 """
 
 from __future__ import annotations
