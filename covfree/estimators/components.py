@@ -131,8 +131,8 @@ def component_factor(
     class; ``"pooled"`` also assumes that all classes share one. With ``"per_class"``, a class for which no
     client sends two rows adds only S_c, so Ŵ is too small.
 
-    The cross terms of x_r − x̄_kc and x̄_kc − μ_c vanish, so each row r of the table gives only
-    one row of Y, y_r = √n_r [(x̄_kc − μ_c) + √(1 + w_c) (x_r − x̄_kc)].
+    The cross terms of x_r − x̄_kc and x̄_kc − μ_c vanish, so each row r gives only one row of Y,
+    y_r = √n_r [(x̄_kc − μ_c) + √(1 + w_c) (x_r − x̄_kc)].
 
     Returns:
         The factor; 0 in padding rows.

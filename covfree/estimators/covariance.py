@@ -101,8 +101,7 @@ def estimate_covariances(
     Args:
         rows: rows of all classes.
         num_classes: C, the number of classes, static. The result has C·d² numbers. Linear heads do not need
-        it: they use
-            `within_scatter`.
+            it: they use `within_scatter`.
         shrinkage: see `estimate_covariance`; a data-driven rule is applied to each class separately.
 
     Returns:

@@ -33,7 +33,7 @@ class DirectedMoments:
 
 
 def valid_directions(rows: Rows) -> Bool[Array, " rows"]:
-    """Return which rows are directions: those with ``sketch`` set and a count above 0."""
+    """Return a mask of the residual directions: rows with ``sketch`` set and a count above 0."""
     if rows.sketch is None:
         raise ValueError("rows: expected rows with directions among them, see directed_rows; got none")
     return jnp.asarray(rows.sketch) & (jnp.asarray(rows.count) > 0)

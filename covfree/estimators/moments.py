@@ -18,14 +18,14 @@ from covfree.core.types import Moments, Rows, accumulation_dtype
 
 
 def valid_rows(rows: Rows, num_classes: int) -> Bool[Array, " rows"]:
-    """Return which rows are not padding: those with a count above 0 and a label in [0, num_classes)."""
+    """Return a mask of the rows that are not padding: count above 0 and label in [0, num_classes)."""
     check_row_structure(rows)
     counts, labels = as_counts(rows.count), row_labels(rows)
     return (counts > 0) & (labels >= 0) & (labels < num_classes)
 
 
 def row_labels(rows: Rows) -> Integer[Array, " rows"]:
-    """Return labels as int32; a narrower type might not hold the number of classes."""
+    """Return the rows' labels as int32; a narrower type might not hold the number of classes."""
     return as_int32("label", rows.label)
 
 
@@ -97,7 +97,7 @@ def _first_moments(rows: Rows, num_classes: int) -> Moments:
 def example_moments(rows: Rows, num_classes: int) -> Moments:
     """Compute `first_moments`, but count each example as a row: ``num_rows`` K_c is N_c.
 
-    Use it with sums that clients computed over their examples: there each example, not each mean, is an
+    It is for sums that clients computed over their examples: there each example, not each mean, is an
     observation.
     """
     moments = first_moments(rows, num_classes)

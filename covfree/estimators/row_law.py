@@ -34,7 +34,7 @@ class RowLaw:
     n_r ‖x_r − μ_c‖² / (1 − n_r/N_c) / (d v), with v the ``variance`` given to `row_law` and d features.
 
     Attributes:
-        num_rows: K_c, rows of each class.
+        num_rows: K_c, the number of rows of each class.
         rows: number of rows in each bin of n_r.
         sizes: Σ n_r in each bin.
         squares: Σ z_r in each bin.

@@ -106,7 +106,8 @@ def _pseudo_observations(strength, covariance, moments, freedom, statistics):
 def pseudo_observations() -> Shrinkage:
     """Shrink to Σ̂ + t·min(1, d/ν)·I: t = tr(Σ̂)/d, ν the degrees of freedom of Σ̂; nothing to tune.
 
-    It acts like min(d, ν) additional observations of covariance t·I, and is a baseline for `automatic`.
+    The added term acts like min(d, ν) additional observations of covariance t·I, and is a baseline for
+    `automatic`.
 
     Source: covfree.
     """
@@ -180,7 +181,10 @@ def oas() -> Shrinkage:
 def loading(
     shrinkage: Shrinkage, variance: Float[Array, ""], dim: int, degrees: Float[Array, ""]
 ) -> Float[Array, ""]:
-    """Compute the γ of a loading rule (`is_loading`) from the mean variance tr(Σ̂)/d, d and ν."""
+    """Return the γ that a loading rule (`is_loading`) adds to Σ̂, given only tr(Σ̂)/d, d and ν.
+
+    ``variance`` is tr(Σ̂)/d, and ``degrees`` is ν, the degrees of freedom of Σ̂.
+    """
     check_loading(shrinkage)
     # Any covariance of this dimension and trace will do, as such rules use nothing else.
     covariance = Scatter(jnp.zeros((1, dim), variance.dtype), variance, factored=True)

@@ -1,4 +1,4 @@
-"""Compute the eigenvalues of the scatter within classes and between them."""
+"""Compute the eigenvalues of the scatter within classes and of the scatter between classes."""
 
 from __future__ import annotations
 

@@ -34,7 +34,8 @@ class CovarianceState(NamedTuple):
         num_examples: N, the sum of the rows' counts.
         num_rows: K, the number of rows with a count above 0.
         centre: a point near the rows: the mean of those that were added first.
-        offset: μ − centre, where μ is the rows' weighted mean. This keeps digits if the rows are far from 0.
+        offset: μ − centre, where μ is the rows' weighted mean. Storing μ as this difference keeps digits if
+            the rows are far from 0.
         scatter: Σ_k n_k (μ_k − μ)(μ_k − μ)ᵀ over rows k, the means μ_k of n_k examples.
     """
 
@@ -49,7 +50,7 @@ def init(dim: int, dtype: Any = float) -> CovarianceState:
     """Make the initial state, which has no rows.
 
     Args:
-        dim: d.
+        dim: d, the number of features.
         dtype: data type of the floats: float32, or float64 where x64 is enabled.
 
     Raises:

@@ -1,4 +1,7 @@
-"""Invert κI + S_c, with S_c the scatter of class c, by factorisations of size min(rows of the class, d)."""
+"""Invert κI + S_c for a number κ and the scatter S_c of each class c.
+
+The factorisations have the size of the class's rows or d, whichever is smaller.
+"""
 
 from __future__ import annotations
 

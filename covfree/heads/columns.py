@@ -37,7 +37,7 @@ def unit_columns(weight: Float[Array, "dim classes"]) -> Float[Array, "dim class
 
 
 def fitting(name: str, matrix: Float[AnyArray, "dim dim"] | Scatter, moments: Moments) -> Scatter:
-    """Return ``matrix`` as a `Scatter`; raise a ValueError about ``name`` if it does not fit the means."""
+    """Return ``matrix`` as a `Scatter`; raise a ValueError about ``name`` if it is not [d, d]."""
     dim = moments.total.shape[1]
     shape = (matrix.dim,) * 2 if isinstance(matrix, Scatter) else jnp.shape(matrix)
     if shape != (dim, dim):
@@ -55,7 +55,10 @@ def head_for_present(
 
 
 def log_priors(moments: Moments) -> Float[Array, " classes"]:
-    """Return log π_c with π_c = N_c/N; for an absent class −log N, with a finite derivative."""
+    """Return log π_c, with π_c = N_c/N the share of class c in the N examples.
+
+    For an absent class return −log N, which has a finite derivative.
+    """
     count = moments.count.astype(moments.total.dtype)
     total = count.sum()
     return jnp.log(jnp.where(count > 0, count, 1)) - jnp.log(jnp.where(total > 0, total, 1))

@@ -241,7 +241,7 @@ def _read(arrays: dict[str, np.ndarray], network: Any) -> SavedHead:
 
 
 def _read_own(arrays: dict[str, np.ndarray], network: Any) -> SavedHead:
-    """Return ``network``, the user's own model, with its leaves replaced by the file's."""
+    """Return ``network``, the user's own model, with its leaves replaced by the leaves in the file."""
     if network is None:
         raise ValueError(
             "network: expected the model whose leaves the file holds, or one of the same structure, got None"
@@ -275,7 +275,7 @@ def _without_term(head: Any) -> tuple[Any, dict[str, Any]]:
 
 
 def _check_finite(arrays: Mapping[str, np.ndarray]) -> None:
-    """Raise a ValueError if a float among the arrays is not finite in jax's data type."""
+    """Raise a ValueError if a float among the arrays is not finite in jax's data type (see `as_computed`)."""
     for name, array in arrays.items():
         finite = np.isfinite(as_computed(array)) if array.dtype.kind == "f" else np.True_
         if not finite.all():

@@ -57,7 +57,8 @@ def gaussian_head(
 ) -> GaussianHead:
     """Make a classifier by Bayes' rule for Gaussian classes: quadratic discriminant analysis or naive Bayes.
 
-    The score of class c is log π_c − ½ log det Σ_c − ½ (x − μ_c)ᵀ Σ_c⁻¹ (x − μ_c), with Σ_c = L_c L_cᵀ.
+    The score of class c is log π_c − ½ log det Σ_c − ½ (x − μ_c)ᵀ Σ_c⁻¹ (x − μ_c). Class c has mean μ_c,
+    covariance Σ_c, and the share π_c of the examples.
 
     Args:
         covariances: Σ_c, in full, or their diagonals for naive Bayes; positive definite for every class that

@@ -19,7 +19,8 @@ def lda_head(
 ) -> LinearHead:
     """Make a linear classifier by Bayes' rule for Gaussian classes that share one covariance Σ.
 
-    w_c = Σ⁻¹(μ_c − μ_g) and b_c = −½ (μ_c + μ_g)ᵀ w_c + log π_c, with μ_g the mean of all examples.
+    Class c, of mean μ_c and prior π_c, gets the weight w_c = Σ⁻¹(μ_c − μ_g) and the bias b_c =
+    −½ (μ_c + μ_g)ᵀ w_c + log π_c, with μ_g the mean of all examples.
 
     The textbook has w_c = Σ⁻¹μ_c and b_c = −½ μ_cᵀΣ⁻¹μ_c + log π_c. The score xᵀw_c + b_c here is the
     textbook's score minus xᵀΣ⁻¹μ_g − ½ μ_gᵀΣ⁻¹μ_g. This term is the same for all classes, so leaving it

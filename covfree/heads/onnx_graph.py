@@ -25,7 +25,7 @@ def head_to_onnx(
 
     Args:
         head: a `LinearHead`, `GaussianHead`, `StudentHead`, or one of these with a linear term.
-        class_names: [C]; kept in the model's metadata as ``class_names``, a list in JSON.
+        class_names: a name for each class; kept in the model's metadata as ``class_names``, a list in JSON.
         opset: the version of the ONNX operators, 13 or above.
         ir_version: the version of the ONNX file format.
 

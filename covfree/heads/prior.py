@@ -18,8 +18,8 @@ def gda_head(covariance: Float[AnyArray, "dim dim"] | Scatter, moments: Moments)
     """Make the head of `lda_head` with equal class priors, but without the constant log π in its bias.
 
     w_c = P(μ_c − μ_g) and b_c = −½ (μ_c + μ_g)ᵀw_c with P the inverse of the covariance and μ_g the grand
-    mean. A class whose mean is μ_g has the score 0. So has a class without examples, whose weight and bias
-    are 0: `with_prior_means` relies on that.
+    mean. A class whose mean is μ_g has the score 0. A class without examples has weight and bias 0, so
+    `with_prior_means` gives it only its prior score.
 
     Args:
         covariance: see `lda_head`.

@@ -29,15 +29,15 @@ def ridge_head(
     Args:
         gram: G, such as Fed3R's F Fᵀ, or `total_gram` of a within-class scatter, with or without the scatter
             between classes (FedCOF leaves it out).
-        moments: `first_moments` of all rows; B = [N_1 μ_1 … N_C μ_C].
+        moments: `first_moments` of all rows; B = [N_1 μ_1 … N_C μ_C] has the class sums as columns.
         ridge: λ, at least 0. If G + λI is singular, the solution of minimum norm is taken.
         unit: whether to scale columns to norm 1, as Fed3R and FedCOF do; static. Unscaled columns favour
             classes of many examples. With norm 1, the column of a class whose features sum to 0, within
             rounding, stays 0.
         bias: whether a constant 1 is appended to the features, as in Fed3R's own code; static. Then (G + λI)
-            W + s b = B and sᵀ W + (N + λ) b = (N_1 … N_C), with b a row and s = Σ_c N_c μ_c. This needs only
-            G and the moments. If ``unit``, each b_c is divided by the norm of its column of W. In N + λ,
-            λ is ``ridge`` plus the multiple of I in G (`Scatter.shift`).
+            W + s b = B and sᵀ W + (N + λ) b = (N_1 … N_C), with b a row, s = Σ_c N_c μ_c and N = Σ_c N_c. If
+            ``unit``, each b_c is divided by the norm of its column of W. In N + λ, λ is ``ridge`` plus the
+            multiple of I in G (`Scatter.shift`).
 
     Returns:
         The head; its bias is 0 if ``bias`` is False. Absent classes are marked.
@@ -72,8 +72,8 @@ def regression_head(sums: TargetSums, *, ridge: Scalar = 0.0, bias: bool = True)
 
     (W, b) minimises Σ w ‖y − Wᵀx − b‖² + λ (‖W‖² + ‖b‖²) over examples of weight w with features x and
     targets y; so does `ridge_head` for one-hot targets with ``bias=True, unit=False``. The predictions
-    estimate the mean of the targets given the features. For soft labels predict the largest; for several
-    labels per example, those above 1/2.
+    estimate the mean of the targets given the features. With soft labels, predict the class of the largest
+    score; with several labels per example, predict the labels with scores above 1/2.
 
     Args:
         sums: `target_sums`, added up over all clients. As features are not centred, rounding errors grow by a
@@ -106,7 +106,8 @@ def _with_offset(
 ) -> tuple[Array, Array]:
     """Solve (G + λI) W + s b = B and sᵀ W + (N + λ) b = t for W and b.
 
-    ``factors`` is ``factorise(G + λI)``; the other arguments are B, s, t and N + λ, in this order.
+    For the symbols see `ridge_head`. ``factors`` is ``factorise(G + λI)``; the other arguments are B, s, t
+    and N + λ, in this order.
     """
     total = feature_sum[:, None]
     solved = solve(factors, jnp.concatenate([cross, total], axis=1))

@@ -38,11 +38,11 @@ def softmax_head(
     Args:
         features: features of the examples. Half precisions are computed in float32.
         labels: classes of the examples; a label outside [0, num_classes) is padding.
-        num_classes: C, static.
+        num_classes: C, the number of classes, static.
         l2: strength of the penalty on V, at least 0; the bias is not penalised.
         weight: w_i of each example, at least 0; by default 1.
         num_steps: maximum number of L-BFGS steps, static. A step costs one to two passes of 4·n·d·C
-            operations; its memory is a copy of the features, n·C scores and 20 heads.
+            operations, and needs memory for a copy of the features, n·C scores and 20 heads.
 
     Returns:
         The head; its scores are log-posteriors up to a constant. A class without examples of positive weight

@@ -29,7 +29,7 @@ _STEPS = 100
 class _Terms(NamedTuple):
     """First two derivatives by β of the loss Σ_i log Σ_c exp(β (s_ic − s_iy)), and the number of examples.
 
-    For the scores s see `_gaps`.
+    β is 1/T; for the scores s see `_gaps`.
     """
 
     slope: Float[Array, ""]

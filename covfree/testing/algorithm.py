@@ -1,4 +1,4 @@
-"""Laws of federated algorithms, and `check_algorithm`."""
+"""Laws that every federated algorithm must satisfy; `check_algorithm` tests them."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class _Subject:
 
     @cached_property
     def start(self) -> tuple[Any, Any]:
-        """The server's first state, and a client's first memory."""
+        """The server's first state, and what each client remembers at first."""
         return cohort.start(self.algorithm, jax.random.key(1), num_clients=len(_SIZES))
 
     def result(self, state: Any) -> Any:
@@ -158,7 +158,7 @@ def absence(subject: _Subject) -> None:
 
 
 def trace(subject: _Subject) -> None:
-    """A copy of the algorithm is not compiled again: its functions are the same, its numbers are leaves."""
+    """A copy of the algorithm, with the same functions and with numbers as leaves, is not compiled again."""
     subject.answer(subject.data(0))
     before = len(subject.traced)
     subject.answer(subject.data(0), copy.deepcopy(subject.algorithm))
@@ -187,7 +187,7 @@ def _losses(scores: np.ndarray, labels: np.ndarray) -> np.ndarray:
 
 
 def copies(subject: _Subject) -> None:
-    """Two clients with the same examples and key train a classifier to the same point as one of them."""
+    """Two clients with the same examples and key train a classifier to the same point as one alone."""
     if subject.scores(subject.result(subject.start[0])) is None:
         return
     one = subject.data(_FEW)

@@ -1,4 +1,4 @@
-"""Laws of estimators of a covariance or of a scatter matrix, and `check_estimator`."""
+"""Laws that every estimator of a covariance or scatter matrix must satisfy; `check_estimator` tests them."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ def doubling(case: Case) -> None:
 
 
 def merging(case: Case) -> None:
-    """Two rows equal in class and mean act like one of their total count, up to scale and a multiple of I."""
+    """Two rows of equal class and mean act like one row with both counts, up to scale and a multiple of I."""
     rows = paired(case.about.dim)
     first = np.flatnonzero((rows.label >= 0) & (np.arange(len(rows.label)) % 5 == 0))
     count, label = rows.count.copy(), rows.label.copy()
@@ -117,7 +117,7 @@ def merging(case: Case) -> None:
 
 
 def unbiased(case: Case) -> None:
-    """If rows are means of examples with one covariance, the average estimate is that of ``unbiased_for``."""
+    """If rows are means of examples with one covariance, the average estimate is as ``unbiased_for`` says."""
     expected = case.about.unbiased_for
     if expected is None:
         return

@@ -1,4 +1,4 @@
-"""Laws of functions that make a head from a covariance and the class moments, and `check_head`."""
+"""Laws of functions that make a head from a covariance and the class moments; `check_head` tests them."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def pytree(case: Case) -> None:
 
 
 def scores(case: Case) -> None:
-    """Features [*batch, dim] give scores [*batch, classes], the same in any batch, in the same precision."""
+    """Features [*batch, dim] give scores [*batch, classes], of the same precision, and equal in any batch."""
     head, features = case.made, case.example.probes.astype(np.float32)
     try:
         together = np.asarray(head(features))
@@ -157,7 +157,7 @@ def means(case: Case) -> None:
 
 
 def variances(case: Case) -> None:
-    """A direction in which features vary more gets no more weight."""
+    """If features vary more in a direction, the head gives this direction no more weight than before."""
     dim = case.about.dim
     apart = np.zeros((CLASSES, dim))
     apart[:2, :2] = [[1, 1], [-1, -1]]

@@ -1,4 +1,4 @@
-"""Laws of methods, and `check_method`."""
+"""Laws that every method must satisfy; `check_method` tests them."""
 
 from __future__ import annotations
 
@@ -185,7 +185,7 @@ def _part(rows: Rows, owner: Any, index: Any) -> Rows:
 
 
 def _plain(totals: Any) -> Any:
-    """Convert totals to arrays that can be compared: full matrices, and tables in sorted order."""
+    """Convert a round's totals to arrays that can be compared: full matrices, and tables in sorted order."""
 
     def one(total: Any) -> Any:
         if isinstance(total, Scatter):

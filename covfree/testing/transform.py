@@ -1,4 +1,4 @@
-"""Laws of transforms of a client's rows, and `check_transform`."""
+"""Laws that every transform of a client's rows must satisfy; `check_transform` tests them."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def pytree(case: Case) -> None:
 
 
 def rows(case: Case) -> None:
-    """The result has as many rows, of the same classes and clients, with finite means and counts ≥ 0."""
+    """The result has as many rows as the input, its classes and clients, finite means and counts ≥ 0."""
     for given in case.drawn:
         before, sent = given.rows, case.direct(given)
         assert isinstance(sent, Rows), f"expected Rows, got {type(sent).__name__}"
@@ -85,7 +85,7 @@ def padding(case: Case) -> None:
 
 
 def splitting(case: Case) -> None:
-    """Each row is transformed by itself: adding other rows does not change it."""
+    """Each row is transformed by itself: its result does not depend on the other rows."""
     for given in case.drawn:
         before = given.rows
         mine = np.arange(len(before.label)) % 2 == 0

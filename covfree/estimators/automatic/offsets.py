@@ -52,8 +52,8 @@ class Offsets(NamedTuple):
 
     Here z_j = √λ_j δ_j + noise of covariance c Σ, with Σ the covariance within clients. The δ_j are
     independent combinations of clients' offsets, each with the covariance Δ of one offset. The remainder
-    contains no offsets, except in directions too weak to separate. The noise of z_j and that of the remainder
-    are independent if classes have equal weight, and uncorrelated on average otherwise.
+    contains no offsets, except in directions too weak to separate. The noise of z_j and the noise of the
+    remainder are independent if classes have equal weight, and uncorrelated on average otherwise.
 
     Attributes:
         strength: λ_j; 0 if Σ̂ does not contain δ_j.
@@ -126,9 +126,9 @@ def offsets_of(sums: ClientSums, moments: Moments, freedom: Freedom, level: Floa
 
     If the sums cover a sample of the clients, the other clients are modelled as m − 1 copies of the sample,
     with m the ratio of Σ_c w_c N_c over all clients (N_c examples of class c) to the same sum over the
-    sample. The average of a δ_j over the m copies enters the class means, so p_cj is that of one copy times
-    1/√m. Differences between copies give m − 1 further directions for each client k, of strength
-    Σ_c w_c n_ck, with n_ck the client's examples of class c; no class mean contains them.
+    sample. The average of a δ_j over the m copies enters the class means, so p_cj (see `Offsets`) is its
+    value for one copy times 1/√m. Differences between copies give m − 1 further directions for each client k,
+    of strength Σ_c w_c n_ck, with n_ck the client's examples of class c; no class mean contains them.
 
     Args:
         sums: `client_sums` of *all* rows.

@@ -48,8 +48,8 @@ def automatic() -> Shrinkage:
     no further pass over the rows. If no spread was observed (ν = 0 or Σ̂ = 0), the rule adds the identity
     times the mean variance of the class means (or 1), so that the head is a nearest-mean classifier.
 
-    Source: the error estimate extends that of Zollanvari and Dougherty (2015) to weighted classes, many
-    rivals and clients' offsets. The choice of γ and s from it is covfree's.
+    Source: the error estimate extends the estimate of Zollanvari and Dougherty (2015) to weighted classes,
+    many rivals and clients' offsets. The choice of γ and s from it is covfree's.
     """
     return Shrinkage(0.0, _automatic, _by_client)
 

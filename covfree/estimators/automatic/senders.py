@@ -79,7 +79,7 @@ def sample_numbers(keys: Any, projected: Any, senders: Any, xp: Any) -> Any:
     """Return new numbers for clients, such that the clients with numbers below 256 are a fair sample.
 
     Clients are sorted by a hash of their keys, and positions in this order are drawn as in `fair_numbers`.
-    Clients with equal keys form a group. In a group they are sorted by a second hash: of the cell in which
+    Clients with equal keys form a group. A group's clients are sorted by a second hash: of the cell in which
     a client's projections lie, in a grid about the group's mean. If k drawn positions fall in a group, its
     first k clients are taken. Rounding can move only a client at the edge of a cell, and that changes at most
     one client of the sample.
@@ -121,14 +121,17 @@ def sample_numbers(keys: Any, projected: Any, senders: Any, xp: Any) -> Any:
 
 
 def _sums(values: Any, group: Any, xp: Any) -> Any:
-    """Sum ``values`` by group number. The result has as many rows as ``values``; unused ones are 0."""
+    """Return the sum of ``values`` in each group.
+
+    The result has as many rows as ``values``, and 0 in rows past the last group.
+    """
     if xp is jnp:
         return jax.ops.segment_sum(values, group, group.shape[0])
     return add_by_group(values, group, len(values))
 
 
 def numbered(rows: Rows, axis_name: Any = None, *, few: bool = False) -> Rows:
-    """Return the rows with their clients renumbered: from 0, or by `sample_numbers` if more than 256.
+    """Return the rows with their clients renumbered: from 0, or by `sample_numbers` if there are over 256.
 
     Up to 256 clients are all kept. With more, the sample depends on clients' rows, not on their numbers
     or on the order of rows. Only clients with rows count, and their original numbers may be anything, so

@@ -34,7 +34,7 @@ def measure(
     *,
     clients: Integer[AnyArray, " examples"] | None = None,
 ) -> dict[str, float]:
-    """Compute metrics by name, as numbers for the tables of a run, in the order of ``names``.
+    """Compute metrics by name, as Python floats, in the order of ``names``.
 
     | Name | Figure |
     |---|---|
