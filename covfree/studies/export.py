@@ -1,4 +1,4 @@
-"""Write heads, alone or after their network, to files for other libraries, and compare the scores."""
+"""Write heads, alone or after a network, to files for other libraries; check the files' scores."""
 
 from __future__ import annotations
 

@@ -157,7 +157,7 @@ class Study:
         write_settings(self.folder, self.settings, data=now)
 
     def kept_with(self, training: Training, seed: int) -> dict[str, Any]:
-        """Return what is stored with a training: the study's settings, its own start, algorithm and seed."""
+        """Return what is stored with a training: the study's settings, the training's names and the seed."""
         own = {"init": training.init, "algorithm": training.algorithm, "seed": seed}
         return {**self.settings, **own}
 
@@ -274,7 +274,10 @@ class _Loaded:
 
 
 class _Place:
-    """One federation of one seed's data. All methods run on one `Task` of features, or one of pixels."""
+    """One federation of one seed's data, on which methods run.
+
+    All methods whose inputs are features share one `Task`, and so do all whose inputs are pixels.
+    """
 
     def __init__(self, loaded: _Loaded, federation: Federation) -> None:
         self._loaded, self._clients = loaded, clients_of(loaded.data, federation, loaded.seed)

@@ -1,4 +1,7 @@
-"""Run one training of ``covfree finetune``: rounds, perhaps with closed-form stages between them."""
+"""Run one training of ``covfree finetune``: rounds, perhaps with closed-form stages between the rounds.
+
+In a closed-form stage, clients send statistics of features, from which the server solves for a new head.
+"""
 
 from __future__ import annotations
 

@@ -66,7 +66,7 @@ def run_training(
 
 
 def set_aside(task: Task) -> Task:
-    """Make a task that tests on the examples of a fifth of the clients, and trains on the others'."""
+    """Return a task that tests on the examples of a fifth of the clients, and trains on all other clients."""
     holders = np.unique(task.clients[task.clients >= 0])
     if len(holders) < 2:
         raise ValueError(f"--tune: expected at least 2 clients that hold examples, got {len(holders)}")

@@ -211,7 +211,10 @@ def _ahead(best: Scored, second: Scored, share: str, over: str) -> list[str]:
 
 
 def _sureness(best: Scored, num_tests: int) -> list[str]:
-    """Return a sentence on the standard error over test examples; none if the seeds' accuracies differ."""
+    """Return a sentence, in a list, on the standard error of the best accuracy over test examples.
+
+    If the seeds' accuracies differ, the list is empty: then their deviation tells of chance.
+    """
     values = best.accuracy.values()
     if max(values) - min(values) >= 1e-7 or not num_tests:
         return []

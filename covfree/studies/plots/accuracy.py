@@ -98,9 +98,9 @@ def add_legend(figure: Figure, points: Sequence[Point]) -> None:
 
 
 def draw_points(figure: Figure, axes: Axes, points: Sequence[Point], labelled: Iterable[int]) -> None:
-    """Draw points and their Pareto front; label the points with the indices ``labelled``, others are faint.
+    """Draw points and their Pareto front; only the points with the indices ``labelled`` get labels.
 
-    A label is bold if its point is on the front.
+    A label is bold if its point is on the front. Points without a label are faint.
     """
     page = _Page(figure, axes)
     chosen = [points[i] for i in labelled]

@@ -110,7 +110,7 @@ def _candidates(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return candidate boxes [m, 4] for a label, off marks if possible, nearest first.
 
-    Also return the spot [m, 2] of each box that is nearest to ``point``.
+    Also return, for each box, the spot on it that is nearest to ``point``, [m, 2].
     """
     reach = np.hypot(*(bounds[2:] - bounds[:2]))
     radii = np.concatenate([np.arange(5, 40, 3), np.arange(40, reach, 8)])
