@@ -1,4 +1,7 @@
-"""Compute what a client of AFL sends: its ridge solution, and the matrix of its normal equations."""
+"""Compute what a client sends in analytic federated learning (AFL).
+
+This is the client's ridge solution and the matrix of its normal equations.
+"""
 
 from __future__ import annotations
 

@@ -52,7 +52,7 @@ def as_matrix_shrinkage(shrinkage: Scalar | str | Shrinkage) -> Shrinkage:
 
 
 def _share(text: str) -> Shrinkage:
-    """Parse a share of the mean variance, such as "10%", and return the rule `relative` of it."""
+    """Parse a share of the mean variance, such as "10%"; return the rule `relative` for this share."""
     try:
         share = float(text.removesuffix("%")) / 100 if text.endswith("%") else None
     except ValueError:

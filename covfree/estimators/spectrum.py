@@ -48,8 +48,8 @@ def scatter_spectra(rows: Rows, num_classes: int, *, weighting: Weighting = "per
     """Compute eigenvalues and condition numbers of the within-class and between-class scatter.
 
     A ridge head inverts the scatter that it is given. The scatter between classes has few, large eigenvalues,
-    in the directions that separate the classes. Adding it raises the condition number, so FedCOF leaves it
-    out.
+    in the directions that separate the classes. If it is added to the scatter within classes, the condition
+    number rises, so FedCOF leaves it out.
 
     Args:
         rows: class rows; examples (`Rows.from_examples`) give the exact spectra.

@@ -28,8 +28,9 @@ def class_parts(
     where Y_c holds these y_r and R Rᵀ = I + Y_c Y_cᵀ/κ. If a class has more than d rows, its first d rows t_r
     are scaled eigenvectors of S_c, and its other rows are 0.
 
-    Each class is padded to one of few sizes; one function is compiled for each size. A loop over
-    classes overwrites y_r by t_r, which saves a second table. Derivatives exist in reverse mode only.
+    Each class is padded to one of few sizes; one function is compiled for each size. A loop over classes
+    overwrites y_r by t_r, so that no second array [rows, dim] is needed. Derivatives exist in reverse mode
+    only.
 
     Args:
         table: y_r ordered by class, followed by rows of 0 as padding.

@@ -109,7 +109,7 @@ def residual_head(
         means: m_c, the class means of features whose common covariance is the identity.
         features: z.
         labels: classes of the features; −1 is padding.
-        moments: counts, for π_c.
+        moments: `first_moments` of all rows, whose counts give the priors π_c.
         distilled: α, the weight of the divergence from LDA, in [0, 1].
         temperature: T, of the softmax in the divergence.
         l2: weight of the penalty.

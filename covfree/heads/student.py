@@ -122,8 +122,9 @@ def student_head(
 ) -> StudentHead:
     """Make a classifier by Bayes' rule, in which each class has its own covariance, estimated from few rows.
 
-    A priori Σ_c follows an inverse Wishart distribution about Σ̃, as if κ = prior·d observations had been
-    seen before. Given the class's K_c rows, x follows a multivariate Student distribution about μ_c with
+    A priori the covariance Σ_c of class c follows an inverse Wishart distribution about Σ̃, the covariance
+    that the classes share, as if κ = prior·d observations had been seen before. Given the class's K_c rows,
+    the features x of an example follow a multivariate Student distribution about μ_c with
     ν_c = κ + K_c + 1 degrees of freedom. The fewer the rows, the closer the distribution's shape is to Σ̃. For
     κ → ∞ the head is `lda_head`.
 

@@ -93,7 +93,7 @@ class _Subject:
         return jax.jit(client)
 
     def serve(self, total: Any) -> Any:
-        """Return the server's state after the first round, given the sum of uploads."""
+        """Return the server's state after the first round, given the sum of what clients upload."""
         return self.algorithm.server(self.algorithm.params, self.start[0], total)
 
     def data(self, client: int, padding: int = 0) -> ClientData:

@@ -152,7 +152,7 @@ class Case:
         return jax.jit(of_all), structures
 
     def compiled(self, *given: Any, shared: Any = None) -> list[Found]:
-        """Return each example's outcome by the compiled function, in float64 if the case is ``exact``."""
+        """Return the outcome of each input by the compiled function, in float64 if the case is ``exact``."""
         run, structures = self._run
         structures["given"] = jax.tree.structure(given[0])
         shared = self.shared if shared is None else shared

@@ -51,7 +51,8 @@ class Federation(NamedTuple):
 def federation(dim: int, seed: int = 0, absent: int = 3, offset: float = 0.0) -> Federation:
     """Draw examples of Gaussian classes with one covariance, and assign them to clients.
 
-    No client has the class ``absent``, only one has the class after it, and one holds a single example.
+    No client has the class ``absent``. Only one client has the next class, and one client holds a single
+    example.
 
     Args:
         dim: size of a feature.
@@ -74,7 +75,7 @@ def federation(dim: int, seed: int = 0, absent: int = 3, offset: float = 0.0) ->
 
 
 def degenerate(dim: int) -> dict[str, Federation]:
-    """Return degenerate federations, by names that say what is degenerate."""
+    """Return degenerate federations, each under a name that says what is degenerate."""
     features, labels, clients = federation(dim).padded_last
     features = np.nan_to_num(features)
     place = np.arange(EXAMPLES, dtype=np.int32)

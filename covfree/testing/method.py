@@ -46,7 +46,7 @@ Reference: TypeAlias = Callable[[np.ndarray, np.ndarray, np.ndarray, int], Calla
 class Task(NamedTuple):
     """A federation to fit, and ``probes``, features to score.
 
-    ``step`` is added to the method's floats, so that derivatives by them can be taken (`_About.fit`).
+    ``step`` is added to the method's floats, so that derivatives by these floats can be taken.
     """
 
     features: Any

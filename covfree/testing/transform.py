@@ -181,7 +181,7 @@ def check_transform(
     reference: Reference | None = None,
     exclude: Mapping[str, str] | None = None,
 ) -> None:
-    """Check the laws of a transform: it may run on one client's rows or on all clients' rows alike.
+    """Check the laws of a transform, which may be called on one client's rows or on all clients' rows.
 
     The laws: ``pytree``, ``pure``, ``rows``, ``padding``, ``splitting``, ``independent``, ``order``, ``jit``,
     ``trace``, ``unbiased``, ``reference``, ``gradients``.

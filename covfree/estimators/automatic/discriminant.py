@@ -54,7 +54,7 @@ class Basis(NamedTuple):
 
     @classmethod
     def of(cls, covariance: Scatter, moments: Moments, offsets: Offsets, unit: Float[Array, ""]) -> Basis:
-        """Make the basis of ``covariance / unit``; means and directions are divided by √unit."""
+        """Return the `Basis` of ``covariance / unit``; class means and z_j are divided by √unit before."""
         centred, offset = (rows / jnp.sqrt(unit) for rows in (centred_means(moments), offsets.vector))
         values, vectors = eigh(covariance.core())
         rounding = _ROUNDING * jnp.finfo(values.dtype).eps * values.max(initial=0)

@@ -86,7 +86,10 @@ class Offsets(NamedTuple):
 def client_sums(
     factor: Float[Array, "rows dim"], rows: Rows, moments: Moments, class_weight: Float[Array, " classes"]
 ) -> ClientSums:
-    """Compute the `ClientSums` of rows from their ``factor`` y_r = √(w_c n_r) (x_r − μ_c)."""
+    """Compute the `ClientSums` of rows; for row r ``factor`` holds y_r = √(w_c n_r) (x_r − μ_c).
+
+    ``class_weight`` is w_c for each class c. Row r is the mean x_r of n_r examples; μ_c is the class mean.
+    """
     client = row_clients(rows)
     num_classes = class_weight.shape[0]
     valid = valid_rows(rows, num_classes)

@@ -1,4 +1,4 @@
-"""Predict the test error of a linear head from Gaussian margins, without examples."""
+"""Predict the test error of a linear head without examples, from margins (differences of scores)."""
 
 from __future__ import annotations
 

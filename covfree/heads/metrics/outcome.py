@@ -16,7 +16,10 @@ from covfree.core.types import accumulation_dtype, is_traced
 
 
 def check_scores(scores: Any, labels: Any, clients: Any = None, **sizes: Any) -> None:
-    """Raise an error if an argument is invalid; values of traced arrays are not checked."""
+    """Raise TypeError or ValueError if an array has a wrong type, shape or value, or a size is below 1.
+
+    Values of traced arrays are not checked.
+    """
     for name, array in (("scores", scores), ("labels", labels), ("clients", clients)):
         if array is not None and not hasattr(array, "dtype"):
             raise TypeError(f"{name}: expected an array, got {type(array).__name__}")
