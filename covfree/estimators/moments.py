@@ -57,9 +57,10 @@ def first_moments(rows: Rows, num_classes: int) -> Moments:
         num_classes: C, the number of classes, static.
 
     Returns:
-        For each class c: its numbers N_c of examples and K_c of rows, and Σ_r n_r x_r and Σ_r n_r max_j
-        |x_rj| over its rows, the means x_r of n_r examples. The results for parts of the rows add up. Sums of
-        counts are floats; integer counts are rounded only after the sum.
+        For each class, the number of examples (``count``), the number of rows (``num_rows``), and two sums
+        over its rows r, the means x_r of n_r examples: Σ_r n_r x_r (``total``) and Σ_r n_r max_j |x_rj|
+        (``magnitude``). The results for parts of the rows add up. Sums of counts are floats; integer counts
+        are rounded only after the sum.
 
     Raises:
         ValueError: if shapes do not fit, or ``num_classes`` is below 1.

@@ -81,7 +81,8 @@ class Freedom:
     def effective(self) -> Float[Array, ""]:
         """The degrees of freedom ν of Σ̂ as a whole, by Satterthwaite's approximation.
 
-        (Σ_j w_j ν_j)² / Σ_j w_j² ν_j matches mean and variance of the sum. With equal weights it is Σ_j ν_j.
+        ν = (Σ_j w_j ν_j)² / Σ_j w_j² ν_j matches mean and variance of the sum, and is Σ_j ν_j if weights are
+        equal.
         """
         # Divide by the largest weight, so that squares neither overflow nor vanish.
         largest = self.weight.max(initial=0)
@@ -208,8 +209,8 @@ def total_gram(
     """Add up the terms of the examples' Gram matrix F Fᵀ that ``scatter`` selects.
 
     F has the features as columns. F Fᵀ = W + Σ_c N_c (μ_c − μ_g)(μ_c − μ_g)ᵀ + N μ_g μ_gᵀ: the scatter W
-    within classes, the scatter between classes, and the term of the grand mean μ_g. The last term is always
-    kept, as a ridge head has no intercept.
+    within classes, the scatter between classes, and the term of the grand mean μ_g. Class c has N_c of the N
+    examples and mean μ_c. The last term is always kept, as a ridge head has no intercept.
 
     Args:
         within: the within-class scatter, exact or estimated. Its multiple of I (`Scatter.shift`) is

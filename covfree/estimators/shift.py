@@ -221,7 +221,8 @@ def _effective_rank(
     The estimate is d if ``spread`` is 0. For each class, ``spread`` is Σ_p ν_p (v_p/t − 1)². The rows of
     client p in the class have mean square v_p about their mean, with ν_p degrees of freedom; ν = Σ_p ν_p, and
     t = Σ_p ν_p v_p/ν. E[spread] = (pieces − 1)·2/(r + 2/ν), with ``pieces`` the number of clients with ν_p >
-    0; the 2/ν arises because t is computed from the same v_p. Only classes that are ``seen`` count.
+    0; the 2/ν arises because t is computed from the same v_p. ``degrees`` is ν of each class. Only classes
+    that are ``seen`` count.
     """
     spread, pieces, degrees = (jnp.where(seen, x, 0) for x in (spread, pieces, degrees))
     classes = seen.sum().astype(spread.dtype)

@@ -194,7 +194,7 @@ def loading(
 
 
 def is_loading(shrinkage: Shrinkage) -> bool:
-    """Return whether the rule adds γI, with a γ that depends only on the mean variance and ν."""
+    """Return whether the rule adds γI, with γ a function of tr(Σ̂)/d, d and Σ̂'s degrees of freedom ν."""
     return shrinkage.rule in (_identity, _relative, _pseudo_observations)
 
 

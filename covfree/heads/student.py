@@ -199,12 +199,12 @@ def student_of_products(
     S_c is at most that of Ω.
 
     Args:
-        covariance: Σ̃.
+        covariance: Σ̃, the covariance that the classes share.
         moments: moments of all classes.
         num_rows: K_c, the number of rows behind S_c.
         products: S_c Ω.
         directions: Ω.
-        prior: κ/d.
+        prior: κ/d, see `student_head`.
     """
     num_classes, _, rank = products.shape
 
@@ -240,16 +240,18 @@ def student_of_factor(
     label: Integer[Array, " rows"],
     prior: Scalar,
 ) -> StudentHead:
-    """Make the head of `student_head` from rows y_r, which ``part`` computes, with S_c = Σ_r y_r y_rᵀ.
+    """Make the head of `student_head` from rows y_r, which ``part`` computes.
+
+    The sum of y_r y_rᵀ over the rows of class c is S_c, the scatter of the class.
 
     Args:
-        covariance: Σ̃.
+        covariance: Σ̃, the covariance that the classes share.
         moments: moments of all classes.
         num_rows: K_c, the number of rows behind S_c.
         part: function from row indices r to rows y_r; it returns 0 for an index past the last row.
         order: the indices r, ordered by class.
         label: the class of each of these rows; C for padding, at the end.
-        prior: κ/d.
+        prior: κ/d, see `student_head`.
     """
     matrix, dim = covariance.dense(), covariance.dim
     num_classes, dtype = moments.total.shape[0], matrix.dtype

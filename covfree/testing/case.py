@@ -258,7 +258,7 @@ def gradients(case: Case) -> None:
 
 
 def assert_copied(tree: Any, what: str) -> None:
-    """Raise AssertionError unless a pytree has finite leaves and its copies have its structure."""
+    """Raise AssertionError unless a pytree's leaves are finite and its copies have the same structure."""
     assert_numbers(tree, what)
     leaves, structure = jax.tree.flatten(tree)
     assert isinstance(hash(structure), int)

@@ -140,7 +140,7 @@ def numbered(rows: Rows, axis_name: Any = None, *, few: bool = False) -> Rows:
     Args:
         rows: *all* rows.
         axis_name: under ``shard_map``, the mesh axes over which rows are sharded; clients' numbers are then
-            exchanged.
+            exchanged between devices.
         few: whether all numbers are already below 256: then they stay as they are.
     """
     if rows.client is None:

@@ -31,7 +31,7 @@ def accuracy(
 
     Raises:
         TypeError: if a data type is wrong.
-        ValueError: if a shape is wrong, or a label is C or above.
+        ValueError: if a shape is wrong, or a label is C, the number of classes, or above.
 
     Equivalent to `covfree.evaluate`, which takes the head instead of its scores.
 
