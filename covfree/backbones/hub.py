@@ -200,7 +200,7 @@ def read_json(path: Path, kind: type = dict, *, where: str | None = None) -> Any
     """Read a JSON file that holds a ``kind``; errors begin with ``where``, by default the path."""
     try:
         parsed = json.loads(path.read_bytes())
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"{where or path}: expected JSON ({error})") from error
     if not isinstance(parsed, kind):
         wanted = "an object" if kind is dict else "a list"

@@ -186,8 +186,9 @@ def _table(arrays: Arrays, name: str, width: int, *numbers: str) -> tuple[list[t
         raise secure.Refused(f"{name}: expected uint8 [rows, {width}], got {got}")
     columns = [_numbers(arrays, each) for each in numbers]
     if any(len(column) != len(rows) for column in columns):
+        got = [len(column) for column in columns]
         raise secure.Refused(
-            f"{name}: expected {len(rows)} numbers in each of {', '.join(numbers)}, one for each row"
+            f"{name}: expected {len(rows)} numbers, as rows, in {', '.join(numbers)}, got {got}"
         )
     return list(zip(*columns, strict=True)), [row.tobytes() for row in rows]
 

@@ -90,9 +90,7 @@ def load_state(
             leaves = [jnp.asarray(file[f"leaf{index}"]) for index in range(len(file.files) - 1)]
             theirs, done = about["identity"], about["round"]
     except (BadZipFile, EOFError, KeyError, ValueError) as error:
-        raise ValueError(
-            f"checkpoint: expected the saved state of a run, which {path} is not: {error}"
-        ) from error
+        raise ValueError(f"checkpoint: expected the saved state of a run, which {path} is not") from error
     differing = [name for name in {**identity, **theirs} if identity.get(name) != theirs.get(name)]
     if differing:
         name = differing[0]

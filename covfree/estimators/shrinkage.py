@@ -203,7 +203,7 @@ def check_loading(shrinkage: Shrinkage) -> None:
     if not is_loading(shrinkage):
         raise ValueError(
             "shrinkage: expected a number, relative(…) or pseudo_observations(), which need "
-            f"only the trace of the exact covariance; got {shrinkage!r}"
+            f"only the trace of the exact covariance; got {shrinkage.rule.__name__.lstrip('_')}()"
         )
 
 

@@ -78,10 +78,10 @@ def as_optimiser(name: str, optimiser: Any) -> Optimiser:
     if hasattr(optimiser, "init") and hasattr(optimiser, "update"):  # optax.MultiSteps has another type
         return Optimiser((), _Fixed(optimiser))
     if callable(optimiser):
+        got = getattr(optimiser, "__qualname__", optimiser)
         raise TypeError(
-            f"{name}: expected an optax transformation or a learning rate, got {optimiser!r}; call a "
-            "function that makes a transformation, as in optax.adam(0.01), and pass it a schedule, as in "
-            "optax.sgd(schedule)"
+            f"{name}: expected an optax transformation or a learning rate, got {got}; call a function "
+            "that makes a transformation, as in optax.adam(0.01), and pass it a schedule: optax.sgd(schedule)"
         )
     return Optimiser((check_strength(name, optimiser),), optax.sgd)
 

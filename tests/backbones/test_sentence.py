@@ -149,6 +149,7 @@ def open_and_read(folder):
     ("file", "content", "text"),
     [
         ("config.json", "{", "config.json: expected JSON"),
+        ("config.json", "[" * 100_000, "config.json: expected JSON"),
         ("config.json", "[]", "config.json: expected an object in JSON, got "),
         (
             "modules.json",

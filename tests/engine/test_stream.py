@@ -567,7 +567,7 @@ def test_a_file_that_is_no_checkpoint_is_refused(content, tmp_path):
             np.savez(file, weight=np.ones(3))
     else:
         path.write_bytes(content)
-    with pytest.raises(ValueError, match=r"checkpoint: expected the saved state of a run, .*run is not"):
+    with pytest.raises(ValueError, match=r"checkpoint: expected the saved state of a run, .*run is not$"):
         totals(FEDCOF, table(), checkpoint=path)
     assert path.exists()
 
