@@ -97,7 +97,8 @@ def read_npz(path: Path) -> dict[str, np.ndarray]:
 def _map(stream: BinaryIO, archive: ZipFile, name: str) -> dict[str, np.ndarray]:
     """Return ``{name: array}`` with an array of an ``.npz`` file, memory-mapped, or ``{}``.
 
-    The result is ``{}`` if the array cannot be mapped, as it is absent, compressed or empty.
+    The result is ``{}`` if the array cannot be mapped: if it is absent, compressed, empty or made of Python
+    objects, or its header has another version or does not fit its size.
 
     Args:
         stream: the open file.

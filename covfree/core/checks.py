@@ -155,7 +155,7 @@ def _on_host(features: Any, labels: Any, clients: Any, most: int) -> bool:
 
 
 def _on_device(features: jax.Array, labels: Any, clients: Any, most: int) -> bool:
-    """Return whether labels are ≤ ``most``, and features finite and not all subnormal; on their device."""
+    """Return, on their device, whether labels are ≤ ``most`` and features finite, not all 0 or subnormal."""
     integers = [array for array in (labels, clients) if array is not None]
     # Under a caller's ``jit``, computations on concrete arrays would otherwise be traced.
     with jax.ensure_compile_time_eval():
@@ -167,10 +167,9 @@ def _on_device(features: jax.Array, labels: Any, clients: Any, most: int) -> boo
 
 @jax.jit
 def _sound(features: jax.Array, kept: list[jax.Array]) -> jax.Array:
-    """Return whether features are finite and not so small that all underflow to 0.
+    """Return whether features are finite, and the largest of them neither 0 nor subnormal.
 
-    Only rows where all masks ``kept`` are True must be finite. The largest absolute feature must not be
-    subnormal.
+    Only rows where all masks ``kept`` are True must be finite.
     """
     largest = jnp.abs(features).max(1)
     wrong = ~jnp.isfinite(largest)

@@ -175,7 +175,7 @@ def triangular_solve(
 
 @jax.custom_jvp
 def cholesky(matrix: Float[Array, "size size"]) -> Float[Array, "size size"]:
-    """Compute the lower triangular L with L Lᵀ = ``matrix``; NaN if that is not positive definite."""
+    """Compute the lower triangular L with L Lᵀ = ``matrix``, NaN unless numerically positive definite."""
     return _cholesky(matrix)
 
 

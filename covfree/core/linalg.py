@@ -32,7 +32,7 @@ _PIVOT_NOISE = 4.0
 
 
 class Route(enum.IntEnum):
-    """How a system was solved: by Cholesky or ``eigh``, of the matrix YᵀY or of its dual YYᵀ."""
+    """How a system was solved: by Cholesky or ``eigh``, of the matrix, or (DUAL) of YYᵀ for a matrix YᵀY."""
 
     CHOLESKY = 0
     EIGH = 1
@@ -167,8 +167,8 @@ def solve(factorisation: Factorisation, right: Float[Array, "dim columns"]) -> F
 def diagnostics(factorisation: Factorisation) -> Diagnostics:
     """Report which route a factorisation took, and how near to singular the matrix is.
 
-    It costs an ``eigh`` of the matrix (of the smaller dual YYᵀ, if a factor Y is stored), which is several
-    Cholesky factorisations: do not call it in a loop.
+    It costs an ``eigh`` of the matrix (of the smaller dual YYᵀ, if a factor Y is stored), which takes several
+    times as long as a Cholesky factorisation: do not call it in a loop.
     """
     scatter = factorisation.scatter
     core = scatter.core()
@@ -219,7 +219,7 @@ def _apply_primal(
     deficient: Bool[Array, ""],
     right: Float[Array, "size columns"],
 ) -> Float[Array, "size columns"]:
-    """Compute A⁻¹ B for B = ``right`` and a matrix A stored in full; A⁺ B if ``deficient``."""
+    """Compute A⁻¹ B for B = ``right`` and a matrix A stored in full, by its pseudo-inverse if deficient."""
     return cond_of_lanes(deficient, _by_eigenvectors, _by_cholesky, basis, diagonal, right)
 
 

@@ -111,8 +111,8 @@ def pad_rows(arguments: dict[str, Any], fills: Mapping[str, Any]) -> dict[str, A
 
     Args:
         arguments: the arguments, by name.
-        fills: the padding value of each array to be padded, by name; these arrays have
-            the same number of rows.
+        fills: the padding value of each array to be padded, by name; these arrays have the same number of
+            rows.
 
     Returns:
         The arguments; all unchanged if an array named in ``fills`` is traced or on several devices.
