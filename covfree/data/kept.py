@@ -42,12 +42,15 @@ def keep(
     on_damaged: str = "stop",
     progress: Progress | None = None,
 ) -> Extracted:
-    """Write features to a file by ``compute(writer, tell)``; continue or reuse an earlier file.
+    """Return an `Extracted` for the feature file ``out``, after computing the features that it lacks.
 
-    ``compute`` appends features to the writer, and calls ``tell()`` after each batch.
+    A finished file is reused, and an unfinished one is continued. ``compute(writer, tell)`` appends
+    features to ``writer``, and calls ``tell()`` after each batch. The file gets its labels, clients and
+    split from ``examples``.
 
-    Returns:
-        An `Extracted`. Labels, clients and the split in the file are those of ``examples``.
+    Raises:
+        ValueError: if a finished file does not fit ``key`` or ``examples``, if no example could be read,
+            or if examples are left out and ``on_damaged`` is "stop".
     """
     path, total = Path(out), len(examples)
     tell = progress or (lambda done, total: None)
@@ -71,7 +74,10 @@ def keep(
 
 
 def _reuse(path: Path, key: Mapping[str, Any], examples: LabelledSet, on_damaged: str) -> dict[str, str]:
-    """Update labels, clients and split in a finished file; return the reasons for skipped examples."""
+    """Return the reason for each example that a finished file leaves out, by its id.
+
+    Labels, clients and the split in the file are replaced if those of ``examples`` differ.
+    """
     file = read_feature_file(path)
     names = ("skipped_ids", "skipped_reasons")
     ids, reasons = (file.arrays.get(name, np.array([], str)).tolist() for name in names)
@@ -97,7 +103,10 @@ def _reuse(path: Path, key: Mapping[str, Any], examples: LabelledSet, on_damaged
 
 
 def _same_images(file: FeatureFile, key: Mapping[str, Any], examples: LabelledSet) -> bool:
-    """Return whether a file has the features of these images; damaged ones may have been removed since."""
+    """Return whether ``file`` has the features of the images ``examples``.
+
+    Images that ``file`` skipped as damaged may be missing from ``examples``.
+    """
     identities, without = getattr(examples, "identities", None), file.arrays.get("skipped_identities")
     if identities is None or without is None:
         return False
@@ -125,7 +134,7 @@ def _check_skipped(place: str, ids: list[str], on_damaged: str) -> None:
 
 
 def _arrays(examples: LabelledSet, skipped: Mapping[str, str]) -> dict[str, np.ndarray]:
-    """Return the arrays of a feature file, except the features, for the examples not in `skipped`."""
+    """Return a feature file's arrays by name, without the features; examples in ``skipped`` are left out."""
     kept = np.array([name not in skipped for name in examples.ids], bool)
     arrays = {
         "labels": np.asarray(examples.labels)[kept].astype(np.int32),
