@@ -36,7 +36,7 @@ def with_fast_forms(function: Function) -> Function:
 
 
 def _evaluate(jaxpr: Any, consts: Sequence[Any], args: Sequence[Any]) -> list[Any]:
-    """Run a jaxpr equation by equation, with convolutions and max pooling replaced."""
+    """Return a jaxpr's outputs, evaluated equation by equation with convolutions and max pooling replaced."""
     known: dict[Any, Any] = dict(zip([*jaxpr.constvars, *jaxpr.invars], [*consts, *args], strict=True))
     for equation in jaxpr.eqns:
         inputs = [x.val if isinstance(x, core.Literal) else known[x] for x in equation.invars]
@@ -46,7 +46,7 @@ def _evaluate(jaxpr: Any, consts: Sequence[Any], args: Sequence[Any]) -> list[An
 
 
 def _run(equation: Any, inputs: Sequence[Any]) -> Sequence[Any]:
-    """Evaluate an equation of a jaxpr; enter the body of a `jax.jit`, to rewrite it too."""
+    """Return the results of an equation of a jaxpr; the body of a `jax.jit` is rewritten too."""
     primitive, params = equation.primitive, equation.params
     if primitive is _CONVOLUTION:
         return [_convolved(*inputs, **params)]
@@ -75,7 +75,7 @@ def _convolved(
 def _is_of_images(
     *, window_dimensions: Any, window_strides: Any, padding: Any, base_dilation: Any, window_dilation: Any
 ) -> bool:
-    """Return whether windows span only the two middle axes, without dilation."""
+    """Return whether max pooling is over the height and width of [n, height, width, channels], undilated."""
     if len(window_dimensions) != 4 or {*base_dilation, *window_dilation} != {1}:
         return False
     outer = {(window_dimensions[i], window_strides[i], tuple(padding[i])) for i in (0, 3)}

@@ -15,12 +15,12 @@ _PREFIX = "tfds:"
 
 
 def load_images(source: StrPath) -> ImageSet:
-    """Open an image set by its name or path.
+    """Return an image set, opened by its name or path.
 
     Args:
         source: a folder, see `image_folder`; ``"tfds:NAME"``, see `tfds`; a federation's name, see
-            `federation`; or an ``.npz`` file, see below. To pass more arguments, call these functions
-            directly.
+            `federation`; or an ``.npz`` file, see below. To pass more arguments to one of the functions
+            named here, call that function directly.
 
     An ``.npz`` file holds ``images`` (uint8 ``[n, height, width, 3]`` or ``[n, height, width]``) and ``labels
     [n]``, and optionally ``clients [n]``, ``is_test [n]`` and ``class_names [C]``, see `image_arrays`.
