@@ -76,7 +76,7 @@ def keep(
 def _reuse(path: Path, key: Mapping[str, Any], examples: LabelledSet, on_damaged: str) -> dict[str, str]:
     """Return the reason for each example that a finished file leaves out, by its id.
 
-    Labels, clients and the split in the file are replaced if those of ``examples`` differ.
+    If ``examples`` has other labels, clients or another split, these replace what is in the file.
     """
     file = read_feature_file(path)
     names = ("skipped_ids", "skipped_reasons")
