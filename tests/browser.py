@@ -28,20 +28,20 @@ def chromium() -> Any:
     return driver
 
 
-def show(driver: Any, page: Path, width: int = 1280, *, script: bool = True, until: str = "") -> None:
-    """Open a page as wide as this, with or without its script; wait until a condition in JavaScript holds."""
+def show(driver: Any, page: Path, width: int = 1280, *, script: bool = True, until: str = "true") -> None:
+    """Open a page as wide as this, with or without its script; wait for it and for a condition."""
     size = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": width < 500}
     driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
     driver.execute_cdp_cmd("Emulation.setScriptExecutionDisabled", {"value": not script})
     for last in (False, False, True):
         driver.get(page.as_uri())
-        if not until:
+        if not script:
             return
         for _ in range(100):
-            if driver.execute_script(f"return {until}"):
+            if driver.execute_script(f"return document.body?.children.length > 0 && {until}"):
                 return
             time.sleep(0.2)
-        # Rarely the browser of a busy machine does not run a page's script at all: load the page again.
+        # Rarely the browser of a busy machine shows a page without its text, or does not run its script.
         assert not last, f"{page}: not {until}"
 
 

@@ -122,7 +122,7 @@ def test_no_page_is_wider_than_a_telephone(page, site, driver):
 @pytest.mark.parametrize("page", ["index", "choosing", "from-pytorch"])
 def test_tables_of_the_first_pages_fit_a_telephone(page, site, driver):
     """Their code is broken after brackets and commas, so that no column is off the screen."""
-    show(driver, site / f"{page}.html", 390)
+    show(driver, site / f"{page}.html", 390, until="document.querySelector('.md-content table td') !== null")
     right = driver.execute_script(
         "return Array.from(document.querySelectorAll('.md-content table td:last-child'),"
         " cell => cell.getBoundingClientRect().right)"
@@ -132,7 +132,7 @@ def test_tables_of_the_first_pages_fit_a_telephone(page, site, driver):
 
 
 def test_search_works_from_the_disk(site, driver):
-    show(driver, site / "index.html")
+    show(driver, site / "index.html", until="document.querySelector('.md-search__button') !== null")
     driver.execute_script("document.querySelector('.md-search__button').click()")
     # The theme draws its search in a shadow.
     inside = "const root = Array.from(document.querySelectorAll('*')).find(e => e.shadowRoot)?.shadowRoot;"
@@ -158,7 +158,7 @@ def test_the_reference_sets_subscripts_and_leaves_code(site, driver):
 
 
 def test_prompts_and_outputs_are_not_copied(site, driver):
-    show(driver, site / "tutorial.html")
+    show(driver, site / "tutorial.html", until="document.querySelector('pre [data-md-type=copy]') !== null")
     # The theme selects a hidden text and tells the browser to copy it.
     driver.execute_script("document.execCommand = () => (window.copied = document.activeElement.value)")
     block = "Array.from(document.querySelectorAll('pre')).find(pre => pre.innerText.includes('bincount'))"

@@ -126,8 +126,6 @@ def accumulate(
         if mesh is not None:
             raise ValueError("source: expected rows from shard_rows on a mesh, got Generated ones")
         return over_parts(method, source, How(num_classes, False, axis_name))
-    if not isinstance(source, Rows):
-        raise TypeError(f"source: expected Rows, Generated or Stream, got {type(source).__name__}")
     check_row_structure(source)
     if mesh is not None:
         return over_devices(method, source, num_classes, mesh)

@@ -278,8 +278,3 @@ def test_features_whose_squares_vanish_are_refused_where_a_covariance_is_needed(
         ):
             covfree.fit(covfree.fedncm(), features, clean.labels, clean.clients)
     assert covfree.fit(covfree.fedncm(), 0 * tiny, clean.labels, clean.clients).weight.shape[1] == CLASSES
-
-
-def test_another_source_is_refused_by_its_name():
-    with pytest.raises(TypeError, match="source: expected Rows, Generated or Stream, got ndarray"):
-        covfree.accumulate(METHOD, np.zeros((3, 2)), num_classes=CLASSES)
