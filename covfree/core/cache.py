@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import os
 import re
-import shutil
 import sys
 import warnings
 from pathlib import Path
@@ -24,9 +23,9 @@ def cache_folder() -> Path:
 def keep_compiled() -> None:
     """Let jax keep compiled functions in `cache_folder`, where later processes find them.
 
-    Each kind of processor has a folder of its own, because code for one may crash another. Above 512 MiB the
-    folders are emptied. jax's own settings (``JAX_COMPILATION_CACHE_DIR``, ``JAX_ENABLE_COMPILATION_CACHE``)
-    come first. A folder that cannot be written keeps nothing.
+    Each kind of processor has a folder of its own, because code for one may crash another. If kept functions
+    take more than 512 MiB, all are deleted. jax's own settings (``JAX_COMPILATION_CACHE_DIR``,
+    ``JAX_ENABLE_COMPILATION_CACHE``) come first. If there is no folder that can be written, nothing is kept.
 
     Only AMD's processors under Linux are served: on some of Intel's, jaxlib 0.10 prints an error for each
     function that was kept (https://github.com/jax-ml/jax/issues/38445); others were not tried.
@@ -34,13 +33,16 @@ def keep_compiled() -> None:
     processor = _processor()
     if "AuthenticAMD" not in processor or jax.config.jax_compilation_cache_dir is not None:
         return
-    compiled = cache_folder() / "compiled"
-    folder = compiled / hashlib.sha256(processor.encode()).hexdigest()[:16]
     try:
-        if sum(file.stat().st_size for file in compiled.rglob("*-cache")) > _MOST_BYTES:
-            shutil.rmtree(compiled)
+        compiled = cache_folder() / "compiled"
+        folder = compiled / hashlib.sha256(processor.encode()).hexdigest()[:16]
+        kept = list(compiled.glob("*/jit_*-cache"))
+        if sum(file.stat().st_size for file in kept) > _MOST_BYTES:
+            for file in kept:
+                file.unlink(missing_ok=True)
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    except OSError:
+    # RuntimeError: the user has no home folder.
+    except (OSError, RuntimeError):
         return
     jax.config.update("jax_compilation_cache_dir", str(folder))
     # By default, jax keeps only what took a second to compile.

@@ -88,12 +88,15 @@ def test_a_large_folder_is_emptied(settings, monkeypatch, tmp_path):
     monkeypatch.setattr(cache, "_processor", lambda: "AuthenticAMD")
     monkeypatch.setattr(cache, "_MOST_BYTES", 10)
     (tmp_path / "features.npz").write_bytes(bytes(100))
+    (tmp_path / "compiled").mkdir()
+    (tmp_path / "compiled" / "theirs-cache").write_bytes(bytes(100))
     for size, left in ((10, 1), (11, 0)):
         cache.keep_compiled()
-        (Path(str(settings["jax_compilation_cache_dir"])) / "f-cache").write_bytes(bytes(size))
+        (Path(str(settings["jax_compilation_cache_dir"])) / "jit_f-cache").write_bytes(bytes(size))
         cache.keep_compiled()
         assert len(kept(tmp_path)) == left
     assert (tmp_path / "features.npz").exists()
+    assert (tmp_path / "compiled" / "theirs-cache").exists()
 
 
 @pytest.mark.parametrize("processor", ["", "vendor_id: GenuineIntel"])
@@ -116,6 +119,18 @@ def test_a_folder_of_the_users_own_stays(settings, monkeypatch, tmp_path):
 def test_a_folder_that_cannot_be_written_keeps_nothing(settings, monkeypatch, tmp_path):
     (tmp_path / "file").touch()
     monkeypatch.setenv("COVFREE_CACHE", str(tmp_path / "file"))
+    monkeypatch.setattr(cache, "_processor", lambda: "AuthenticAMD")
+    cache.keep_compiled()
+    assert not settings
+
+
+def test_without_a_home_nothing_is_kept(settings, monkeypatch):
+    def unknown():
+        raise RuntimeError("Could not determine home directory.")
+
+    for name in ("COVFREE_CACHE", "XDG_CACHE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(cache.Path, "home", unknown)
     monkeypatch.setattr(cache, "_processor", lambda: "AuthenticAMD")
     cache.keep_compiled()
     assert not settings
