@@ -31,7 +31,7 @@ def keep_compiled() -> None:
     function that was kept (https://github.com/jax-ml/jax/issues/38445); others were not tried.
     """
     processor = _processor()
-    if "AuthenticAMD" not in processor or jax.config.jax_compilation_cache_dir is not None:
+    if "AuthenticAMD" not in processor or jax.config.values["jax_compilation_cache_dir"] is not None:
         return
     try:
         compiled = cache_folder() / "compiled"
@@ -41,6 +41,9 @@ def keep_compiled() -> None:
             for file in kept:
                 file.unlink(missing_ok=True)
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        # What lies there is executed: another user's folder is not used.
+        if folder.stat().st_uid != os.getuid():
+            return
     # RuntimeError: the user has no home folder.
     except (OSError, RuntimeError):
         return

@@ -64,7 +64,7 @@ def test_a_later_command_finds_what_was_compiled(tmp_path):
 def settings(monkeypatch):
     """jax's settings as a dictionary; the process's own stay as they are."""
     known: dict[str, object] = {}
-    config = SimpleNamespace(update=known.__setitem__, jax_compilation_cache_dir=None)
+    config = SimpleNamespace(update=known.__setitem__, values={"jax_compilation_cache_dir": None})
     monkeypatch.setattr(cache, "jax", SimpleNamespace(config=config))
     with warnings.catch_warnings():
         yield known
@@ -111,7 +111,7 @@ def test_other_processors_keep_nothing(settings, monkeypatch, tmp_path, processo
 def test_a_folder_of_the_users_own_stays(settings, monkeypatch, tmp_path):
     monkeypatch.setenv("COVFREE_CACHE", str(tmp_path))
     monkeypatch.setattr(cache, "_processor", lambda: "AuthenticAMD")
-    monkeypatch.setattr(cache.jax.config, "jax_compilation_cache_dir", "own")
+    monkeypatch.setitem(cache.jax.config.values, "jax_compilation_cache_dir", "own")
     cache.keep_compiled()
     assert not settings
 
@@ -120,6 +120,15 @@ def test_a_folder_that_cannot_be_written_keeps_nothing(settings, monkeypatch, tm
     (tmp_path / "file").touch()
     monkeypatch.setenv("COVFREE_CACHE", str(tmp_path / "file"))
     monkeypatch.setattr(cache, "_processor", lambda: "AuthenticAMD")
+    cache.keep_compiled()
+    assert not settings
+
+
+def test_code_of_another_user_is_not_run(settings, monkeypatch, tmp_path):
+    monkeypatch.setenv("COVFREE_CACHE", str(tmp_path))
+    monkeypatch.setattr(cache, "_processor", lambda: "AuthenticAMD")
+    user = os.getuid()
+    monkeypatch.setattr(cache.os, "getuid", lambda: user + 1)
     cache.keep_compiled()
     assert not settings
 
