@@ -1,6 +1,9 @@
 """Settings and fixtures that all tests share."""
 
+import atexit
 import os
+import shutil
+import tempfile
 from pathlib import Path
 
 # Read when the backend starts: sharding is tested on eight CPU devices.
@@ -9,6 +12,10 @@ if "xla_force_host_platform_device_count" not in os.environ.get("XLA_FLAGS", "")
     os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {_DEVICES}".strip()
 # The tolerances are those of CPU arithmetic; an accelerator is tested where a test asks for it.
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
+# Commands that tests start share what they compile, and leave the user's cache alone; workers inherit it.
+if "COVFREE_CACHE" not in os.environ:
+    os.environ["COVFREE_CACHE"] = tempfile.mkdtemp()
+    atexit.register(shutil.rmtree, os.environ["COVFREE_CACHE"], ignore_errors=True)
 
 import hypothesis  # noqa: E402
 import jax  # noqa: E402
