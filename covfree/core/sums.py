@@ -203,8 +203,8 @@ def weighted_means(
 
     def mean_about(centre: jax.Array, items: tuple[jax.Array, ...], whole: jax.Array) -> jax.Array:
         sums = fold_parts(partial(add, centre), jnp.zeros_like(centre), items)
-        # Divide before adding: otherwise XLA starts the sum at ``centre``, and rounds away each small
-        # difference.
+        # Divide the sums, not the weights: without a division in between, XLA starts the sum at ``centre``,
+        # and rounds away each small difference.
         return centre + sums / whole
 
     items = values, weight, group

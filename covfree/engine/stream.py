@@ -135,7 +135,7 @@ class _Reading:
 def _once(
     method: Method[Any], parts: Parts, stream: Stream, num_classes: int, finish: Callable[..., Result]
 ) -> Result:
-    # `passed` raises if a round keeps rows, before any row is read.
+    # Before any row is read, `passed` raises an error if a round uploads a `Table` of rows, not sums.
     forms = passed(method, lambda: parts.padding, num_classes)
     path = None if stream.checkpoint is None else Path(stream.checkpoint)
     state, identity = State(0, (), _nothing(forms[0].upload)), {}
