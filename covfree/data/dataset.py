@@ -21,7 +21,7 @@ from covfree.core.optional import optional
 from covfree.core.registries import nearest
 
 StrPath: TypeAlias = str | PathLike[str]
-# A function from a file to its arrays.
+# A function that reads a file's arrays, by name.
 Read: TypeAlias = Callable[[Path], dict[str, np.ndarray]]
 
 
@@ -30,16 +30,16 @@ class FeatureSet(NamedTuple):
 
     Attributes:
         name: the name of the set in tables.
-        train_features: [examples, dim]; for features of 1 GiB or more a `Gathered` view (see `load_npz`),
-            which `fit` and `evaluate` take, and which ``np.asarray`` reads into memory.
+        train_features: [examples, dim]. If the features take 1 GiB or more, a memory map or a `Gathered` view
+            (see `load_npz`), which `fit` and `evaluate` take, and ``np.asarray`` reads into memory.
         train_labels: [examples], in [0, num_classes).
         test_features: [test examples, dim].
         test_labels: [test examples].
-        num_classes: C.
+        num_classes: the number of classes, C.
         clients: [examples], number of each training example's client, −1 for none; None without clients.
         fixed_split: whether the data itself marks the test part, so that no seed changes it.
         test_clients: [test examples], the client of each test example, if the data says so; −1 for none.
-            Numbered as in ``clients``; clients without training examples have the numbers after these.
+            Numbered as in ``clients``; clients without training examples come after all others.
         class_names: [C], if the data names its classes.
         client_names: the names of the clients, by number, if the data has clients.
         extractor: the fingerprint of the network that made the features, if known; `client_message` takes it.
@@ -75,19 +75,19 @@ def load(
     Args:
         dataset: ``"digits"``; or the path of a file: ``.npz`` as `load_npz` reads it, ``.npy``, ``.pt``,
             ``.safetensors``, ``.parquet``, ``.arrow``, ``.csv``, ``.tsv``; or of a folder that
-            ``save_to_disk`` of Hugging Face's ``datasets`` wrote. Labels may be texts (spaces around them are
-            dropped), numbered in the order of the file's ``class_names``, or else in sorted order.
-            If a table has no column ``features`` of lists, each column of numbers or booleans is one feature,
-            except the index of a pandas data frame; a column of another type, or of rising ids such as
-            ``id``, is then an error. The path may be followed by names of columns, as in
-            ``"x.parquet:features=embedding:labels=kind"``. ``is_test`` may hold "train" and "test".
+            ``save_to_disk`` of Hugging Face's ``datasets`` wrote. Labels may be texts, numbered in the order
+            of the file's ``class_names``; without these, in sorted order, without spaces around them.
+            If a table (the last five kinds) has no column ``features`` of lists, each column of numbers or
+            booleans is one feature, except the index of a pandas data frame; a column of another type, or
+            that looks like labels, clients or ids, is then an error. Names of columns may follow the path, as
+            in ``"x.parquet:features=embedding:labels=kind"``. ``is_test`` may hold "train" and "test".
         test: path of such a file with the test part, if ``dataset`` has none. Its feature columns are found
             by name, and put in the order of ``dataset``. Its other columns have the names that they have in
             ``dataset``, unless ``test`` names them itself: ``"test.csv:labels=kind"``.
-        seed: the seed that draws a third of the data as the test part, if the data marks none.
-        columns: the names of ``features``, ``labels``, ``clients`` and ``is_test`` in the file, if they
-            differ. ``features`` may name many columns: ``"age+weight"`` or ``"f*"``. For an ``.npy``
-            file of features: the paths of the ``.npy`` files of the other arrays.
+        seed: the seed that draws a third of each class as the test part, if the data marks none.
+        columns: the file's names for ``features``, ``labels``, ``clients`` and ``is_test``, if it has others.
+            ``features`` may name many columns: ``"age+weight"`` or ``"f*"``. For an ``.npy`` file of
+            features: the paths of the ``.npy`` files of the other arrays.
 
     Raises:
         ValueError: if the name is unknown, or a file does not contain what is expected.
@@ -146,15 +146,15 @@ def load_npz(path: StrPath, *, test: StrPath | None = None, seed: int = 0) -> Fe
     Args:
         path: a file with ``features [n, d]`` (any float), ``labels [n]`` (integers from 0) and, if there are
             any, ``clients [n]`` (strings or integers; ``""`` or a number below 0: no client),
-            ``is_test [n]`` (booleans) and ``class_names [C]``, without which C is the largest label plus 1.
+            ``is_test [n]`` (booleans) and ``class_names [C]``. Without names, C is the largest label plus 1.
         test: a second file with the test part's ``features`` and ``labels``. If both have ``feature_names
             [d]``, its features are put in the order of the first file. Without ``test`` and ``is_test``, a
-            third of each class is held out by ``seed``.
-        seed: the seed that draws a held-out third.
+            random third of each class is the test part.
+        seed: the seed that draws this third.
 
-    From features of 1 GiB or more, both parts are `covfree.core.gathered.Gathered`, which are indexed like
-    arrays; `covfree.fit` and `covfree.evaluate` read them in blocks. Unless compressed, such features stay in
-    the file.
+    If one file's features take 1 GiB or more and are split here, both parts are
+    `covfree.core.gathered.Gathered` views, which are indexed like arrays. `covfree.fit` and
+    `covfree.evaluate` read large features in blocks. Unless compressed, they stay in the file.
 
     Returns:
         The feature set. Clients are numbered from 0 by sorted name: first those with training examples, then
@@ -168,7 +168,7 @@ def load_npz(path: StrPath, *, test: StrPath | None = None, seed: int = 0) -> Fe
 
 
 def _loaded(path: Path, test: StrPath | None, seed: int, read: Read) -> FeatureSet:
-    """Make a feature set of one file, or of a training and a test file; ``read`` returns a file's arrays."""
+    """Make a feature set from one file, or a training and a test file; ``read`` returns a file's arrays."""
     arrays = _native(read(path))
     other = None if test is None else _native(read(Path(test)))
     parts = [(path, arrays)] + ([] if other is None or test is None else [(Path(test), other)])
@@ -266,7 +266,7 @@ def _in_order(
 
 
 def _number_labels(parts: list[tuple[Path, dict[str, np.ndarray]]]) -> None:
-    """Replace text labels by class numbers, in place: by ``class_names``, or else by the sorted texts."""
+    """Replace text labels, in place, by their index in ``class_names``, or else in the sorted texts."""
     labels = [part["labels"] for _, part in parts if "labels" in part]
     if not labels or any(own.dtype.kind != "U" or own.ndim != 1 for own in labels):
         return
@@ -310,7 +310,7 @@ def _split(
     is_test: np.ndarray | None = None,
     own_test: np.ndarray | None = None,
 ) -> FeatureSet:
-    """Split arrays into training and test part; ``own_test``: the test features, if from another file."""
+    """Split arrays into a training and a test part; ``own_test``: the test features of a second file."""
     fixed_split = is_test is not None
     if is_test is None:
         is_test = held_out(labels, seed)
@@ -354,7 +354,7 @@ def _numbered(clients: np.ndarray, train: np.ndarray) -> tuple[np.ndarray, tuple
 
 
 def _test_clients(clients: np.ndarray, other: dict[str, np.ndarray], path: Path) -> np.ndarray:
-    """Return the client of each test example: if the file has none, ``""`` for text ``clients``, else −1."""
+    """Return each test example's client; if the file has none, ``""`` if ``clients`` are texts, else −1."""
     count = len(other["labels"])
     theirs = other.get("clients")
     if theirs is None:

@@ -33,8 +33,8 @@ class DecodedBatch(NamedTuple):
     Attributes:
         start: index of the first image.
         size: number of images, including those that could not be read.
-        pixels: [batch, crop, crop, 3], uint8, or what an `Extractor` prepares; 0 past ``size`` and for images
-            that could not be read.
+        pixels: [batch, crop, crop, 3], uint8, or the inputs that an `Extractor` prepares; 0 past ``size`` and
+            for images that could not be read.
         skipped: the reason for each image that could not be read, by the image's index in the set.
     """
 
@@ -51,7 +51,7 @@ class DecodedBatch(NamedTuple):
 
 
 def pixels_of(images: ImageSet, preprocessing: Preprocessing) -> np.ndarray:
-    """Decode all images, resized and cropped: [n, side, side, 3], uint8."""
+    """Return all images, decoded, resized and cropped: [n, crop, crop, 3], uint8."""
     with closing(decoded_batches(images, preprocessing, batch_size=64)) as batches:
         return np.concatenate([batch.pixels[: batch.size] for batch in batches])
 
@@ -75,7 +75,8 @@ def decoded_batches(
             here, as sending uint8 to the device takes a quarter of the bytes of float32.
         batch_size: images per batch; the last batch is filled up with zeros.
         start: index of the first image.
-        on_damaged: ``"skip"`` leaves out an image that cannot be read, and says why; ``"stop"`` raises.
+        on_damaged: for an image that cannot be read, ``"stop"`` raises, and ``"skip"`` reports it in
+            ``skipped``.
 
     Yields:
         `DecodedBatch`.

@@ -31,7 +31,7 @@ from covfree.data.image_set import ImageSet
 from covfree.data.kept import Extracted, Progress, keep
 from covfree.data.texts import TextSet
 
-# How many batches of texts are sorted by length and written together.
+# How many batches of texts are sorted by length together, and then written.
 _BATCHES = 16
 
 
@@ -54,7 +54,7 @@ def feature_key(
 def extractor_key(
     network: Backbone, weights: str, preprocessing: Preprocessing, dtype: str = "float32"
 ) -> dict[str, Any]:
-    """Return `feature_key` without the images: all sites of a federation must have the same."""
+    """Return `feature_key` without the images: it must be the same at all sites of a federation."""
     return {
         "backbone": network.name,
         "computed_in": network.dtype,
@@ -79,10 +79,10 @@ def extract_features(
 ) -> Extracted:
     """Compute the features of all images, once, into a file that `load_npz` reads.
 
-    Threads decode ahead while the device computes; several devices share each batch. Finished batches are
-    written at once: if the process is interrupted or killed, the same call continues where it stopped. If the
-    file exists and was computed from the same images, backbone, weights and preprocessing, nothing is
-    computed again. Labels, clients and the split are always those of ``images``.
+    Threads decode ahead while the device computes; several devices share each batch. Each batch is written
+    when it is finished: if the process is interrupted or killed, the same call continues where it stopped. If
+    the file exists and was computed from the same images, backbone, weights and preprocessing, nothing is
+    computed again. The file's labels, clients and split are always those of ``images``.
 
     The file holds ``features [n, d]``, ``labels [n]``, ``ids [n]`` and ``class_names [C]``; ``clients [n]``
     and ``is_test [n]`` if the images have them; ``skipped_ids`` and ``skipped_reasons`` of images that were
@@ -90,22 +90,23 @@ def extract_features(
 
     Args:
         images: the image set.
-        network: the backbone, whose classifier is not used; or an `Extractor`, which has its own weights and
-            preprocessing, so that none may be given.
+        network: the backbone, whose classifier is not used; or an `Extractor`. An extractor has its own
+            weights and preprocessing: ``params``, ``weights`` and ``preprocessing`` must be None.
         params: the backbone's parameters; or a function that returns them, called only if they are needed; or
-            their file; or ``owner/name@commit``, as in ``covfree extract --weights``. A file or a commit also
-            gives the default of ``weights``, and a commit that of ``preprocessing``.
+            their file; or ``owner/name@commit``, as in ``covfree extract --weights``. With a file or a
+            commit, ``weights`` is by default the file's SHA-256; with a commit, ``preprocessing`` is by
+            default what the repository specifies.
         out: the file, ``.npz``.
         weights: a string that identifies the parameters, such as their file's SHA-256; None for the SHA-256
             of the parameters themselves.
         preprocessing: the preprocessing that the weights were trained with; None for the backbone's own.
-        batch_size: images that are computed together; rounded up to a multiple of the number of devices.
+        batch_size: images per batch; rounded up to a multiple of the number of devices.
         dtype: data type of the features in the file: ``"float32"``, or ``"float16"`` for half the size.
         on_damaged: ``"stop"`` raises at an image that cannot be read; ``"skip"`` leaves it out.
         progress: called repeatedly with the number of finished images and the number of all images.
 
     Returns:
-        The path of the file, and how many images were computed and left out.
+        The file's path, the number of images that this call read, and the reason for each image left out.
 
     Raises:
         ValueError: if an argument is wrong, an image is damaged, the file's features were computed from
@@ -167,7 +168,7 @@ def _of_backbone(
     weights: str | None,
     preprocessing: Preprocessing | None,
 ) -> Extractor:
-    """Make an extractor from a covfree network; its parameters are read at its first computation."""
+    """Make an extractor from a covfree network; at its first computation, it reads parameters in a file."""
     if isinstance(params, str | PathLike):
         found = find_weights(str(params), network.spec)
         params, preprocessing = partial(network.load, found.path), preprocessing or found.preprocessing
@@ -188,7 +189,7 @@ def _of_backbone(
     def compute(pixels: np.ndarray) -> jax.Array:
         if not placed:
             placed.append(jax.device_put(params() if callable(params) else params, whole))
-        # JAX dispatches this and returns at once.
+        # This returns before the features are computed, as JAX dispatches asynchronously.
         return features_of_pixels(placed[0], jax.device_put(pixels, spread), network, chosen)
 
     settings: dict[str, Any] = {"preprocessing": chosen, "inputs": Prepared.of(chosen)}
@@ -214,14 +215,14 @@ def encode_texts(
 
     Args:
         texts: the text set.
-        encoder: see `covfree.backbones.sentence_encoder`; or an `Extractor` of texts.
+        encoder: the encoder, from `covfree.backbones.sentence_encoder`; or an `Extractor` of texts.
         out: the file, ``.npz``.
-        batch_size: texts that are computed together; 16 batches are written at a time.
+        batch_size: texts per batch. With a `SentenceEncoder`, 16 batches are written at a time.
         dtype: data type of the features in the file: ``"float32"``, or ``"float16"`` for half the size.
         progress: called repeatedly with the number of finished texts and the number of all texts.
 
     Returns:
-        The path of the file, and how many texts were computed.
+        The file's path, and the number of texts whose features this call computed.
 
     Raises:
         ValueError: if an argument is wrong, the file's features were computed from something else, or a

@@ -1,8 +1,8 @@
 """Writing features in a process that may be killed at any moment.
 
-Until all features are computed, a folder next to the file contains their bytes, and a small state file that
-says how many examples are finished. The state file is replaced atomically after each `append`, so that a
-later process can continue.
+Until all features are computed, a folder next to the feature file contains their bytes, and a small state
+file that says how many examples are finished. The state file is replaced atomically after each `append`, so
+that a later process can continue.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ class FeatureWriter:
                 examples with features are the same: damaged images may have been removed.
 
         Raises:
-            ValueError: if an argument is wrong, or the folder holds pieces of another key.
+            ValueError: if an argument is wrong, or the folder holds pieces with another key, size or dtype.
             BlockingIOError: if another process is writing the file.
         """
         self._path = Path(path)
@@ -200,7 +200,7 @@ class FeatureWriter:
             self._save(self.done, self.skipped)
 
     def _finished(self, state: Mapping[str, Any]) -> tuple[int, dict[int, str]] | None:
-        """Return an earlier writer's `done` and `skipped` for these examples; None if its examples differ."""
+        """Return an earlier writer's `done` and `skipped`, by index here; None if the examples differ."""
         about, identities = state["about"], self._identities
         same = [
             {**each, "num_examples": 0, "key": {**each["key"], "images": ""}} for each in (about, self._about)

@@ -1,4 +1,4 @@
-"""Named federations from the literature: published tables give each image's client, and the test part."""
+"""Named federations from the literature: published files give each image's client, and the test part."""
 
 from __future__ import annotations
 

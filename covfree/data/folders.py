@@ -46,9 +46,9 @@ def image_folder(
     validation images are the test part. Every class needs a training image, unless ``class_names`` are given.
     If the pattern has a client, every training image needs one; a test image may have none (``""``).
 
-    Ignored, and listed in ``ignored``, are files whose extension Pillow cannot read, images that the pattern
-    does not match, empty folders, and hidden files and folders (with names that start with a dot). Links are
-    followed.
+    The image set's ``ignored`` lists files whose extension Pillow cannot read, images that the pattern does
+    not match, empty folders, ignored validation folders, and hidden files and folders (with names that start
+    with a dot). Links are followed.
 
     ``read`` decodes an image in full, and turns it upright according to its EXIF orientation, which
     torchvision's ``ImageFolder`` does not do. Like ``ImageFolder`` it drops transparency. An image with more
@@ -60,7 +60,7 @@ def image_folder(
     Raises:
         FileNotFoundError: if there is no such folder.
         ValueError: if the pattern is wrong or matches no image, a class lacks training images, a client is
-            missing, or a folder cannot be listed; the message names the culprit.
+            missing, or a folder cannot be listed; the message says which.
     """
     root = Path(path)
     if not root.is_dir():
@@ -115,7 +115,7 @@ def image_folder(
     )
 
 
-# Not a closure: closures cannot be pickled, so the image set could not be sent to another process.
+# A module-level function can be pickled, so that the image set can be sent to another process.
 def read_below(root: Path, ids: tuple[str, ...], i: int) -> Any:
     """Read the image whose path below the folder is ``ids[i]``."""
     return decode_image(root / ids[i], ids[i])
@@ -132,8 +132,8 @@ class Found(NamedTuple):
 def scan(root: Path) -> Found:
     """List a folder and everything below it."""
     found = Found({}, [], [])
-    # Folders still to be listed, each with the prefix of its files' names, and with the identities of itself
-    # and all folders above, to notice cycles.
+    # Folders still to be listed, each with the prefix of its files' names. To notice cycles of links, each
+    # also has the identities of itself and all folders above.
     todo: list[tuple[str, str, tuple[tuple[int, int], ...]]] = [(str(root), "", (_identity(str(root)),))]
     while todo:
         folder, prefix, above = todo.pop()

@@ -69,9 +69,10 @@ class ImageSet(LabelledSet):
         name: the name of the data in tables.
         ids: [n] distinct names of the images, for errors and feature files; for a folder, paths below it.
         labels: [n] int32, in [0, C).
-        class_names: [C].
-        read: function from i to image i, in a form that `covfree.backbones.preprocess` takes: a Pillow image
-            or a uint8 array. Threads call it in parallel; it raises OSError or ValueError at damaged images.
+        class_names: [C], the names of the C classes.
+        read: function that returns image i, in a form that `covfree.backbones.preprocess` takes: a Pillow
+            image or a uint8 array. Threads call it in parallel; at damaged images it raises OSError or
+            ValueError.
         fingerprint: a hash of the images and their order, in hexadecimal.
         clients: [n], the name or number of each image's client, if the data says so; ``""`` or below 0 for no
             client.
@@ -109,14 +110,14 @@ def image_arrays(
     class_names: Sequence[str] | np.ndarray | None = None,
     name: str = "arrays",
 ) -> ImageSet:
-    """Make an image set of arrays in memory.
+    """Make an image set from arrays in memory.
 
     Args:
         images: uint8 ``[n, height, width, 3]``, or ``[n, height, width]`` for grey images.
         labels: [n] integers from 0.
         clients: [n] strings, or integers, below 0 for no client.
         is_test: [n] booleans.
-        class_names: [C] strings; by default the labels as strings.
+        class_names: [C] strings; by default the class numbers as strings.
         name: the name of the data in tables.
 
     Returns:
@@ -166,7 +167,7 @@ def image_arrays(
     )
 
 
-# Not a closure: closures cannot be pickled, so the image set could not be sent to another process.
+# A module-level function can be pickled, so that the image set can be sent to another process.
 def _row(images: np.ndarray, i: int) -> np.ndarray:
     return images[i]
 

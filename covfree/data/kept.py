@@ -22,7 +22,7 @@ class Extracted(NamedTuple):
 
     Attributes:
         path: the file.
-        computed: the number of examples whose features were computed in this call.
+        computed: the number of examples that this call processed, including any that it left out.
         skipped: the reason for each example that was left out, by its id.
     """
 

@@ -29,8 +29,8 @@ def inner_dirichlet(
     """Partition with Dirichlet class proportions for each client, and given client sizes (equal by default).
 
     Client k draws proportions p_k ~ Dir(α·1_C) over the C classes that occur in `labels`. It takes its
-    examples one by one: draw a class from p_k, take a random example of it. A class that has run out is
-    dropped, and every p_k is renormalised. Implementations differ in the order of the clients:
+    examples one by one: it draws a class from p_k, and takes a random example of that class. A class that has
+    run out is dropped, and every p_k is renormalised. Implementations differ in the order of the clients:
 
     - "sequential": client 0 takes all its examples, then client 1, and so on, so the last clients share the
       few classes that are left. This is the order in the official code of FedNCM (Legate et al., NeurIPS
@@ -44,11 +44,11 @@ def inner_dirichlet(
     for C balanced classes their α is C times the one here. Here p_k does not depend on q: on imbalanced data
     even a large α gives clients equal shares of all classes, until the rare classes run out.
 
-    The p_k are not drawn. Instead, if client k has drawn class c n_kc times so far, its next class is c with
-    probability (α + n_kc) / Σ_c' (α + n_kc'), summed over the classes that are left (Pólya's urn). Dropping
-    classes does not change this, as a Dirichlet vector restricted to some classes and renormalised is again
-    Dirichlet. The distribution is the same, without underflow at small α, in O(n + clients + classes) time
-    and memory.
+    The code draws classes without drawing p_k (Pólya's urn): if client k has drawn class c n_kc times so far,
+    its next class is c with probability (α + n_kc) / Σ_c' (α + n_kc'), summed over the classes that are left.
+    Dropping classes does not change this, as a Dirichlet vector restricted to some classes and renormalised
+    is again Dirichlet. The distribution is the same, without underflow at small α, in O(n + K + C) time and
+    memory.
 
     Args:
         labels: [n] class of each example, integers ≥ 0.
@@ -110,7 +110,7 @@ def inner_dirichlet(
 
 
 def _random_turns(room: list[int], rng: np.random.Generator) -> np.ndarray:
-    """Draw the order of clients, client k ``room[k]`` times: each step picks uniformly among those left."""
+    """Draw an order with client k ``room[k]`` times: each step picks uniformly among clients with room."""
     uniform = _uniforms(rng).__next__
     clients = _OpenSet(room)
     turns = []
@@ -124,7 +124,7 @@ def _random_turns(room: list[int], rng: np.random.Generator) -> np.ndarray:
 def _urn_draws(
     turns: list[int], num_clients: int, counts: list[int], alpha: float, rng: np.random.Generator
 ) -> np.ndarray:
-    """Draw a class for the client of each entry of `turns`; there are `counts` examples of each class.
+    """Draw a class for the client of each entry of `turns`; class c has `counts[c]` examples.
 
     `fresh` is the number of open classes, those with examples left. n_c counts the client's earlier draws of
     open class c; m = Σ n_c. An open class c is next with probability (α + n_c) / (α·fresh + m), a mixture:
@@ -192,9 +192,9 @@ def dirichlet(
 ) -> Clients:
     """Partition with Dirichlet proportions over the clients for each class: both label and quantity skew.
 
-    For each class c, p_c ~ Dir(α·1_K) over the K clients, and client k gets N_c·p_ck of its N_c examples, up
-    to rounding: Yurochkin et al., "Bayesian Nonparametric Federated Learning of Neural Networks" (ICML 2019,
-    arXiv:1905.12022), and Flower Datasets' `DirichletPartitioner`. The size of a client is random.
+    For each class c with N_c examples, p_c ~ Dir(α·1_K) over the K clients, and client k gets N_c·p_ck of
+    them, up to rounding: Yurochkin et al., "Bayesian Nonparametric Federated Learning of Neural Networks"
+    (ICML 2019, arXiv:1905.12022), and Flower Datasets' `DirichletPartitioner`. Client sizes are random.
 
     The rounding is systematic: with u uniform in [0, 1) and P the cumulative sums of p_c, client k gets the
     class's examples from ⌊N_c·P_c,k-1 + u⌋ to ⌊N_c·P_ck + u⌋. So the expected number is N_c·p_ck, and the

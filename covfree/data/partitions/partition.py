@@ -42,10 +42,10 @@ def lognormal_sizes(
 ) -> Clients:
     """Partition uniformly at random into clients of lognormal sizes: quantity skew.
 
-    w_k = exp(σ·z_k) with z_k standard normal. Each client gets one example, and the other n - K are divided
-    in proportion to w_k, rounded by largest remainders. Lognormal client sizes are those of the unbalanced
-    federations of Acar et al. (ICLR 2021, arXiv:2111.04263) and, with σ = 2, of the synthetic data of Li et
-    al., "Federated Optimization in Heterogeneous Networks" (MLSys 2020, arXiv:1812.06127).
+    Client k has the weight w_k = exp(σ·z_k), with z_k standard normal. Each client gets one example, and the
+    other n - K are divided in proportion to w_k, rounded by largest remainders. Acar et al. (ICLR 2021,
+    arXiv:2111.04263) use lognormal client sizes for unbalanced federations; Li et al., "Federated
+    Optimization in Heterogeneous Networks" (MLSys 2020, arXiv:1812.06127), with σ = 2 for synthetic data.
 
     To skew the labels too, pass the sizes to another partitioner: `inner_dirichlet(labels, K, alpha,
     partition_sizes=np.bincount(lognormal_sizes(labels, K, sigma, seed=0)), seed=1)`.
@@ -158,7 +158,7 @@ def generator(seed: object) -> np.random.Generator:
 
 
 def equal_sizes(num_examples: int, num_partitions: int) -> Int64[np.ndarray, "clients"]:
-    """Return sizes that sum to n and differ by at most one, the larger ones first."""
+    """Return sizes that sum to `num_examples` and differ by at most one, the larger ones first."""
     sizes = np.full(num_partitions, num_examples // num_partitions, np.int64)
     sizes[: num_examples % num_partitions] += 1
     return sizes

@@ -13,8 +13,8 @@ from covfree.core.checks import check_integer, check_integers
 class PartitionStatistics:
     """Counts of a partition of n examples of C classes over K clients, from `partition_statistics`.
 
-    A pair is a client and a class that the client has examples of. Methods that send class means send one
-    mean for each pair.
+    There are M pairs of a client and a class with examples at this client. Methods that send class means send
+    one mean for each pair.
 
     Attributes:
         num_examples: n, including unassigned examples.
@@ -56,7 +56,7 @@ class PartitionStatistics:
 
     @property
     def num_empty_clients(self) -> int:
-        """Clients without an example."""
+        """The number of clients without an example."""
         return int((self.sizes == 0).sum())
 
     def as_table(self) -> str:

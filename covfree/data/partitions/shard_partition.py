@@ -1,4 +1,4 @@
-"""Partitions with few classes for each client: shards of the sorted examples, or a number of classes."""
+"""Partitions with few classes for each client: shards of sorted examples, or a fixed number of classes."""
 
 from collections.abc import Iterator
 from typing import Literal
@@ -130,7 +130,7 @@ def pathological(
         -1, and a warning says how many. This can happen with "random" at any K, with "deterministic" only if
         K < C - `num_classes_per_partition` + 1, and with "first-deterministic" only if K < C. With "random"
         each class is left out with probability (1 - `num_classes_per_partition`/C)^K: with one class for
-        each of 100 clients, 37 of 100 classes.
+        each of 100 clients, 37 of 100 classes on average.
 
     Raises:
         ValueError: an argument is out of its range, or more clients have a class than it has examples.
