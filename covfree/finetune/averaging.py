@@ -25,7 +25,7 @@ Weighting: TypeAlias = Literal["examples", "uniform"]
 class Numbers(NamedTuple):
     """The ``params`` of an algorithm like `fedavg`; see `covfree.rounds.Algorithm`.
 
-    If ``uniform`` is true, every client with examples has weight 1; else its number of examples.
+    A client's weight is its number of examples; or 1 for each client with examples, if ``uniform`` is true.
     """
 
     model: Model

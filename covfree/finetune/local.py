@@ -1,4 +1,4 @@
-"""A client's local training: from a given model, steps by any optax transformation."""
+"""A client's local training: steps of any optax transformation, from a given model."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ class Optimiser:
     """A pytree from which an optax transformation is made.
 
     Attributes:
-        numbers: the arguments of ``make``, leaves of the pytree, so that another learning rate does not
-            recompile. ``()`` if the transformation is fixed.
+        numbers: the arguments of ``make``, leaves of the pytree, so that another learning rate needs no
+            recompilation. ``()`` if the transformation is fixed.
         make: ``(*numbers) -> transformation``.
     """
 
@@ -75,7 +75,8 @@ def as_optimiser(name: str, optimiser: Any) -> Optimiser:
                         f"{name}: expected finite numbers in the Partial, got {where}={number!r}"
                     )
         return Optimiser((optimiser,), _called)
-    if hasattr(optimiser, "init") and hasattr(optimiser, "update"):  # optax.MultiSteps has another type
+    # Do not check the type: optax.MultiSteps is no GradientTransformation.
+    if hasattr(optimiser, "init") and hasattr(optimiser, "update"):
         return Optimiser((), _Fixed(optimiser))
     if callable(optimiser):
         got = getattr(optimiser, "__qualname__", optimiser)
@@ -113,7 +114,7 @@ def class_counts(data: ClientData, num_classes: int) -> Int32[Array, " classes"]
 
 
 def _check_scores(model: Model, scores: Any, labels: jax.Array) -> None:
-    """Raise unless scores are [examples, C]; without ``num_classes`` C, check only the number of examples."""
+    """Raise unless scores are [examples, model.num_classes], or [examples, …] if ``num_classes`` is None."""
     shape, wide = jnp.shape(scores), model.num_classes
     if shape[:1] != (len(labels),) or (wide is not None and shape[1:] != (wide,)):
         expected = "…" if wide is None else wide
@@ -199,7 +200,7 @@ class Training:
         penalty: Callable[[Any, Any], Any] | None = None,
         **extra: Any,
     ) -> Local:
-        """Train on a client's examples, and return the client's model with its metrics, a `Local`.
+        """Train on a client's examples; return the client's model and metrics as a `Local`.
 
         Each epoch goes through the examples in a random order of its own. The last batch of an epoch is
         filled up with the epoch's first examples: there they have no weight in the loss, but batch norms get

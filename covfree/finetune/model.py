@@ -53,7 +53,7 @@ class Model:
             None if a run returns a `Model`.
         loss: ``(scores [batch, classes], labels [batch, …]) -> [batch]``, which training minimises. Without
             ``num_classes``, scores may have any shape [batch, …]. A vector of integer labels is always taken
-            as classes (below 0 is padding): give numbers to predict as floats.
+            as classes (below 0 is padding), so numbers to predict must be floats.
         num_classes: the number of classes C, if labels are classes, integers below C. None if the loss takes
             other labels, as in ``replace(linear_model(head), loss=…, num_classes=None)`` for regression or
             several labels for each example.
@@ -262,14 +262,16 @@ def network_model(
         train: ``"all"``; ``"head"`` for the head only (linear probing, Fed3R's FT-LP); or ``"backbone"`` for
             the backbone only, under a fixed head (Fed3R's FT-FEAT).
         norms: ``"batch"`` normalises by the batch's statistics in training, and averages the running
-            statistics over clients; ``"frozen"`` always uses the running statistics, which do not change.
+            statistics over clients; ``"frozen"``, or any ``norms`` if only the head is trained, always uses
+            the running statistics, which do not change.
         dropout: whether training uses dropout and stochastic depth, at the network's own rates. A network
             that is not trained never uses them.
         preprocessing: normalises uint8 images, which take a quarter of the memory of float32; None if images
             are already normalised.
 
     Raises:
-        ValueError: if a choice is unknown, or the head does not fit the backbone's features.
+        ValueError: if a choice is unknown, the head does not fit the backbone's features, or ``params`` lacks
+            the parameters.
     """
     check_choice("train", train, ("all", "head", "backbone"))
     check_choice("norms", norms, ("batch", "frozen"))

@@ -32,11 +32,11 @@ def reach(optimiser: Optimiser, steps: Any, factor: Any = 1.0) -> jax.Array:
 
 
 class AdaptiveState(NamedTuple):
-    """State of `adaptive`.
+    """The state of an optimiser from `adaptive`.
 
     Attributes:
         first: m, the running mean of the gradients.
-        second: v, the running mean of the squared gradients; for Adagrad, their sum.
+        second: v, which each step updates by the squared gradients.
         steps: t, the number of steps so far.
     """
 
@@ -55,10 +55,14 @@ def adaptive(
 ) -> optax.GradientTransformation:
     """Return the optax transformation of FedAdam's, FedYogi's or FedAdagrad's server.
 
-    m ← β₁m + (1 − β₁)g;  v ← v + g² (Adagrad), β₂v + (1 − β₂)g² (Adam), v − (1 − β₂)g² sign(v − g²) (Yogi); x
-    ← x − η m/(√v + τ), from m = 0 and v = τ², for parameters x and their gradient g. Optax's versions differ:
-    ``optax.adam`` corrects the bias, ``optax.yogi`` does too and starts m and v at other values,
-    ``optax.adagrad`` has no m and has ε inside the root.
+    For parameters x and their gradient g, from m = 0 and v = τ²:
+
+        m ← β₁m + (1 − β₁)g
+        v ← v + g² (Adagrad), β₂v + (1 − β₂)g² (Adam) or v − (1 − β₂)g² sign(v − g²) (Yogi)
+        x ← x − η m/(√v + τ)
+
+    Optax's versions differ: ``optax.adam`` corrects the bias, ``optax.yogi`` does too and starts m and v at
+    other values, ``optax.adagrad`` has no m and has ε inside the root.
 
     ``"adam-flower"`` is the Adam of Flower's strategy: v starts at 0, and the t-th step is multiplied by
     √(1 − β₂ᵗ⁺¹)/(1 − β₁ᵗ⁺¹), Adam's bias correction of step t + 1.
@@ -67,7 +71,7 @@ def adaptive(
         rule: the update rule of v.
         learning_rate: η.
         b1: β₁ in [0, 1).
-        b2: β₂ in [0, 1); Adagrad has none.
+        b2: β₂ in [0, 1); unused by Adagrad.
         tau: τ above 0; the smaller it is, the more a parameter's step depends on its own v.
 
     Source: Reddi et al. (2021), "Adaptive Federated Optimization", Algorithm 2.
@@ -105,7 +109,7 @@ def adaptive(
 
 
 def add_proximal(mu: Scalar) -> optax.GradientTransformationExtraArgs:
-    """Return a transformation that adds FedProx's proximal term μ(y − x) to a client's gradient.
+    """Return a transformation that adds μ(y − x), the gradient of FedProx's penalty, to a client's gradient.
 
     x is the server's model, and y the client's model at this step. Use the transformation for the clients of
     any algorithm: ``optax.chain(add_proximal(0.1), optax.sgd(0.01, momentum=0.9))``.

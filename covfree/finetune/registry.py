@@ -1,4 +1,4 @@
-"""The named algorithms of federated optimisation, with default learning rates that need no tuning."""
+"""The named algorithms of federated optimisation, with default learning rates."""
 
 from __future__ import annotations
 
@@ -39,8 +39,7 @@ class Entry(NamedTuple):
             transformation; the options are ``epochs``, ``steps``, ``batch_size`` and ``schedule`` of
             `fedavg`, and those in ``accepts``.
         head: rates for a linear head on features, which need no tuning, see docs/fine-tuning.md.
-        network: rates for a network. If the server's optimiser is gradient descent, FedCOF's authors use them
-            (Table 13).
+        network: rates for a network; FedAvg's are those of FedCOF's authors (Table 13).
         accepts: names of the algorithm's further hyperparameters.
     """
 
@@ -67,7 +66,7 @@ _NUMBERS = frozenset({"b1", "b2", "tau"})
 _REGISTRY: Registry[Entry] = Registry(
     {
         "fedavg": Entry("FedAvg", fedavg, _MEAN, _NETWORK_MEAN),
-        # Momentum of 0.9 makes steps up to ten times as long, so the rate is smaller.
+        # Momentum of 0.9 makes the server's steps up to ten times as long, so its rate is smaller.
         "fedavgm": Entry("FedAvgM", _momentum, Rates(0.1, 0.3), Rates(1e-3, 0.3)),
         "fedadam": Entry("FedAdam", fedadam, *_ADAPTIVE, _NUMBERS),
         "fedadam-torch": Entry(

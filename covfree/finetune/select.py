@@ -54,8 +54,8 @@ class State(NamedTuple):
 
     Attributes:
         states: the candidates' states, stacked.
-        counted: sums of each candidate's errors or losses over the examples that clients keep aside, on which
-            they do not train, in the last round with such examples.
+        counted: each candidate's sum of errors or losses over the examples that clients keep aside (do not
+            train on), and their number, in the last round with such examples.
     """
 
     states: Any
@@ -67,7 +67,8 @@ class Upload(NamedTuple):
 
     Attributes:
         uploads: the candidates' uploads, stacked.
-        counted: sums of the received models' errors or losses over the client's examples kept aside.
+        counted: each received model's sum of errors or losses over the client's examples kept aside, and
+            their number.
     """
 
     uploads: Any
@@ -75,7 +76,6 @@ class Upload(NamedTuple):
 
 
 def _init(params: Numbers, num_clients: int, key: PRNGKey, *, own: Algorithm) -> tuple[State, tuple[()]]:
-    # All candidates have the same key, and so the same order of examples.
     states = params.map(lambda p: own.init(p, num_clients, key)[0])
     number = jax.tree.leaves(states)[0].shape[0]
     return State(states, Count(jnp.zeros(number), jnp.zeros(()))), ()
@@ -108,6 +108,7 @@ def _client(
         return jax.tree.map(lambda x: jnp.where(finite, x, jnp.zeros_like(x)), upload), metrics
 
     counted = _count(params, sent, replace(data, index=_first(index, kept)), by)
+    # All candidates get the same key, and so the same order of examples.
     uploads, metrics = params.map(train, sent)
     # Use the median, as one candidate that diverges would dominate a mean.
     return Upload(uploads, counted), (), jax.tree.map(partial(jnp.nanmedian, axis=0), metrics)
@@ -133,7 +134,7 @@ def _kept(data: ClientData, keep: float) -> Array:
 
 
 def _count(params: Numbers, sent: Any, kept: ClientData, by: By) -> Count:
-    """Return the sums of each received model's errors, or losses, over the examples ``kept`` aside."""
+    """Return each received model's sum of errors, or losses, over the examples ``kept`` aside."""
     number = kept.num_examples
 
     def add(place: Array, scores: Array) -> Array:

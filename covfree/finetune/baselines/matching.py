@@ -63,7 +63,8 @@ class Model(NamedTuple):
 
     Attributes:
         centres: θ [centres, dim]; a client's prompt is a noisy copy of a centre.
-        networks: the networks that compute σ, the noise, and p, the probability of a copy.
+        networks: the networks that compute σ, the noise's standard deviation, and p, the probability that a
+            client has a copy.
     """
 
     centres: Float[Array, "centres dim"]
@@ -95,15 +96,15 @@ def log_likelihood(
     With probability p_i a client has one prompt from centre i, drawn from N(θ_i, diag σ_i²). If prompt w_j
     comes from centre z_j, and no two prompts from the same centre, the log-likelihood is
 
-        Σ_j [log N(w_j; θ_z, σ_z) + log p_z/(1 − p_z)] + Σ_i log(1 − p_i),    z = z_j,
+        Σ_j [log N(w_j; θ_z, σ_z) + log p_z/(1 − p_z)] + Σ_i log(1 − p_i),    z = z_j.
 
-    whose second sum is over all centres, since log p_z = log p_z/(1 − p_z) + log(1 − p_z).
+    The second sum is over all centres ``open_to``, since log p_z = log p_z/(1 − p_z) + log(1 − p_z).
 
     Args:
         model: the centres θ, and the networks that compute σ and p.
-        prompts: w.
+        prompts: the prompts w_j.
         assigned: z, the centre of each prompt; below 0 for padding, which adds nothing.
-        open_to: over which centres the second sum runs; prompts come from these only.
+        open_to: mask of the centres from which prompts may come.
     """
     chosen, kept, chance = jnp.maximum(assigned, 0), assigned >= 0, _logit_chance(model)
     centres = model.centres[chosen]
@@ -169,17 +170,17 @@ def summarise(
 ) -> tuple[Float[Array, "pool dim"], Int[Array, ""]]:
     """Summarise clients' sets of prompts, which all started from one pool, in a new pool.
 
-    The pool is the set of prompts that all clients share. At first each client's prompt is a centre. A sweep
-    visits the clients in turn. A client's prompts are assigned to centres optimally under the present model;
-    then Adam takes a step in all centres and networks along the gradient of the client's `log_likelihood`.
-    The new pool consists of the centres to which prompts were assigned in the last sweep, those with most
-    prompts first. Centres beyond the pool's length are dropped.
+    The pool is the set of prompts that all clients share. At first each prompt of each client is a centre. A
+    sweep visits the clients in turn. A client's prompts are assigned to centres optimally under the present
+    model; then Adam takes a step in all centres and networks along the gradient of the client's
+    `log_likelihood`. The new pool consists of the centres to which prompts were assigned in the last sweep,
+    those with most prompts first. Centres beyond the pool's length are dropped.
 
     Args:
         table: the prompts of the first client, then of the second, …, each in the order of the pool.
         size: the number of prompts in the pool; each client sends this many.
-        used: [pool] whether some client trained a prompt of the pool; its length is the largest size that a
-            pool may have. The matching leaves out all other prompts.
+        used: [pool] which prompts of the pool some client trained; the matching leaves out the others. The
+            mask's length is the largest size that a pool may have.
         networks: the networks to start from.
         sweeps: passes over the clients.
         learning_rate: Adam's learning rate.

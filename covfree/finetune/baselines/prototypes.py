@@ -102,7 +102,9 @@ def fedcgs_personal(
         An algorithm whose result is `ClientModels`.
 
     Raises:
-        ValueError: if a number is out of its range, or there are not as many prototypes as classes.
+        TypeError: if ``prototypes`` is not `Prototypes`.
+        ValueError: if a number is out of its range, the model is a `linear_model`, or there are not as many
+            prototypes as classes.
 
     Source: Guan et al. (2025), "Capture Global Feature Statistics for One-Shot Federated Learning",
     equation 12.
@@ -127,7 +129,7 @@ def _near_prototypes(
 
 
 def _class_means(numbers: _Numbers, own: Own, data: ClientData) -> Update:
-    """Return the class means of a client's features, computed by the client's own model without training."""
+    """Return the class means of a client's features, which its own model computes in evaluation mode."""
     model, size = numbers.model, numbers.training.batch_size
     counts = class_counts(data, numbers.prototypes.mean.shape[0])
 

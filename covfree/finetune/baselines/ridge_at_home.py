@@ -20,12 +20,12 @@ from covfree.finetune.model import linear_model
 from covfree.finetune.personal import ClientModels, Own, client_classes
 from covfree.heads import with_finite_scores
 
-# Candidates of λ, relative to the mean squared norm of the client's features; the first one nearly keeps the
+# Candidates for λ, relative to the mean squared norm of the client's features; the first one nearly keeps the
 # global head.
 RATIOS = tuple(10.0**power for power in range(4, -4, -1))
 # Errors that differ by less than this share count as equal. With one example all λ have equal errors.
 EQUAL = 1e-4
-# The largest client number may be this many times the count of clients; each number takes a head's memory.
+# The largest client number may be this many times the count of clients; a head is stored for each number.
 _GAPS = 2**10
 
 
@@ -43,10 +43,11 @@ def ridge_at_home(
         W_k = W + Fᵀ (F Fᵀ + λI)⁻¹ R.
 
     For a class that the global head lacks, W and b are 0: only clients that have the class can predict it.
-    Each client chooses from `RATIOS` the λ with the smallest leave-one-out squared error; of equal ones, the
-    largest. One eigendecomposition of F Fᵀ gives these errors: the error of example i is [(F Fᵀ + λI)⁻¹R]_i /
-    [(F Fᵀ + λI)⁻¹]_ii. Clients send nothing, and given W and b, a client's head does not depend on other
-    clients' examples. Clients are solved one after another, with n_k³ operations and n_k² memory each.
+    Each client's λ is one of `RATIOS` times the mean squared norm of its features: the one with the smallest
+    leave-one-out squared error; of equal ones, the largest. One eigendecomposition of G = F Fᵀ gives these
+    errors: that of example i is [(G + λI)⁻¹R]_i / [(G + λI)⁻¹]_ii. Clients send nothing, and given W and b,
+    a client's head does not depend on other clients' examples. Clients are solved one after another, padded
+    to the n examples of the largest, with n³ operations and n² memory each.
 
     Args:
         head: the global head, scaled for one-hot labels, such as the head that `covfree.afl` gives, ridge
@@ -87,7 +88,7 @@ def ridge_at_home(
     places[np.arange(sizes.max()) < sizes[:, None]] = order
     weight = _weights(replace(head, present=None), *map(jnp.asarray, (features, labels, places)))
     has = client_classes(labels, clients, num_classes=num_classes)
-    # Clients lack different classes, so a low bias marks them instead of ``present``.
+    # Clients lack different classes, so a low bias marks absent classes instead of ``present``.
     model = linear_model(with_finite_scores(head))
     bias = jnp.where(jnp.asarray(has), jnp.asarray(head.bias), model.trained.bias)
     return ClientModels(model, Own(LinearHead(weight, bias), (), jnp.ones(len(sizes), jnp.int32)))
