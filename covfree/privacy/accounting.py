@@ -73,7 +73,7 @@ class Promise:
 
     @property
     def against(self) -> str:
-        """A text that says from whom the promise hides this, and under which conditions."""
+        """A text that says who cannot learn what is hidden, and under which conditions."""
         return {
             "central": "everyone who sees the noisy sums or the head; not the server, which sees each upload",
             "distributed": f"everyone who sees only the sum of uploads, {self._if_honest}; {UNMASKED}",
@@ -107,7 +107,7 @@ def spent(releases: Iterable[Release | Promise], delta: float) -> float:
 
     The releases' ρ (`Release.rho`) add up, even if a later release was chosen because of an earlier one. If
     all noise is a Gaussian on the reals, ε is exact (Balle and Wang 2018). Otherwise ε is a bound by Rényi
-    divergences of all orders (Canonne, Kamath and Steinke 2020), about 7 % above the exact ε.
+    divergences of many orders (Canonne, Kamath and Steinke 2020), 4 to 13 % above the exact ε.
 
     Args:
         releases: releases or promises; all promises must have the same ``unit`` and ``neighbours``.

@@ -49,8 +49,8 @@ def centred(
     """Return features after the method's feature map, minus the centre; clipping comes later.
 
     Raises:
-        ValueError: if the centre has another length than mapped features, or, if the map is a
-            `PublicProjection`, than features before it.
+        ValueError: if the centre's length is not the dimension of the mapped features (for a
+            `PublicProjection`, of the features before it).
     """
     mapped = _mapped(method, features)
     if centre is None:
@@ -66,7 +66,7 @@ def _mapped(
 ) -> Float[np.ndarray, "examples mapped"]:
     """Return features after the feature map, which is applied one row at a time.
 
-    The last bits of a product of several rows depend on their number. One by one, each example's mapped
+    The last bits of a matrix product depend on its number of rows. One row at a time, each example's mapped
     features depend on that example alone, as the sensitivities require. All blocks of rows are padded to one
     shape, so that one compilation maps them.
     """
@@ -94,7 +94,7 @@ def _one_by_one(method: Method[Any], block: jax.Array, rows: jax.Array) -> jax.A
 
 
 def moved_back(method: Method[Any], centre: Float[np.ndarray, " dim"] | None, head: Head) -> Head:
-    """Return a head on features x that equals the head Wᵀ(x − c) + b on centred ones: its bias is b − Wᵀc."""
+    """Return a head for features x from a head Wᵀ(x − c) + b for centred ones; the new bias is b − Wᵀc."""
     if centre is None:
         return head
     if isinstance(head, MappedHead):
@@ -114,7 +114,7 @@ def _is_projected(method: Method[Any]) -> bool:
 def _of_mapped(method: Method[Any], centre: Float[np.ndarray, " dim"]) -> Float[np.ndarray, " mapped"]:
     """Return what to subtract from mapped features for the centre c: Pc if the map is a projection P; else c.
 
-    The reason is P(x − c) = Px − Pc. With another map, c is already a centre of mapped features.
+    The reason is P(x − c) = Px − Pc. With any other map, c is already a centre of mapped features.
     """
     if not _is_projected(method):
         return centre

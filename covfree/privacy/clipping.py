@@ -9,8 +9,8 @@ from jaxtyping import Float, Int
 def clipped(vectors: Float[np.ndarray, "rows dim"], clip: float) -> Float[np.ndarray, "rows dim"]:
     """Return vectors divided by ``clip``, and scaled down to norm 1 if their norm is then above 1.
 
-    A vector with NaN or ∞ becomes 0. Each vector is divided by its largest number before squares are summed,
-    so that the squares neither overflow nor vanish.
+    A vector with NaN or ∞ becomes 0. Each vector is divided by its largest absolute value before squares are
+    summed, so that the squares neither overflow nor all underflow.
     """
     size = np.abs(vectors).max(axis=1, keepdims=True, initial=0)
     sound = np.isfinite(size)
@@ -37,7 +37,8 @@ def on_grid(vectors: Float[np.ndarray, "rows dim"], bound: int) -> Int[np.ndarra
 def bounded(integers: Int[np.ndarray, "rows dim"], bound: int) -> Int[np.ndarray, "rows dim"]:
     """Return ``integers``, or raise if the norm of a row is above ``bound``.
 
-    The norm is computed in floats, as squares of integers could wrap; the check allows for float rounding.
+    The norm is computed in floats, as squares of integers could overflow; the check allows for float
+    rounding.
 
     Raises:
         ArithmeticError: if a norm is above the bound: the promise would not hold.

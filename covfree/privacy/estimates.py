@@ -15,7 +15,7 @@ from covfree.core.types import AnyArray, Scalar
 def debiased_reciprocal(count: Num[AnyArray, "..."], deviation: Scalar) -> Float[Array, "..."]:
     """Estimate 1/N, for a count N, from the noisy count Ñ: (1 − σ_n²/Ñ²)/Ñ, as E[1/Ñ] ≈ (1 + σ_n²/N²)/N.
 
-    The error is O(σ_n⁴/N⁵). A count below max(2σ_n, 1) says nothing about 1/N, and is raised to that value.
+    The bias is O(σ_n⁴/N⁵). A count below max(2σ_n, 1) says nothing about 1/N, and is raised to that value.
 
     Args:
         count: Ñ.
@@ -38,7 +38,7 @@ def debiased_within(
 
     Here r_c estimates 1/N_c, by `debiased_reciprocal`. If S_c is a class's sum without noise,
     E[S̃_c S̃_cᵀ] = S_c S_cᵀ + σ²I. The noise of G̃ has mean 0. So the estimate is unbiased, except for the
-    error of r_c. It may not be positive semi-definite; see `positive_part`.
+    bias of r_c. It may not be positive semi-definite; see `positive_part`.
 
     Args:
         second: G̃, the second moment Σ x xᵀ of all examples, with noise.
@@ -115,14 +115,15 @@ def shrunk_means(
     sum_deviation: Scalar,
     count_deviation: Scalar,
 ) -> Float[Array, "classes dim"]:
-    """Estimate class means from noisy sums; the more noise in a mean, the nearer it moves to the mean of all.
+    """Estimate class means from noisy sums; noisier means are moved nearer to the mean of all examples.
 
     Counts and class means are treated as random draws about their averages. Let N̄ be the average of the
-    noisy counts Ñ_c, and t their variance minus σ_n². A count becomes N_c = N̄ + t/(t + σ_n²)·(Ñ_c − N̄). A
-    mean becomes g + τ²/(τ² + v_c)·(S̃_c/N_c − g), where g is the mean of all examples and v_c = σ²/N_c² the
-    variance of the noise in each coordinate. The variance τ² of the true class means [C, d] is a weighted
-    average of ‖S̃_c/N_c − g‖²/d − v_c, or the error of this average, min_c v_c·√(2/(C·d)), if the error is
-    larger. Without shrinkage, the noise in class means, larger for small classes, would bias predictions.
+    noisy counts Ñ_c, and t their variance minus σ_n², at least 0. A count becomes
+    N_c = N̄ + t/(t + σ_n²)·(Ñ_c − N̄), but at least max(σ_n, 1). A mean becomes
+    g + τ²/(τ² + v_c)·(S̃_c/N_c − g), where g is the mean of all examples and v_c = σ²/N_c² the variance of
+    the noise in each coordinate. The variance τ² of the true class means [C, d] is a weighted average of
+    ‖S̃_c/N_c − g‖²/d − v_c, or the error of this average, min_c v_c·√(2/(C·d)), if the error is larger.
+    Without shrinkage, the noise in class means, larger for small classes, would bias predictions.
 
     Args:
         sums: S̃_c, the sum of each class's features, with noise.

@@ -45,9 +45,9 @@ class Finding(NamedTuple):
         presence: AUC of inferring from a count whether a sender (a client, a group or all clients together)
             has a class; NaN if each has all classes.
         difference: relative error with which the attacker computes one client's sums, by subtracting the
-            sums over all other clients from the sums over all clients; NaN if neither is seen.
+            sums over all other clients from the sums over all clients; NaN unless these are seen.
         sums: number of class sums attacked. All scores from one sum share its noise, so the AUC from few sums
-            depends on the draw.
+            depends on the draw of the noise.
         members: scores of members, for plots.
         others: scores of non-members.
     """
@@ -104,12 +104,12 @@ class _World(NamedTuple):
     """The data of an attack.
 
     Attributes:
-        features: the members, that is the federation's examples.
+        features: [members, dim] of the members, which are the federation's examples.
         labels: the members' classes.
         owners: the members' clients.
-        outside: the features of non-members.
+        outside: [non-members, dim] features of non-members.
         outside_labels: the non-members' classes.
-        centres: the mean of each class, which the attacker knows.
+        centres: [classes, dim] the mean of each class, which the attacker knows.
         covariance: the covariance within classes, which the attacker knows.
     """
 
@@ -149,7 +149,7 @@ def audit(
         epsilon: ε of the noisy uploads.
         delta: δ of the noisy uploads.
         clip: bound on the features' norm.
-        group: the number of clients in a group; groups are attacked only if there are more clients.
+        group: the number of clients in a group; groups are attacked only if there are more clients than that.
         seed: the seed of the split and of the groups.
         random_bytes: source of the noise.
 
@@ -195,10 +195,11 @@ class _Seen(NamedTuple):
     """What the attacker observes in one kind of upload.
 
     Attributes:
-        sums: [senders, classes, dim] class sums; a sender is a client, a group, or all clients together.
-        counts: [senders, classes] the number of examples in each sum.
+        sums: [senders, classes, dim] class sums, with the noise, if any. A sender is a client, a group, or
+            all clients together.
+        counts: [senders, classes] the number of examples in each sum, also with the noise.
         sender: the sender of each member.
-        deviation: the standard deviation of the noise in each number of the sums.
+        deviation: the standard deviation of the noise in each number of the sums; 0 without noise.
     """
 
     sums: np.ndarray
@@ -286,7 +287,7 @@ def _scored(seen: _Seen, world: _World, rng: np.random.Generator) -> Iterator[tu
         if not len(strangers):
             continue
         own, strangers = rng.permutation(own)[:_CANDIDATES], rng.permutation(strangers)[:_CANDIDATES]
-        # Pad to one size, so that one function is compiled.
+        # Pad to one size, so that the function is compiled only once.
         shown = np.concatenate([world.features[own], world.outside[strangers]]) - world.centres[label]
         padded = np.pad(shown, [(0, 2 * _CANDIDATES - len(shown)), (0, 0)])
         count = max(float(seen.counts[sender, label]), 1.0)

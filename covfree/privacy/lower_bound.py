@@ -44,7 +44,7 @@ def epsilon_lower_bound(
 ) -> float:
     """Return a lower bound on a mechanism's ε, from the numbers it released on two neighbouring data sets.
 
-    Let T be a released number. (ε, δ)-differential privacy means P(T > t) ≤ e^ε P′(T > t) + δ for every
+    Let T be a released number. (ε, δ)-differential privacy implies P(T > t) ≤ e^ε P′(T > t) + δ for every
     threshold t, with P and P′ the probabilities on the two data sets; the same for T < t, and with P and P′
     exchanged. Half of the runs chooses t and one of these inequalities, and the other half bounds both
     probabilities (Clopper and Pearson). So the bound has the stated confidence, however many thresholds were
@@ -57,8 +57,8 @@ def epsilon_lower_bound(
         confidence: confidence of the bound, between 0 and 1.
 
     Raises:
-        ValueError: if a side has fewer than two runs, or a number that is NaN, or δ or the confidence is out
-            of range.
+        ValueError: if ``present`` or ``absent`` has fewer than two numbers, or a NaN, or if δ or the
+            confidence is out of range.
     """
     check_delta(delta)
     check_above_zero("confidence", confidence)
@@ -87,7 +87,7 @@ def audit_epsilon(
     confidence: float = 0.999,
     random_bytes: RandomBytes = os.urandom,
 ) -> AuditedEpsilon:
-    """Return a lower bound on the ε of a private method's first release, beside the promised ε.
+    """Return the promised ε of a private method's first release, and a measured lower bound on its true ε.
 
     The first release, the class sums, is made once with one example in each of ``runs`` classes, at the
     clipping norm, and once without examples. The noise of classes is independent, so one release of ``runs``

@@ -117,7 +117,7 @@ class Private:
         return total
 
     def choose(self, first: Upload) -> Kind | None:
-        """Return the kind of upload in the second step, chosen by the first total; None if there is none."""
+        """Return the kind of upload in the second step, chosen by the first total; None for a single step."""
         if len(self.grids) == 1:
             return None
         self._check_total(0, first, first)
@@ -187,7 +187,7 @@ class Private:
         return self.head(*totals)
 
     def _check_total(self, step: int, total: Upload, first: Upload | None = None) -> None:
-        """Raise ValueError unless ``total`` has enough noise, and the same C and d as ``first`` if given."""
+        """Raise ValueError unless ``total`` has enough noise, and classes and features as in ``first``."""
         self._grid(step, total.kind)
         if total.noises < (least := self.promise.honest or 1):
             raise ValueError(f"total: expected at least {least} noises in step {step}, got {total.noises}")
@@ -234,15 +234,17 @@ def private(
     Args:
         method: a method whose head is a function of class sums and the second moment: `fedncm`, `fed3r`,
             `fedcgs`, or `fedcof` with an LDA or ridge head. A shrinkage rule is replaced by the noise's
-            largest eigenvalue (`noise_edge`). A fixed γ, or a ridge, is kept, and that eigenvalue is added.
+            largest eigenvalue (`noise_edge`). A fixed loading γI, or a ridge, is kept, and that eigenvalue is
+            added.
         epsilon: ε of all releases together, above 0.
-        delta: δ, well below one over the number of examples.
+        delta: δ, well below one over the number of examples (or clients, if ``unit`` is ``"client"``).
         clip: B; features with a larger norm are scaled down to it. It must be public, so it may not be
             computed from the data that it protects.
         unit: what is hidden: one example, or all examples of a client.
-        noise: who adds it. ``"central"``: a trusted server, to the sum. ``"distributed"``: each client a
-            share, so that the sum has enough; secure sums (`covfree.secure`, `covfree.deployment`) must hide
-            single uploads. ``"local"``: each client all of it, so that its upload is private by itself.
+        noise: who adds the noise. ``"central"``: a trusted server adds it to the sum. ``"distributed"``: each
+            client adds a share, so that the sum has enough; secure sums (`covfree.secure`,
+            `covfree.deployment`) must hide single uploads. ``"local"``: each client adds all of it, so that
+            its upload is private by itself.
         neighbours: whether an example (or client) is added or removed, or replaced by another.
         honest: for distributed noise, the number of clients that surely take part and keep their noise
             secret.

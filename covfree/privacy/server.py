@@ -181,8 +181,8 @@ def head_of(method: Method[Any], known: NoisySums, grid: Grid, total: Upload) ->
     The scatter is corrected for the noise's expectation, its negative eigenvalues become 0, and the noise's
     largest eigenvalue (`noise_edge`) is added to the regulariser. In LDA with covariance Σ, noise of variance
     v_c in each number of a class mean μ shifts the bias −½ μᵀΣ⁻¹μ by −½ v_c tr Σ⁻¹ on average, which is
-    undone. Sums are of features divided by the clip, lest squares overflow; the head is for features that are
-    not divided.
+    undone. Sums are of features divided by the clip, so that squares do not overflow; the head is for
+    features that are not divided.
     """
     with np.errstate(over="ignore"):  # the check below raises if a number overflows
         head = _head_of(method, known, grid, total)

@@ -35,7 +35,7 @@ def private_training(
     simulations, which show the accuracy, but is no real protection (docs/privacy.md).
 
     Args:
-        algorithm: `covfree.finetune.fedavg`, or an algorithm that differs in its optimisers (`fedadam`,
+        algorithm: `covfree.finetune.fedavg`, or one that differs from it only in its optimisers (`fedadam`,
             `fedprox`, …), with ``epochs``, and a model without running statistics.
         epsilon: ε of all epochs of all rounds together.
         delta: δ.

@@ -27,13 +27,13 @@ _LEAST = 32
 
 @dataclass(frozen=True)
 class PrivateUpdates:
-    """An encoding of clients' float uploads as words (integers modulo 2⁶⁴) with noise, by `private_updates`.
+    """An encoding of clients' float uploads as words (integers modulo 2⁶⁴) with noise; see `private_updates`.
 
     Pass it to `covfree.secure` in place of a `covfree.secure.FixedPoint`.
 
     Attributes:
-        clip: the largest norm of an upload; longer ones are scaled down.
-        bound: the largest norm of the upload's integers.
+        clip: the largest norm of an upload; uploads with a larger norm are scaled down.
+        bound: the largest norm of the upload's integers, without noise.
         num_clients: the largest number of clients whose uploads may be added.
         rounds: the number of rounds that the promise covers.
         promise: the privacy promise, provided that uploads are seen only in their sum.
@@ -95,10 +95,10 @@ def private_updates(
 
     Each upload, as a vector of all its arrays, is scaled down to norm ``clip`` and rounded to a public grid
     of integers. Each client adds discrete Gaussian noise of standard deviation s, so the noise of ``honest``
-    clients has the standard deviation σ = s√honest. This noise protects as the noise of `private_rounds`
-    does, but without a trusted server, provided that uploads are seen only in `covfree.secure` sums. The
-    grid's steps are far smaller than the noise. For FedAvg use ``weighting="uniform"``, where the weight in
-    an upload is 1, and a ``clip`` above 1. ε is the same if only some clients are drawn in a round.
+    clients has the standard deviation σ = s√honest. This noise protects as well as that of `private_rounds`,
+    but without a trusted server, provided that uploads are seen only in `covfree.secure` sums. The grid's
+    steps are far smaller than the noise. For FedAvg use ``weighting="uniform"``, where the weight in an
+    upload is 1, and a ``clip`` above 1. ε is the same if only some clients are drawn in a round.
 
     Args:
         epsilon: ε of all rounds together.

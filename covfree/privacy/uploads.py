@@ -159,12 +159,12 @@ class Grid:
 
     @property
     def count_step(self) -> float:
-        """The number of examples for which one grid unit of a class's count stands."""
+        """The number of examples that one grid unit of a class's count represents."""
         return 1 / self.count if self.weight is None else self.step / COUNT_SHARE
 
     @property
     def square_step(self) -> float:
-        """The squared norm, divided by B², for which one grid unit of a class's squared norms stands."""
+        """The squared norm, divided by B², that one grid unit of a class's squared norms represents."""
         return 1 / self.square if self.weight is None else self.step / SQUARE_SHARE
 
     def upload(
@@ -195,7 +195,7 @@ class Grid:
     def deviation(self, noises: int) -> float:
         """Return the standard deviation of ``noises`` draws together, for features divided by the clip.
 
-        The noise is meant in each number of the feature sums, or on the diagonal of the matrix.
+        It holds for each number of the feature sums, or for the diagonal of the matrix.
         """
         return _deviation(self.kind, self.log_deviation, noises) * self.step
 
@@ -245,7 +245,7 @@ _LEAST = 32
 def _deviation(kind: Kind, log_deviation: int, noises: int) -> float:
     """Return the standard deviation of ``noises`` draws together, in grid units.
 
-    The noise is meant in each number of the sums, or on the diagonal of the matrix.
+    It holds for each number of the sums, or for the diagonal of the matrix.
     """
     return 2.0**log_deviation * math.sqrt(noises * (2 if kind == "matrix" else 1))
 

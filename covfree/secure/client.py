@@ -1,4 +1,4 @@
-"""Run a client of a secure sum: mask its upload, then reveal for each neighbour a share of one secret."""
+"""Run a client of a secure sum: mask its upload, then reveal a share of one secret of each neighbour."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ class Client:
         """Step 2: return, encrypted for each neighbour, shares of two secrets.
 
         One is the seed of the client's own mask, the other its masking key, from which the masks that it
-        shares with neighbours are made. As many shares as the session's threshold rebuild a secret.
+        shares with neighbours are made. Any ``Session.threshold`` shares of a secret rebuild it.
 
         Raises:
             Refused: if fewer neighbours than the threshold advertised, or an advert is duplicate or forged.
@@ -129,7 +129,7 @@ class Client:
         Raises:
             Refused: if fewer neighbours than the threshold shared, or shares are duplicate, forged or from
                 another session.
-            ValueError: if the upload has another size.
+            ValueError: if the upload has another size or data type.
         """
         if words.shape != (self._session.size,) or words.dtype != np.uint64:
             raise ValueError(
@@ -178,10 +178,10 @@ class Client:
 
     @_step(5)
     def unmask(self, agreed: Iterable[Agreed]) -> Opened:
-        """Step 5: return for each neighbour a share of one of its secrets.
+        """Step 5: return a share of one secret of each neighbour that sent shares.
 
-        The secret is the seed of the neighbour's own mask if its upload came, else its masking key.
-        With the shares, the server removes from the sum each client's own mask, and the masks that were
+        The secret is the seed of the neighbour's own mask if the neighbour's upload came, else its masking
+        key. With the shares, the server removes from the sum each client's own mask, and the masks that were
         shared with clients whose uploads did not come.
 
         Args:
@@ -238,7 +238,7 @@ class Client:
             raise Refused(f"expected at least {self._session.threshold} {what}, got {count}")
 
     def _pair_key(self, purpose: str, other: int) -> bytes:
-        """Return the key that this client and client ``other`` share, to encrypt "shares" or for a "mask"."""
+        """Return the key that this client shares with client ``other`` for a purpose, "shares" or "mask"."""
         private, public = (
             (self._sealing, self._adverts[other].sealing)
             if purpose == "shares"

@@ -1,4 +1,4 @@
-"""Leave classes that few clients have out of secure sums, as their sums would reveal these clients' data."""
+"""Exclude classes that few clients have from secure sums, as their sums would reveal these clients' data."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def common_classes(algorithm: Algorithm, holders: int) -> Algorithm:
     """Return an algorithm that first counts each class's clients, and leaves out classes with few clients.
 
     If only one client has a class, the sum of this class is that client's own sum, even under masks. So in a
-    round before the algorithm's own, each client uploads C numbers: 1 for each class that it has, 0 for
+    round before the algorithm's own ones, each client uploads C numbers: 1 for each class that it has, 0 for
     others. Their sums K_c are the numbers of clients with class c. The server announces the classes with
     K_c ≥ ``holders``, and clients leave the examples of other classes out of everything they send. FedCOF
     then takes three rounds of sums: K_c, class sums, and scatter. The head never predicts a class that was
@@ -56,8 +56,8 @@ def common_classes(algorithm: Algorithm, holders: int) -> Algorithm:
         holders: the least number of clients that hold a class, at least 2; more if some may be corrupt.
 
     Raises:
-        ValueError: if the algorithm has no fixed number of rounds, as its uploads are then not sums by class.
-            A run raises if no class has enough holders.
+        ValueError: if ``holders`` is below 2, or if the algorithm has no fixed number of rounds or of
+            classes, as its uploads are then not sums by class. A run raises if no class has enough holders.
 
     >>> import covfree
     >>> from covfree.rounds import as_algorithm
@@ -101,7 +101,7 @@ def _init(
 
 
 def _broadcast(numbers: _Numbers, state: _State, *, broadcast: Callable[..., Any]) -> Any:
-    """Return which classes are summed, and the original broadcast; or None in the round of the count."""
+    """Return which classes are summed, and the original broadcast; None in the round that counts clients."""
     return None if state.common is None else (state.common, broadcast(numbers.own, state.own))
 
 

@@ -38,11 +38,11 @@ class Session:
         neighbours: k, the number of other clients with which each client shares masks, an even number; None
             for all.
         threshold: t, how many of a client's neighbours must stay to the end, more than half of k. Each
-            neighbour has a share of both secrets of the client, but reveals only one share, and any two sets
-            of t neighbours overlap. So the server cannot rebuild both secrets unless 2t − k neighbours
-            collude with it.
+            neighbour has a share of each of the client's two secrets (see `Sealed`), but reveals only one
+            share, and any two sets of t neighbours overlap. So the server cannot rebuild both secrets unless
+            2t − k neighbours collude with it.
         least: the least number of clients in a sum.
-        seed: the seed of the draw of who are neighbours; public, and not chosen by a single party.
+        seed: the seed with which neighbours are drawn; public, and not chosen by a single party.
     """
 
     name: str

@@ -19,7 +19,7 @@ from covfree.secure.words import Words, mask
 class Server:
     """The server in one session. It learns the sum and who took part, but no honest client's single upload.
 
-    Duplicate or forged messages raise `Refused`, and change nothing.
+    Duplicate messages and wrong signatures raise `Refused`, and change nothing.
 
     Args:
         session: the settings on which all parties agree.
@@ -118,8 +118,8 @@ class Server:
         """Return the sum of the uploads that came, modulo 2⁶⁴, without their masks.
 
         Raises:
-            Refused: if too few shares of a secret came, or a rebuilt secret does not match its owner's
-                advert.
+            Refused: if too few uploads or too few shares of a secret came, or a rebuilt secret does not match
+                its owner's advert.
         """
         total = self._total.copy()
         seeds: defaultdict[int, dict[int, bytes]] = defaultdict(dict)

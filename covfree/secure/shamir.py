@@ -42,8 +42,8 @@ def rebuild(shares: Mapping[int, bytes]) -> bytes:
     The polynomial's value at 0 follows from the shares by Lagrange's formula.
 
     Raises:
-        ValueError: if the shares are not of one secret of 32 bytes. With too few shares, or a wrong one, the
-            result may instead be a wrong secret, so the caller must check it.
+        ValueError: if there are no shares, or the result is larger than 32 bytes. Too few or wrong shares
+            nearly always give a wrong secret instead, so the caller must check it.
     """
     places = {number + 1: int.from_bytes(share, "big") for number, share in shares.items()}
     secret = 0

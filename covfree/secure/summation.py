@@ -1,4 +1,4 @@
-"""Simulate secure sums in one process: the sum of given uploads, or those in all rounds of an algorithm."""
+"""Simulate secure sums in one process: of given uploads, or of the uploads in each round of an algorithm."""
 
 from __future__ import annotations
 
