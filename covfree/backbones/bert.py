@@ -20,7 +20,10 @@ class Bert(nn.Module):
     def __call__(
         self, tokens: Int[Array, "batch length"], counts: Int[Array, " batch"]
     ) -> Float[Array, "batch features"]:
-        """Return the mean vector of each row's first ``counts`` tokens; later tokens are padding."""
+        """Return the mean of the last layer's vectors over each row's first ``counts`` tokens.
+
+        Later tokens are padding.
+        """
         sizes, style = self.sizes, Style(jnp.float32, epsilon=self.sizes.layer_norm_eps)
         batch, length = tokens.shape
         held = jnp.arange(length)[None] < counts[:, None]

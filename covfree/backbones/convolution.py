@@ -40,7 +40,8 @@ def convolve(
     differs. On a CPU, this is faster for groups of one channel, and for derivatives inside a loop, as in
     training by rounds: there, derivatives of XLA's convolutions of 64 channels take 40 times as long.
 
-    With one group, forward-mode derivatives (``jvp``, ``hessian``) may be missing.
+    With one group, forward-mode derivatives (``jvp``, ``hessian``) raise a TypeError, except for 1 × 1
+    kernels of stride 1, and on small kernels and images.
 
     Args:
         x: [batch, height, width, channels].
@@ -82,11 +83,11 @@ def convolve(
     return general(x, kernel)
 
 
-# The largest kernel (height · width · channels) for which `_by_patches` is used; it is 2 to 4 times as fast.
+# The largest kernel (height · width · channels) for which `_by_patches` is used, as 2 to 4 times as fast.
 _FEW = 32
-# The largest result, in bytes, for which it is used: for a larger one, malloc takes new memory each time.
+# The largest result, in bytes, for which `_by_patches` is used; malloc takes new memory for each larger one.
 _SMALL = 2**25
-# The most positions in a window for which `_maxima` is used: each adds operations.
+# The most positions in a window for which `_maxima` is used: it takes a maximum for each of them.
 _MANY = 64
 _LAYOUT = ("NHWC", "HWIO", "NHWC")
 
@@ -142,15 +143,15 @@ def _backward(
     x, kernel = given
     convolved = partial(lax.conv_general_dilated, dimension_numbers=_LAYOUT, precision=precision)
     size = kernel.shape[:2]
-    # The part of the image that the windows cover; with strides it may not be all of it.
+    # The part of the image that the windows cover; with strides, it may be less than the whole image.
     reached = [(n - 1) * step + k for n, step, k in zip(slope.shape[1:3], strides, size, strict=True)]
     sides = [(low, r - n - low, 0) for (low, _), r, n in zip(pads, reached, x.shape[1:3], strict=True)]
     padded = lax.pad(x, jnp.zeros((), x.dtype), ((0, 0, 0), *sides, (0, 0, 0)))
-    # Convolve the image with the slope; the batch takes the role of the channels.
+    # Convolve the image with ``slope``, the gradient by the output; the batch takes the role of the channels.
     by_kernel = convolved(
         padded.transpose(3, 1, 2, 0), slope.transpose(1, 2, 0, 3), (1, 1), "VALID", rhs_dilation=strides
     ).transpose(1, 2, 0, 3)
-    # Convolve the slope with the flipped kernel.
+    # Convolve ``slope`` with the flipped kernel.
     ends = [(k - 1 - low, k - 1 - high) for k, (low, high, _) in zip(size, sides, strict=True)]
     by_x = convolved(slope, kernel[::-1, ::-1].swapaxes(2, 3), (1, 1), ends, lhs_dilation=strides)
     return by_x, by_kernel

@@ -27,8 +27,8 @@ class Backbone:
     """A network that turns images into features; `backbone` makes one. `apply` takes its parameters.
 
     Parameters are Linen's variables: ``{"params": …}`` and, for a network with batch norms, the running
-    statistics ``{"batch_stats": …}``, whose derivatives are 0. Parameters are float32, whatever the data type
-    of the computation.
+    statistics ``{"batch_stats": …}``, which ``train=True`` does not use. Parameters are float32, whatever the
+    data type of the computation.
 
     Attributes:
         spec: the backbone's entry in `BACKBONES`, or a `Spec` of your own.
@@ -45,7 +45,7 @@ class Backbone:
 
     @property
     def num_features(self) -> int:
-        """d, the size of a feature."""
+        """d, the number of features."""
         return self.spec.num_features
 
     @property
@@ -89,7 +89,7 @@ class Backbone:
             images: the output of `preprocess`. Sizes other than the spec's need ``spec.any_size``.
             train: whether to normalise by the batch's statistics. If not, an image's features do not depend
                 on other images.
-            key: the PRNG key of dropout and stochastic depth, for training; None for training without.
+            key: the PRNG key of dropout and stochastic depth; None turns both off.
             prompts: additional tokens for a vision transformer's first layer, between class token and
                 patches.
             kept: True for prompts that are attended to; other prompts are padding. None attends to all.
@@ -124,7 +124,7 @@ class Backbone:
         return self._run(params, images, True, key)
 
     def load(self, path: str | PathLike[str] | None = None) -> Params:
-        """Read parameters from a file whose tensors are named as in a library of ``spec.names``.
+        """Read parameters from a file with the tensor names of any library in ``spec.names``.
 
         A classifier in the file is ignored.
 
@@ -145,7 +145,7 @@ class Backbone:
         return self.from_tensors(read_weights(path), source=f"path: {path}: {self.name}")
 
     def from_tensors(self, tensors: dict[str, np.ndarray], *, source: str = "tensors") -> Params:
-        """Convert tensors, named as in a library of ``spec.names``, to parameters.
+        """Convert tensors, with the names of any library in ``spec.names``, to parameters.
 
         Args:
             tensors: as `read_weights` returns them.

@@ -1,4 +1,4 @@
-"""Extractors: functions from a batch of images or texts to features, from any library, in one record."""
+"""Extractors: functions from a batch of images or texts to features, made with any library."""
 
 from __future__ import annotations
 
@@ -37,14 +37,14 @@ class Prepared(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Extractor:
-    """A function from a batch to features, with an identification of its weights and preprocessing.
+    """A function from a batch to features, with texts that identify its weights and preprocessing.
 
     `from_torch`, `from_onnx` and `from_function` make extractors; `extract_features` and `encode_texts` use
     them.
 
     Attributes:
         name: the name of the network.
-        num_features: d, the size of a feature.
+        num_features: d, the number of features.
         compute: function from a batch (an array of prepared images, or a list of texts) to features [n, d].
         weights: text that identifies the weights, such as a SHA-256.
         preprocessing: the preprocessing, or a text that identifies it; None for texts.
@@ -84,7 +84,7 @@ class Extractor:
 
     @property
     def key(self) -> dict[str, Any]:
-        """Name, data type, weights and preprocessing; must be equal at all sites; feature files store it."""
+        """Name, data type, weights and preprocessing, in JSON values. It must be the same at all sites."""
         how = self.preprocessing
         return {
             "backbone": self.name,

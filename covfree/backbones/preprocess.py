@@ -20,8 +20,8 @@ _LONGEST = 1000
 def preprocess(image: Any, spec: Spec) -> Float[np.ndarray, "crop crop 3"]:
     """Resize, crop and normalise one image, as the backbone's published weights require.
 
-    The shorter side becomes ``spec.preprocessing.resize`` pixels (if that is a width and a height, the image
-    is squeezed to them), a square is cut from the middle, and its pixels are normalised (needs Pillow).
+    The shorter side becomes ``spec.preprocessing.resize`` pixels; if that is a width and a height, the image
+    is squeezed to them. A square is cut from the middle, and its pixels are normalised. Needs Pillow.
 
     Args:
         image: a Pillow image, or its pixels: uint8 ``[height, width, 3]``, or ``[height, width]`` for a

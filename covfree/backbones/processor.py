@@ -54,7 +54,7 @@ def preprocessing_beside(path: Path) -> Preprocessing:
 
 
 def read_processor(path: Path) -> Preprocessing:
-    """Convert Hugging Face's ``preprocessor_config.json``; a ValueError if `Preprocessing` cannot do it."""
+    """Convert Hugging Face's ``preprocessor_config.json``; ValueError if `Preprocessing` cannot hold it."""
     config: dict[str, Any] = read_json(path)
 
     def wrong(name: str, expected: str) -> ValueError:

@@ -61,7 +61,7 @@ class SentenceEncoder:
 
     @property
     def num_features(self) -> int:
-        """d, the size of a feature."""
+        """d, the number of features."""
         return self.sizes.hidden_size
 
     @functools.cached_property
@@ -129,9 +129,10 @@ class SentenceEncoder:
     def encode(
         self, params: Params, texts: Sequence[str], *, batch_size: int = 64
     ) -> Float[np.ndarray, "texts features"]:
-        """Compute features of texts. Texts of similar length share a batch with 2ⁿ or ``max_tokens`` columns.
+        """Compute features of texts. Up to rounding, a text's features do not depend on the other texts.
 
-        Up to rounding, the features of a text do not depend on the other texts.
+        Texts of similar length share a batch. So that few functions are compiled, a batch has 2ⁿ columns (at
+        least 8) or ``max_tokens``.
 
         Args:
             params: from `load`.

@@ -34,7 +34,7 @@ class Spec:
 
     Attributes:
         name: the name that `backbone` takes.
-        num_features: d, the size of a feature.
+        num_features: d, the number of features.
         preprocessing: see `Preprocessing`; ``preprocessing.crop`` is the input size.
         parameters: number of trained parameters of the published model, with its classifier of 1000 classes.
         names: the libraries whose tensor names a file of weights may use.

@@ -46,7 +46,7 @@ def from_torch(
             d].
         ImportError: if PyTorch is not installed.
     """
-    # Not imported by `optional`: a user with a module has PyTorch, and covfree has no extra for it.
+    # Import it without `optional`: a user with a module has PyTorch, and covfree has no extra for it.
     import torch  # pyright: ignore[reportMissingImports]
 
     if not isinstance(module, torch.nn.Module):

@@ -201,7 +201,7 @@ class FederatedDiscriminant(ClassifierMixin, BaseEstimator):
     def intercept_(self) -> np.ndarray:
         """[C] biases of a `LinearHead`; for two classes [1], the second class minus the first.
 
-        For a class without examples, the bias has a size above 10³⁸ and the sign that rules the class out.
+        A class without examples has a bias of magnitude above 10³⁸, with the sign that rules the class out.
         """
         return self._linear()[1]
 
