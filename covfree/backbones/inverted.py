@@ -154,7 +154,7 @@ CLASSIFIER = "classifier"
 
 
 def renamings(*, kind: str, width: float = 1.0, depth: float = 1.0, **_: Any) -> tuple[Renaming, ...]:
-    """Return functions from parameters' names to timm's, and to the names of the other library in the `Spec`."""
+    """Return functions from parameters' names to timm's, and to those of the other library in the `Spec`."""
     stages = _stages(kind, width, depth)
     layers = {"mobilenet": _mobilenet_layers, "efficientnet": _efficientnet_layers, "lite": _lite_layers}
     table = layers[kind](stages)
