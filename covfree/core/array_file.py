@@ -69,7 +69,7 @@ def read_npy(path: Path) -> np.ndarray:
 
 
 def _check_start(path: Path, magic: bytes, expected: str) -> None:
-    """Raise a ValueError, which says what is ``expected``, if a file does not begin with ``magic``."""
+    """Raise an error if a file is missing or does not begin with ``magic``: it says what was ``expected``."""
     if not path.is_file():
         raise FileNotFoundError(f"{path}: no such file")
     with path.open("rb") as stream:
@@ -98,7 +98,7 @@ def _map(stream: BinaryIO, archive: ZipFile, name: str) -> dict[str, np.ndarray]
     """Return ``{name: array}`` with an array of an ``.npz`` file, memory-mapped, or ``{}``.
 
     The result is ``{}`` if the array cannot be mapped: if it is absent, compressed, empty or made of Python
-    objects, or its header has another version or does not fit its size.
+    objects, or if its header is not of version 1.0 or does not fit its size.
 
     Args:
         stream: the open file.

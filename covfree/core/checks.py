@@ -34,7 +34,7 @@ def check(features: Any, labels: Any, clients: Any = None, *, num_classes: int |
     An error is raised for arrays of unequal length, NaN or infinite features, features so small that all
     underflow to 0, and labels that are too large. Values are checked in the data type in which jax computes:
     without x64, 1e300 is infinite. Traced arrays have no values, so only their shapes and data types are
-    checked. Arrays on a device are copied to the host only if something is wrong.
+    checked. Features on a device are copied to the host only if something is wrong.
 
     Args:
         features: [examples, dim], floating point.
@@ -45,7 +45,8 @@ def check(features: Any, labels: Any, clients: Any = None, *, num_classes: int |
 
     Raises:
         TypeError: if a data type is wrong.
-        ValueError: if a shape or a value is wrong; the message names the argument, the client and the row.
+        ValueError: if a shape or a value is wrong; the message names the argument and, for a wrong label or
+            a feature that is not finite, the row and the client.
 
     >>> import numpy as np
     >>> check(np.array([[1.0], [np.nan]]), np.array([0, 1]), np.array([3, 4]))
@@ -155,7 +156,10 @@ def _on_host(features: Any, labels: Any, clients: Any, most: int) -> bool:
 
 
 def _on_device(features: jax.Array, labels: Any, clients: Any, most: int) -> bool:
-    """Return, on their device, whether labels are ≤ ``most`` and features finite, not all 0 or subnormal."""
+    """Return whether labels are ≤ ``most`` and features are finite, and not all 0 or subnormal.
+
+    Features must be on a device, where they are checked without a copy. Features of padding are not checked.
+    """
     integers = [array for array in (labels, clients) if array is not None]
     # Under a caller's ``jit``, computations on concrete arrays would otherwise be traced.
     with jax.ensure_compile_time_eval():
@@ -167,7 +171,7 @@ def _on_device(features: jax.Array, labels: Any, clients: Any, most: int) -> boo
 
 @jax.jit
 def _sound(features: jax.Array, kept: list[jax.Array]) -> jax.Array:
-    """Return whether features are finite, and the largest of them neither 0 nor subnormal.
+    """Return whether features are finite, and their largest absolute value is neither 0 nor subnormal.
 
     Only rows where all masks ``kept`` are True must be finite.
     """
@@ -234,8 +238,8 @@ def check_integer(name: str, value: Any, minimum: int) -> int:
 def check_means(means: Any, counts: Any, *_: Any, **__: Any) -> None:
     """Check the means [rows, dim] and counts [rows] of one class; raise an error if they are invalid.
 
-    Values of traced counts are not checked: a count below 0 or NaN marks padding; a count of ∞ makes results
-    NaN.
+    The values of traced counts are not checked. Of these, a count below 0 or NaN marks padding, and a count
+    of ∞ makes results NaN.
     """
     if not _holds(_dtype(means), "floats"):
         raise TypeError(f"means: expected floats, got {_dtype(means)}")
@@ -286,7 +290,7 @@ def check_choice(name: str, value: Any, choices: tuple[Any, ...]) -> None:
 
 
 def check_strength(name: str, value: Any) -> Any:
-    """Return a number; raise an error if it is below 0 or not finite. A traced number is not checked."""
+    """Return ``value``; raise an error unless it is a finite number of at least 0, or a traced number."""
     _check_number(name, value)
     if not is_traced(value) and not (math.isfinite(value) and value >= 0):
         raise ValueError(f"{name}: expected a finite number of at least 0, got {value!r}")
@@ -309,7 +313,7 @@ def _check_single(name: str, value: Any, expected: str) -> None:
 
 
 def check_above_zero(name: str, value: Any) -> Any:
-    """Return a number; raise an error if it is not finite and above 0. A traced number is not checked."""
+    """Return ``value``; raise an error unless it is a finite number above 0, or a traced number."""
     _check_number(name, value)
     if not is_traced(value) and not (math.isfinite(value) and value > 0):
         raise ValueError(f"{name}: expected a finite number above 0, got {value!r}")
@@ -317,7 +321,7 @@ def check_above_zero(name: str, value: Any) -> Any:
 
 
 def check_share(name: str, value: Any) -> Any:
-    """Return a number; raise an error if it is not in [0, 1]. A traced number is not checked."""
+    """Return ``value``; raise an error unless it is a number in [0, 1], or a traced number."""
     check_strength(name, value)
     if not is_traced(value) and value > 1:
         raise ValueError(f"{name}: expected a number in [0, 1], got {value!r}")
@@ -325,9 +329,9 @@ def check_share(name: str, value: Any) -> Any:
 
 
 def check_seed(name: str, value: Any) -> Any:
-    """Return a seed; raise an error if it is not an integer in [−2³¹, 2³¹). A traced value is not checked.
+    """Return ``value``; raise an error unless it is an integer in [−2³¹, 2³¹), or a traced integer.
 
-    Floats are refused because `jax.random.key` truncates them: 0.5 would be the seed 0.
+    `jax.random.key` refuses floats too, but its error does not name the argument.
     """
     number = not isinstance(value, bool) and (hasattr(value, "dtype") or hasattr(value, "__index__"))
     _check_single(name, value, "an integer")

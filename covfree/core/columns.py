@@ -16,7 +16,7 @@ from covfree.core.array_file import read_npy, read_npz, read_safetensors
 from covfree.core.optional import optional
 from covfree.core.torch_file import read_torch
 
-# The arrays to read from a file, each with a second name under which it may be stored.
+# The arrays to read from a file, each with a second name under which it may be stored, or None.
 COLUMNS: dict[str, str | None] = {"features": None, "labels": "label", "clients": "client", "is_test": None}
 _ARROW = "tables"
 # Names of pandas' index columns in Parquet; names of columns that are features only if a caller names them.
@@ -26,7 +26,7 @@ _ID = re.compile(r"(?i).*(id|ids|idx|index|row|nr|no|number)")
 
 
 class Table(Mapping[str, np.ndarray]):
-    """The columns of a file by name; each column is read when it is accessed."""
+    """The columns of a file, by name; ``read`` returns a column when it is accessed."""
 
     def __init__(
         self, path: Path, names: Sequence[str], read: Callable[[str], np.ndarray], schema: Any = None
@@ -90,11 +90,11 @@ class Table(Mapping[str, np.ndarray]):
 
 
 def open_table(path: Path) -> Table:
-    """Open a file with a suffix in `READABLE`, or a folder that ``save_to_disk`` of ``datasets`` wrote.
+    """Open a file with a suffix in `READABLE`, or a split of a Hugging Face data set that was saved to disk.
 
     Raises:
         ValueError: if the file has another format or is damaged.
-        FileNotFoundError: if there is no such file.
+        FileNotFoundError: if there is no such file or folder.
         ImportError: if pyarrow or safetensors is needed and not installed.
     """
     kind = "" if path.is_dir() else path.suffix
@@ -109,9 +109,9 @@ def read_columns(path: Path, columns: Mapping[str, str]) -> dict[str, np.ndarray
     """Read features and labels and, if present, clients, ``is_test`` and ``class_names`` from a file.
 
     Args:
-        path: see `open_table`. If a table has no column ``features``, each column of numbers or booleans is
-            one feature; their names are returned as ``feature_names``. The index of a pandas data frame is
-            left out.
+        path: see `open_table`. If a table has no column ``features``, each column except labels, clients and
+            ``is_test`` is one feature; their names are returned as ``feature_names``. The index of a pandas
+            data frame is left out.
         columns: for each of the keys ``features``, ``labels``, ``clients`` and ``is_test``, the name of a
             column in the file. Without an entry, the key itself is the name; for labels and clients also
             ``label`` and ``client``. For features there may be several names, such as ``"age+weight"``, or a
@@ -123,10 +123,10 @@ def read_columns(path: Path, columns: Mapping[str, str]) -> dict[str, np.ndarray
         wrote it, ``key`` (`Extractor.key`).
 
     Raises:
-        ValueError: if `open_table` raises one; if the file lacks features, or a column that ``columns`` names
-            (the message lists the columns that exist); if a table or ``.npy`` file comes without labels. Also
-            if a column that would be a feature is not numeric or, unless ``columns`` names the features,
-            looks like labels, clients, an index or ids of the examples.
+        ValueError: if `open_table` raises one; if ``columns`` has another key; if the file lacks features, or
+            a column that ``columns`` names (the message lists the columns that exist); if a table or ``.npy``
+            file comes without labels. Also if a column that would be a feature is not numeric or, unless
+            ``columns`` names the features, looks like labels, clients, an index or ids of the examples.
         FileNotFoundError: if there is no such file.
         ImportError: if `open_table` raises one.
     """
@@ -171,7 +171,7 @@ def _names(table: Table, pattern: str | None, used: set[str]) -> list[str]:
     ``used`` and the index of a pandas data frame.
 
     Raises:
-        ValueError: if no column matches, or if a column may not be a feature (see `read_columns`).
+        ValueError: if no column matches, or if a column is refused as a feature (see `read_columns`).
     """
     if pattern is None and not table.wide:
         if {"format", "version", "kind"} <= set(table):

@@ -1,7 +1,7 @@
 """Check arrays before they enter jax, which silently truncates large integers; check heads for NaN and ∞.
 
-Labels and clients are int32 inside the library. Inputs may have any integer type: a narrow type might
-overflow in comparisons, and a wide one may hold numbers beyond int32.
+Labels and clients may come in any integer type, and are converted to int32: a narrower type might overflow in
+comparisons, and a wider one may hold numbers that jax would truncate.
 """
 
 from __future__ import annotations

@@ -55,7 +55,7 @@ Features: TypeAlias = np.ndarray | Gathered
 
 
 def part_of(array: np.ndarray, kept: np.ndarray) -> Any:
-    """Select the rows that a mask keeps: as a copy, or, if the array is large, as a `Gathered` view."""
+    """Select the rows that a mask keeps: as a copy or, if the array is large, as a view without a copy."""
     if array.nbytes < LARGE:
         return array[kept]
     return array if kept.all() else Gathered(array, np.flatnonzero(kept))

@@ -28,7 +28,7 @@ class JsonLines(Generic[Record]):
         expected: what a line should contain, for error messages.
 
     Raises:
-        ValueError: if a line other than the last cannot be read; the message names the file and the line.
+        ValueError: if a complete line cannot be read; the message names the file and the line.
     """
 
     def __init__(self, path: Path, read: Callable[[Any], Record], expected: str) -> None:
@@ -56,7 +56,7 @@ class JsonLines(Generic[Record]):
 
 
 def _sound_size(file: BinaryIO) -> int:
-    """Return the number of bytes up to and with the last newline. The caller must have locked the file."""
+    """Return the number of bytes up to the last newline, included. The caller must have locked the file."""
     end = file.seek(0, os.SEEK_END)
     while end > 0:
         start = max(end - _BLOCK, 0)

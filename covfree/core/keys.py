@@ -1,8 +1,8 @@
 """The rule for random keys: a key is used once, either to draw or to derive other keys, never for both.
 
 A function that is given ``key`` draws with ``derive(key, stream)``, where ``stream`` is a name that no other
-draw has. So a client needs one key for all its draws. Without this rule, two draws may use the same bits:
-in JAX ``fold_in(key, i)`` equals ``split(key, n)[i]``, and drawing with ``key`` uses the same numbers too.
+draw has. So a client needs one key for all its draws. Without this rule, two draws may use the same bits: in
+JAX ``fold_in(key, i)`` equals ``split(key, n)[i]``, and entry i of ``bits(key, (n,))`` is computed from it.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from covfree.core.types import PRNGKey
 def derive(key: PRNGKey, stream: str) -> jax.Array:
     """Derive a key for a use named ``stream``, by ``fold_in`` with a number computed from the name.
 
-    It is independent of the keys derived with other names, and of keys that a caller makes by ``split`` or
-    by ``fold_in`` with small numbers.
+    The result is independent of keys derived with other names, and of keys that a caller makes by ``split``
+    or by ``fold_in`` with small numbers.
 
     >>> import jax
     >>> key = jax.random.key(0)

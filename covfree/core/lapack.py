@@ -1,12 +1,13 @@
 """LAPACK's routines for one matrix; under ``vmap`` they run on CPUs for one matrix after another.
 
-All other modules call LAPACK through this one, to avoid a deadlock. On CPUs jaxlib distributes the matrices
-of a *batched* call over XLA's threads, and waits for them on one of these threads (``ParallelBatchMap`` in
-its ``lapack_kernels.cc``). If as many batched calls run at once as there are threads, no thread is left to do
-the work, and all wait forever. One ``vmap`` of ``lax.cond`` can cause this, as it runs both branches: with
-Cholesky in one branch and ``eigh`` in the other, a program on two cores hung. (On many cores, batched calls
-also let OpenBLAS start more threads than it has room for, which corrupts memory: see
-https://github.com/jax-ml/jax/issues/39292.) A call on one matrix runs on the calling thread, without waiting.
+All other modules call jax's LAPACK through this one, to avoid a deadlock. On CPUs jaxlib distributes the
+matrices of a *batched* call over XLA's threads, and waits for them on one of these threads
+(``ParallelBatchMap`` in its ``lapack_kernels.cc``). If as many batched calls run at once as there are
+threads, no thread is left to do the work, and all wait forever. One ``vmap`` of ``lax.cond`` can cause this,
+as it runs both branches: with Cholesky in one branch and ``eigh`` in the other, a program on two cores hung.
+(On many cores, batched calls also let OpenBLAS start more threads than it has room for, which corrupts
+memory: see https://github.com/jax-ml/jax/issues/39292.) A call on one matrix runs on the calling thread,
+without waiting.
 
 Derivatives are computed from the results by formulas that use the same routines.
 """
@@ -24,7 +25,7 @@ from jaxtyping import Array, Bool, Float
 
 from covfree.core.products import divide_or_zero, product
 
-# jax before 0.6.1 compiles all branches of `platform_dependent` for each platform; with it, always loop.
+# jax before 0.6.1 compiles all branches of `platform_dependent` for each platform: there, always loop.
 _EVERY_BRANCH = jax.__version_info__ < (0, 6, 1)
 
 
@@ -175,7 +176,7 @@ def triangular_solve(
 
 @jax.custom_jvp
 def cholesky(matrix: Float[Array, "size size"]) -> Float[Array, "size size"]:
-    """Compute the lower triangular L with L Lᵀ = ``matrix``, NaN unless numerically positive definite."""
+    """Compute the lower triangular L with L Lᵀ = ``matrix``, or NaN if no such L exists in this precision."""
     return _cholesky(matrix)
 
 

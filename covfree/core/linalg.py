@@ -48,8 +48,8 @@ class Diagnostics(NamedTuple):
         rank: numerical rank of the matrix (dim, unless ``eigh`` took eigenvalues as 0).
         condition: λ_max / λ_min of the eigenvalues not taken as 0, or 1 if all are. A value near 1/eps is
             only a lower bound, as smaller eigenvalues are rounding error.
-        smallest_pivot: the smallest squared pivot of Cholesky, on the matrix scaled to a diagonal between ½
-            and 2; NaN if Cholesky broke down.
+        smallest_pivot: the smallest squared pivot of Cholesky, on the matrix (or YYᵀ) scaled to a diagonal
+            between ½ and 2; NaN if a squared pivot was not above 0.
     """
 
     route: Integer[Array, ""]
@@ -69,7 +69,8 @@ class Factorisation(NamedTuple):
         basis: Cholesky factor of the scaled core D·core·D, or the core's eigenvectors.
         diagonal: the diagonal of the scaling D (see `factorise`), or the inverses of the core's eigenvalues,
             with 0 for an eigenvalue that may be rounding error.
-        deficient: whether Cholesky failed: then the core's eigenvectors and eigenvalues are stored.
+        deficient: whether Cholesky failed or the dual has no shift: then the core's eigenvectors and inverse
+            eigenvalues are stored.
         smallest_pivot: see `Diagnostics`.
     """
 
@@ -142,7 +143,7 @@ def solve(factorisation: Factorisation, right: Float[Array, "dim columns"]) -> F
         ValueError: if B does not fit A.
 
     Returns:
-        X; NaN where A is not finite. Equivalent to ``scipy.linalg.solve(A, B, assume_a="pos")``, or to
+        X; NaN if A is not finite. Equivalent to ``scipy.linalg.solve(A, B, assume_a="pos")``, or to
         ``scipy.linalg.pinvh(A) @ B`` where A is singular.
 
     >>> import jax.numpy as jnp

@@ -62,11 +62,11 @@ def padded_size(rows: int) -> int:
     """Round a number of rows up, so that federations of similar size share compiled functions.
 
     Use it for the rows of all clients together, where much padding would cost much work. `few_sizes`, for
-    the examples of one client, has half as many sizes and pads more.
+    the examples of one client, has half as many sizes up to 4096, and pads more.
 
     There are two sizes per doubling (224, 320, 448, …) up to 3584, and eight above. The gaps are wide because
-    another seed changes the number of client-class pairs by up to a tenth. No size is a multiple of 25, so
-    counts just below and just above a round number share a size.
+    a partition with another seed changes the number of client-class pairs by up to a tenth. No size is a
+    multiple of 25, so counts just below and just above a round number share a size.
     """
     if rows > _LONG_TABLE:
         step = 1 << (rows - 1).bit_length() >> 4

@@ -41,9 +41,9 @@ def divide_or_zero(
 
 
 def symmetric_product(factor: Float[Array, "rows dim"], halvings: int = _HALVINGS) -> Float[Array, "dim dim"]:
-    """Compute ``factorᵀ factor``; blocks below the diagonal are copies of those above it.
+    """Compute ``factorᵀ factor``; blocks below the diagonal are transposes of those above it.
 
-    With A and B the halves of the columns, AᵀB is computed once, AᵀA and BᵀB recursively, ``halvings`` deep.
+    A and B are the halves of the columns: AᵀB is computed once, AᵀA and BᵀB recursively, ``halvings`` deep.
 
     >>> import jax.numpy as jnp
     >>> symmetric_product(jnp.array([[1.0, 2.0]]))

@@ -58,9 +58,9 @@ class RowTypes:
         )
 
     def cast(self, rows: Rows) -> Rows:
-        """Convert rows to NumPy arrays of these types; labels become int32, and −1 if below 0 but not −2.
+        """Convert rows to NumPy arrays of these types, and labels to int32.
 
-        The label −2 (`DIRECTION`) marks rows that are scaled singular vectors.
+        A label below 0 becomes −1. Only −2 (`DIRECTION`) stays; it marks a row as a scaled singular vector.
         """
         label = np.asarray(rows.label)
         # Values that overflow a narrower type become infinite.

@@ -177,8 +177,8 @@ def weighted_means(
     A running sum in float32 has a relative error of up to (terms/10)·eps: 10⁻³ for 10⁵ terms. Even for 100
     terms, that may exceed the spread of values about a large mean. So differences from a centre are summed:
     mean = centre + Σ w (v − centre)/Σ w. The first centre is the group's first value, so the mean of equal
-    values is exact. If a group has over 256 items, the sum is repeated with this mean as the centre: the
-    error is then about an eps.
+    values is exact. If a group has over 256 items, the sum is repeated with this mean as the centre, and once
+    more if a group has over 65,536: the error is then about an eps.
 
     Args:
         values: v_i, finite numbers; for padding they may be anything.
@@ -230,7 +230,9 @@ def weighted_means(
 def mean_groups(
     features: Float[Array, "examples dim"], group: Integer[Array, " examples"], num_groups: int
 ) -> tuple[Float[Array, "groups dim"], Integer[Array, " groups"]]:
-    """Compute the mean feature and the number of examples of each group; a group below 0 is padding.
+    """Compute the mean feature and the number of examples of each group.
+
+    A group outside [0, num_groups) is padding.
 
     Returns:
         Means in the `accumulation_dtype` of the features, 0 for an empty group; and counts.
@@ -246,7 +248,7 @@ def mean_groups(
 def sum_groups(
     features: Float[Array, "examples dim"], group: Integer[Array, " examples"], num_groups: int
 ) -> tuple[Float[Array, "groups dim"], Integer[Array, " groups"]]:
-    """Compute the sum of features, and the number of examples, of each group; a group below 0 is padding."""
+    """Compute the sum of features and the number of examples of each group; see `mean_groups`."""
     means, counts = mean_groups(features, group, num_groups)
     return means * counts.astype(means.dtype)[:, None], counts
 

@@ -148,7 +148,7 @@ class _Reader(pickle.Unpickler):
         self._path = path
 
     def find_class(self, module: str, name: str) -> Any:
-        """Return an inert object in place of ``module.name`` in the pickle; an error for an unknown name."""
+        """Return an inert object in place of ``module.name`` in the pickle; unknown names raise an error."""
         if (module, name) == ("collections", "OrderedDict"):
             return OrderedDict
         if module == "torch" and name in _STORAGES:
@@ -162,7 +162,7 @@ class _Reader(pickle.Unpickler):
         )
 
     def persistent_load(self, pid: Any) -> _Storage:
-        """Convert a persistent id in the pickle to a reference to a storage; an error for any other id."""
+        """Convert a persistent id in the pickle to a reference to a storage; other ids raise an error."""
         kind, dtype, key, _, length = pid[:5]
         if kind != "storage" or not isinstance(dtype, np.dtype) or any(pid[5:]):
             raise _WrongFile(f"path: {self._path}: expected storages of tensors, got {pid!r}")

@@ -47,7 +47,7 @@ Call = TypeVar("Call", bound=Callable[..., jax.Array])
 
 
 def accumulation_dtype(values: Any) -> np.dtype:
-    """Return the data type in which covfree sums floats: float32 for half precisions, else their own."""
+    """Return the data type in which covfree sums floats: float32 for half precisions, else jax's type."""
     dtype = jax.dtypes.canonicalize_dtype(values.dtype if hasattr(values, "dtype") else values)
     return np.dtype(np.float32) if dtype.itemsize < 4 else dtype
 
@@ -121,7 +121,7 @@ class Rows:
         means: Float[AnyArray, "*batch classes subsets dim"],
         counts: Num[AnyArray, "*batch classes subsets"],
     ) -> Rows:
-        """Flatten the means of random subsets of each client's class to rows.
+        """Flatten the means of random subsets of classes to rows.
 
         Args:
             means: ``[classes, subsets, dim]`` of one client, from `subset_class_means`, or

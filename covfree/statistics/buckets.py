@@ -26,7 +26,7 @@ class BucketFeatures:
     Attributes:
         thresholds: [dim, L], the thresholds of each feature.
         seed: the seed of the permutation.
-        group_size: G, the bits of a group.
+        group_size: G, the number of bits in a group.
     """
 
     thresholds: Float[AnyArray, "dim buckets"]
@@ -83,8 +83,8 @@ def bucket_features(
         seed: the seed of the permutation; the same for all parties.
 
     Raises:
-        ValueError: if ``thresholds`` has another shape, or ``group_size`` is below 1 or above 20.
-        TypeError: if ``group_size`` is no integer.
+        ValueError: if ``thresholds`` is empty or no matrix, or ``group_size`` is below 1 or above 20.
+        TypeError: if ``group_size`` or ``seed`` is no integer.
 
     Source: SAFLe (Bacellar et al. 2026), whose buckets are called "binary overlapping". Their exact
     definition was not available: half-lines as buckets are covfree's choice.
@@ -115,11 +115,10 @@ def gaussian_thresholds(
 ) -> Float[Array, "dim num_buckets"]:
     """Compute thresholds of each feature, the quantiles of a Gaussian, from sums over all examples.
 
-    t_jl = m_j + s_j Φ⁻¹(l/(L + 1)), with the features' means m and standard deviations s, and the standard
-    normal quantile function Φ⁻¹. Clients send their number n of examples x, Σ(x − c) and Σ(x − c)²: 2·d + 1
-    numbers that add up. In float32, s has a relative error of about
-    eps·(1 + (m − c)²/s²). So features far from 0 need a centre c near their mean, which a first round of n
-    and Σx gives.
+    t_jl = m_j + s_j Φ⁻¹(l/(L + 1)) for l = 1, …, L, with the features' means m and standard deviations s, and
+    the standard normal quantile function Φ⁻¹. Clients send their number n of examples x, Σ(x − c) and
+    Σ(x − c)²: 2·d + 1 numbers that add up. In float32, s has a relative error of about eps·(1 + (m − c)²/s²).
+    So features far from 0 need a centre c near their mean, which a first round of n and Σx gives.
 
     Args:
         count: n.

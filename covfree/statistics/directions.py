@@ -34,11 +34,11 @@ def directed_rows(
 
     Let the rows of R be a client's residuals f_i − μ_{y_i}, its examples minus their class means, with
     singular values s_1 ≥ s_2 ≥ … and right singular vectors v_j. Direction j is s_j v_j, with the sign that
-    makes its largest entry positive. Of all matrices of rank q, Σ_{j ≤ q} s_j² v_j v_jᵀ is nearest to the
-    scatter RᵀR, and RᵀR minus it is positive semi-definite. The sum equals RᵀR if q ≥ a_k = Σ_c (n_c − 1),
-    where the client has n_c examples of class c. Directions reveal more about examples than their number
-    suggests: if a client has two examples of a class, their mean and a direction determine both, up to their
-    order.
+    makes its entry of largest size positive. Of all matrices of rank q, Σ_{j ≤ q} s_j² v_j v_jᵀ is nearest to
+    the scatter RᵀR, and RᵀR minus it is positive semi-definite. The sum equals RᵀR if q ≥ a_k, where
+    a_k = Σ_c (n_c − 1) and the client has n_c examples of class c. Directions reveal more about examples than
+    their number suggests: if a client has two examples of a class, their mean and a direction determine both,
+    up to their order.
 
     A direction is a row with ``sketch`` set, label −2 and the mean s_j v_j. A client sends min(q, a_k, d)
     directions; the other rows are padding. The count of a direction is its degrees of freedom: 1 if q < d. If
@@ -129,9 +129,9 @@ def _of_clients(
 def _leading(
     residual: Float[Array, "examples dim"], number: int, degrees: Integer[Array, ""]
 ) -> tuple[Float[Array, "directions dim"], Float[Array, ""]]:
-    """Return R's leading s_j v_j (0 for j > ``degrees``), and Σ s_j⁴ / Σ s_j² over the s_j left out.
+    """Return R's first ``number`` s_j v_j (0 for j > ``degrees``), and Σ s_j⁴ / Σ s_j² over the other s_j.
 
-    R is ``residual``; `directed_rows` defines s_j and v_j. Uses the smaller of R Rᵀ and RᵀR.
+    R is ``residual``; `directed_rows` defines s_j and v_j. The smaller of R Rᵀ and RᵀR is decomposed.
     """
     examples, dim = residual.shape
     if examples == 0:
@@ -152,7 +152,7 @@ def _leading(
     others = jnp.where((beyond >= number) & (beyond < degrees), jnp.maximum(values, 0), 0)
     trace = others.sum()
     left_out = jnp.square(others).sum() / jnp.where(trace > 0, trace, 1)
-    # Fix the sign (largest entry positive), so that the order of examples does not matter.
+    # Fix the sign (entry of largest size positive), so that the order of examples does not matter.
     peak = jnp.take_along_axis(rows, jnp.abs(rows).argmax(1, keepdims=True), axis=1)
     rows = jnp.where(peak < 0, -rows, rows) * unit
     rows = jnp.where(beyond[: rows.shape[0], None] < degrees, rows, 0)

@@ -134,7 +134,7 @@ def fourier_features(
     Args:
         num_features: D, the number of mapped features.
         sigma: σ, above 0, in units of the features' distances; may be swept.
-        seed: the seed of the random directions; the same for all parties.
+        seed: the seed of the random directions and phases; the same for all parties.
         unit: whether to scale features to norm 1 first. Distances are then between 0 and 2, so that one σ
             fits features of any scale.
 

@@ -1,4 +1,4 @@
-"""Choose a share of examples that clients keep aside for validation, by a hash of each one's features."""
+"""Choose a share of examples that clients keep aside for validation, by a hash of each example's features."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def kept_aside(features: Float[AnyArray, "examples dim"], share: float) -> Bool[
 
 
 def check_keep(keep: float) -> None:
-    """Raise ValueError if `kept_aside` with the share ``keep`` would choose no example, or every one."""
+    """Raise an error unless ``keep`` is a share with which `kept_aside` may choose some examples, not all."""
     if not 0 < threshold(check_share("keep", keep)) < threshold(1):
         raise ValueError(f"keep: expected a share that keeps some examples and not all, got {keep!r}")
 

@@ -18,7 +18,7 @@ from covfree.core.types import PRNGKey
 Structure: TypeAlias = Literal["diagonal", "spherical", "full"]
 
 # Added to every variance, as a share of the group's mean variance. Without it the density of a component that
-# has closed in on a few examples would leave the range of float32.
+# has shrunk to a few examples would leave the range of float32.
 _FLOOR = 1e-4
 
 

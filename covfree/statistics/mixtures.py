@@ -58,7 +58,7 @@ def gaussian_mixture(
         kept: False for padding, whose features may hold anything.
         num_components: the largest number of components, static.
         covariance: "full", "diagonal" or "spherical", static.
-        key: PRNG key that draws the first means.
+        key: PRNG key that draws the direction and the first means.
         num_steps: the largest number of steps of EM, static.
 
     Returns:
@@ -139,7 +139,7 @@ def client_mixtures(
     A group is a client's class. Its mixture is the result of `gaussian_mixture` with the key
     ``fold_in(fold_in(derive(key, "mixtures"), label), client)`` (`covfree.core.keys.derive`). It depends
     neither on other groups nor on the examples' order, so a client alone computes the same mixture with
-    the same key, up to rounding. Costs a sort of n small keys and work for num_groups·group_size examples,
+    the same key, up to rounding. It costs a sort of n small keys and work for num_groups·group_size examples,
     whatever the groups' own sizes. Groups are computed in batches, so that extra memory is bounded.
 
     Args:
@@ -239,7 +239,7 @@ def _fit_groups(
     num_components: int,
     covariance: Structure,
 ) -> Mixture:
-    """Fit a mixture to each group, in batches that bound memory; ``owners``: their labels and clients."""
+    """Fit a mixture to each group, in batches that bound memory; ``owners`` has their labels and clients."""
     order = jnp.argsort(group)
     within = jnp.arange(group_size, dtype=jnp.int32)
     key = derive(key, "mixtures")

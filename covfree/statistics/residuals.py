@@ -22,7 +22,7 @@ def count_clients(labels: Integer[np.ndarray, " examples"], clients: Integer[np.
 
 
 class Senders(NamedTuple):
-    """The clients that have an example, numbered from 0 in the order of ``client``.
+    """The clients that have an example, numbered from 0 in the order of their original numbers.
 
     Attributes:
         slot: the number of each example's client; ``len(client)`` for padding examples.
@@ -47,8 +47,8 @@ def senders_of(
 ) -> Senders:
     """Number the clients from 0, and count each one's examples and degrees of freedom (`Senders`).
 
-    ``row`` has, for each example, the index of its mean in ``means``, and −1 for padding. A ValueError is
-    raised if there are more than ``num_clients`` clients, or if one has over ``client_size`` examples.
+    ``row`` has, for each example, the index of its mean in ``means``, and −1 for padding. Outside ``jit``, a
+    ValueError is raised if there are over ``num_clients`` clients, or one has over ``client_size`` examples.
     """
     check_positive("num_clients", num_clients)
     kept, num_rows = row >= 0, len(means.count)
@@ -81,7 +81,7 @@ def with_vectors(
     count: Integer[Array, "clients vectors"],
     label: int,
 ) -> Rows:
-    """Append ``vectors`` to the means, as rows with ``sketch`` True and this label; padding if count is 0."""
+    """Append ``vectors`` to ``means`` as rows with ``sketch`` True and this label; count 0 marks padding."""
     count = count.reshape(-1)
     labels = jnp.where(count > 0, label, -1).astype(jnp.int32)
     return Rows(

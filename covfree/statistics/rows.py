@@ -23,7 +23,7 @@ CovarianceType: TypeAlias = Literal["diagonal", "spherical"]
 
 
 def check_subsets(num_subsets: int | None, subset_size: int) -> None:
-    """Raise ValueError unless ``num_subsets`` (or None) and ``subset_size`` are at least 1."""
+    """Raise an error unless both are integers of at least 1; ``num_subsets`` may also be None."""
     if num_subsets is not None:
         check_positive("num_subsets", num_subsets)
     check_positive("subset_size", subset_size)
@@ -56,7 +56,10 @@ def pair_sizes(
 def client_pairs(
     labels: Integer[np.ndarray, " examples"], clients: Integer[np.ndarray, " examples"]
 ) -> tuple[Integer[np.ndarray, " pairs"], Integer[np.ndarray, " pairs"]]:
-    """Return each client-class pair's client and number of examples n_kc, ordered by client and class."""
+    """Return each client-class pair's client and number of examples n_kc, ordered by client and class.
+
+    Clients are renumbered if a number is beyond int32.
+    """
     labels, clients = np.asarray(labels), np.asarray(clients)
     check_int32("labels", labels)
     if not fits_int32(clients):
@@ -93,8 +96,8 @@ def client_rows(
 ) -> Rows:
     """Compute the class means of all clients as rows, ordered by client, class and subset.
 
-    Costs a sort of n small keys and one pass over the features (three with a covariance), and memory for n +
-    num_rows·d numbers.
+    It costs a sort of n small keys, one pass over the features (three with a covariance), and memory for
+    n + num_rows·d numbers.
 
     Args:
         features: features of all clients' examples, in any order.
@@ -106,7 +109,7 @@ def client_rows(
             `subset_class_means`. None for as many as ``subset_size`` allows, which grows with n_kc.
         subset_size: the smallest number of examples in a subset, unless the client has fewer of the class.
         covariance: if given, also compute the unbiased variance of each feature about the mean
-            (``"diagonal"``), or the average over features (``"spherical"``).
+            (``"diagonal"``), or its average over features (``"spherical"``).
         key: PRNG key that assigns examples to subsets; needed unless ``num_subsets`` is 1.
 
     Returns:
@@ -114,7 +117,7 @@ def client_rows(
 
     Raises:
         ValueError: if shapes do not fit, a key is missing, or ``num_rows`` is too small.
-        TypeError: if labels or clients are no integers.
+        TypeError: if features are no floats, or labels or clients no integers.
 
     >>> import jax.numpy as jnp
     >>> features = jnp.array([[1.0], [3.0], [9.0]])

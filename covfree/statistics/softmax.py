@@ -123,7 +123,10 @@ def _scored(
     centre: jax.Array,
     num_classes: int,
 ) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
-    """Return scores, labels, counts and features minus ``centre``; 0 for padding and for absent classes."""
+    """Return scores, labels, counts and features minus ``centre`` of a part.
+
+    Scores and counts are 0 for padding and for examples of absent classes.
+    """
     features, label, count = part
     kept = (count > 0) & (label >= 0) & (label < num_classes)
     features = features.astype(accumulation_dtype(features))

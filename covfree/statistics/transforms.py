@@ -24,7 +24,7 @@ from covfree.core.types import PRNGKey, Rows, Scalar, accumulation_dtype, is_tra
 class Transform:
     """A transform of the rows that a client sends: a pytree whose one leaf is ``strength``.
 
-    It works row by row, so it is the same on one client's rows as on all rows of a simulation.
+    It works row by row: on one client's rows or, in a simulation, on the rows of all clients.
 
     Attributes:
         strength: the number that a user may sweep or differentiate; the transform defines its meaning.
