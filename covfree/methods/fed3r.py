@@ -23,7 +23,7 @@ from covfree.statistics.feature_maps import FeatureMap
 
 
 def gram_phase(params: object, totals: tuple[()], rows: Rows, num_classes: int) -> tuple[Moments, Factor]:
-    """Compute class sums and counts, and a `Factor` that adds up to the Gram matrix."""
+    """Compute class sums and counts, and a `Factor` whose total is the Gram matrix."""
     return first_moments(rows, num_classes), Factor(gram_factor(rows, num_classes))
 
 
@@ -92,15 +92,17 @@ def fed3r(
 ) -> Method[Any]:
     """Make Fed3R: clients send their Gram matrix F Fᵀ and class sums; the server solves ridge regression.
 
-    The head is ridge regression of one-hot labels on all clients' features; its columns are scaled to norm 1.
-    Bytes up: 4·(K·d² + M·d) for K clients and M client-class pairs.
+    The columns of F are a client's feature vectors, of d features. The head is ridge regression of one-hot
+    labels on the features of all clients; its columns are scaled to norm 1. Bytes up: 4·(K·d² + M·d) for K
+    clients and M client-class pairs.
 
     Args:
         ridge: λ, at least 0.
-        scatter: ``"within"`` subtracts the scatter between classes from the Gram matrix, as FedCOF does. The
-            server subtracts it from sums over all clients (F Fᵀ, class sums, counts), so this works under
-            secure aggregation. In float32 the difference F Fᵀ − Σ_c N_c μ_c μ_cᵀ has a relative error of
-            about eps·(1 + m²/s²), for features of mean m and standard deviation s within classes.
+        scatter: ``"within"`` leaves out the scatter between classes, as FedCOF does. The server subtracts it
+            from sums over all clients (F Fᵀ, class sums, counts), so this works under secure aggregation. The
+            server computes F Fᵀ − Σ_c N_c μ_c μ_cᵀ, for N_c examples of mean μ_c in class c. In float32 its
+            relative error is about eps·(1 + m²/s²), for features of mean m and standard deviation s within
+            classes.
         bias: whether the head has an intercept, see `ridge_head`; clients' messages are the same either way.
             The paper has none, its authors' code has one.
         feature_map: a map of features that all parties share; random Fourier features make this Fed3R-RF.

@@ -42,7 +42,7 @@ class _Numbers:
 
 
 class _Sizes(NamedTuple):
-    """The sums over examples of the first round.
+    """The sums of the first round, over examples with features x.
 
     Attributes:
         number: n, the number of examples.
@@ -117,7 +117,7 @@ def fed3r_random(
     round with σ = 1000, chosen for the features of its backbone.
 
     Bytes up: 4·(K·D² + M·D) for K clients and M client-class pairs. With ``"auto"`` 4·K·(D² + C·D + C + d +
-    2), as each client sends sums for all C classes.
+    2) for d features, as each client sends sums for all C classes.
 
     Args:
         ridge: λ, at least 0.
@@ -130,7 +130,7 @@ def fed3r_random(
 
     Raises:
         ValueError: if a number is out of its range.
-        TypeError: if ``num_features`` or ``seed`` is no integer, or another argument no number.
+        TypeError: if ``num_features`` or ``seed`` is no integer, or ``ridge`` or ``sigma`` no number.
 
     Source: Fanì, Camoriano, Caputo and Ciccone (2024); the automatic σ is covfree's.
 

@@ -90,14 +90,16 @@ def fedcof(
     bias: bool = False,
     feature_map: FeatureMap | None = None,
 ) -> Method[Any]:
-    """Make FedCOF: clients send class means and counts; the means' scatter gives the covariance for a head.
+    """Make FedCOF: clients send class means and counts; the server estimates a covariance from the means.
 
     The defaults, LDA with automatic shrinkage, are covfree's. The paper's method is a ridge head with γ = 1:
-    ``fedcof(shrinkage=1.0, head="ridge")``. Bytes up: 4·M·d for M client-class pairs, as FedNCM's.
+    ``fedcof(shrinkage=1.0, head="ridge")``. Bytes up: 4·M·d for M client-class pairs and d features, as
+    FedNCM's.
 
-    Heads other than ridge use the covariance Σ̂ = Ŵ/Σ_c w_c (K_c − 1). Ŵ is the `within_scatter` with class
-    weights w_c, and K_c counts the means of class c. Σ̂ is unbiased if the classes share one covariance, even
-    if some classes have a single mean. (Ŵ/(N − C) would then be too small.)
+    Heads other than ridge use the covariance Σ̂ = Ŵ / (Σ_c w_c (K_c − 1)). Ŵ is the `within_scatter` with
+    class weights w_c, and K_c is the number of means of class c. Σ̂ is unbiased if the classes share one
+    covariance, even if some classes have a single mean. (For N examples of C classes, Ŵ/(N − C) would then be
+    too small.)
 
     Args:
         shrinkage: a number γ adds γI to the covariance; with ``"10%"`` γ is 10 % of its mean variance;
@@ -108,10 +110,11 @@ def fedcof(
             allows.
         weighting: how the classes' scatters are weighted, see `within_scatter`.
         head: ``"lda"``; ``"ridge"``, which solves with a Gram matrix, the shrunk Ŵ plus N μ_g μ_gᵀ for the
-            grand mean μ_g; ``"student"`` or `student`, with a covariance for each class; or a function of the
-            shrunk within-class covariance (a `Scatter`; ``.dense()`` is the matrix) and the `Moments`.
-        subset_size: the smallest number of examples in a random subset, unless the client has fewer of the
-            class.
+            mean μ_g of all N examples; ``"student"`` or `student`, with a covariance for each class; or a
+            function of the shrunk within-class covariance (a `Scatter`; ``.dense()`` is the matrix) and the
+            `Moments`.
+        subset_size: the smallest number of examples in a random subset; a client with fewer examples of the
+            class sends the mean of them all.
         scatter: what the ridge head's Gram matrix contains, see `total_gram`; for the ridge head alone.
         bias: whether the ridge head has an intercept, see `ridge_head`. The paper has none.
         feature_map: a map of features that all parties share, e.g. ``relu_features(5000)``. Clients send the
@@ -163,12 +166,12 @@ def fedcof_oracle(
     """Make FedCOF's oracle: clients also send their class covariances, so that the covariance is exact.
 
     The covariances combine (`aggregate_covariances`) to the within-class scatter of the pooled examples. A
-    simulation computes that scatter directly. If clients send only diagonals of their covariances, or one
-    variance each, this is cheaper and less exact; but the scatter between the clients' means is still exact.
+    simulation computes that scatter directly. Clients may send only the diagonal of each covariance, or one
+    variance: that is cheaper and less exact, but the scatter between the clients' means is still exact.
 
     As with `fedcof`, the paper's settings are ``shrinkage=1.0, head="ridge"``.
 
-    Bytes up: 4·M·(d² + d) for M client-class pairs; diagonal 8·M·d; spherical 4·M·(d + 1).
+    Bytes up: 4·M·(d² + d) for M client-class pairs and d features; diagonal 8·M·d; spherical 4·M·(d + 1).
 
     Args:
         shrinkage: see `fedcof`.
@@ -225,8 +228,8 @@ def _oracle_merge(shrinkage: Shrinkage, message: Message, num_classes: int) -> t
     degrees = jnp.maximum(moments.within_degrees, 1)
     weight = jnp.full(num_classes, 1 / degrees)
     inner = row_scatter(rows, num_classes) if message.matrix is None else jnp.asarray(message.matrix)
-    # The rule's statistics need only the sum of a client's centred examples of each class: their number times
-    # the centred class mean.
+    # The rule's statistics need, for each client and class, only the sum of the centred examples. It is their
+    # number times the client's centred class mean.
     between = centred_rows(rows, moments, weight)
     statistics = shrinkage.statistics(between, rows, moments, weight)
     scatter = Scatter.from_matrix(inner / degrees).with_factor(between)

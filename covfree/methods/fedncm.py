@@ -22,7 +22,7 @@ def _head(params: object, system: None, moments: Moments) -> LinearHead:
 def fedncm() -> Method[LinearHead]:
     """Make FedNCM: clients send class means and counts; the normalised global means are the classifier.
 
-    Bytes up: 4·M·d for M client-class pairs.
+    Bytes up: 4·M·d for M client-class pairs and d features.
 
     Source: Legate, Bernier, Caccia, Oyallon and Belilovsky (2023).
     """

@@ -24,7 +24,7 @@ _STEPS = 100
 
 
 def send_heads(l2: float = 1e-3) -> Summary:
-    """Make a summary with a row for each class of a client: the column [w_kc, b_kc] of its softmax head.
+    """Make a summary with a row for each class c of a client k: the column [w_kc, b_kc] of its softmax head.
 
     Each client trains `softmax_head` on its own examples and classes. The rows are not means of features:
     they have d + 1 numbers, and cannot be used to estimate covariances.
@@ -49,7 +49,7 @@ def _own_sizes(labels: Any, num_classes: int) -> tuple[int, ...]:
 
 
 def _cost(labels: Any, clients: Any, dim: int) -> Cost:
-    """Bound the cost by 100 L-BFGS steps of 8·n·d·C for n examples of C classes; one class needs none."""
+    """Bound the cost of a client with n examples of C classes by 100 steps of 8·n·d·C; no step if C = 1."""
     rows = count_rows(labels, clients)
     classes, examples = (sizes.astype(float) for sizes in client_sizes(labels, clients))
     trained = 8 * _STEPS * examples * dim * np.where(classes > 1, classes, 0)

@@ -27,7 +27,7 @@ class MessageForm:
             absent classes have count 0. Arrays may be traced.
         merge: ``(params, message, num_classes) -> state``, the state after all rounds, from the messages of
             all clients as `collect` adds them up.
-        matrices: whether a d × d matrix is sent by each client, or for each row.
+        matrices: ``"client"`` if each client sends one d × d matrix, ``"row"`` if it sends one for each row.
         solved: whether the client sends its own ridge solution, whose columns replace the class means.
         pooled: whether the server needs only the sum of all classes' scatters, not one for each class.
     """
@@ -53,7 +53,7 @@ def gram_matrices(merge: Merge) -> MessageForm:
 
 
 def own_solutions(merge: Merge) -> MessageForm:
-    """Make the form of messages with ridge solutions and Gram matrices plus γI; γ is ``params.gamma``."""
+    """Make the form of messages with a ridge solution and the Gram matrix plus γI; γ is ``params.gamma``."""
     return MessageForm("solutions", _solution, merge, "client", solved=True)
 
 

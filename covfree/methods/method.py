@@ -35,26 +35,26 @@ def sent_matrix(matrix: AnyArray | None, name: str) -> AnyArray:
 class Method(Generic[H]):
     """A federated method: how examples become rows, what is summed over rows, and how sums become a head.
 
-    ``Method[LinearHead]`` has a `LinearHead` as its head. A method is a pytree whose leaves are the numbers
-    in ``params``, ``feature_map`` and ``transforms``; ``vmap`` and ``grad`` work on these. It is an argument
-    of compiled functions: another γ does not recompile them, another shrinkage rule does.
+    ``Method[LinearHead]`` makes a `LinearHead`. A method is a pytree whose leaves are the numbers in
+    ``params``, ``feature_map`` and ``transforms``; ``vmap`` and ``grad`` work on these. It is an argument of
+    compiled functions: another γ does not recompile them, another shrinkage rule does.
 
     Attributes:
         params: hyperparameters and shrinkage rules, whose numbers ``vmap`` may sweep.
         name: the method's name.
         summary: how examples become rows.
-        rounds: rounds of sums over rows; each receives the server's state after the earlier rounds, see
-            `Round`. Rounds over clients' examples come last.
+        rounds: rounds of sums over rows, then those over clients' examples; each receives the server's state
+            after the earlier rounds, see `Round`.
         system: ``(params, *state) -> Scatter``, the regularised matrix with which the head is solved; or
             None.
         head: ``(params, system, *state) -> Head``, from the server's state after the last round.
-        message: how a client makes one message from sums over its examples, see `MessageForm`. None if it
-            sends the summary's rows, over which the server runs the rounds, or if it answers each round with
+        message: how a client makes one message from sums over its examples, see `MessageForm`. None if a
+            client sends the summary's rows, over which the server runs the rounds, or answers each round with
             sums over its examples.
         feature_map: a map of features. Clients apply it before they summarise, the head before it classifies.
         transforms: transforms of the rows before they leave a client, in this order.
-        whole_clients: whether a round compares the rows of a client, so that all of them must be in one chunk
-            of a table that is read in chunks.
+        whole_clients: whether a round compares the rows of a client. If a table is read in chunks, each
+            client's rows must then be in one chunk.
         received: ``(state, rows) -> state``, called before rounds over examples, to store clients' rows, or
             results from them, in the state; None stores nothing.
         report: ``(params, state) -> dict`` of numbers for the history of `covfree.rounds.run`.
@@ -102,7 +102,7 @@ class Method(Generic[H]):
 
     @property
     def message_rounds(self) -> int:
-        """The number of rounds that a client's message replaces: all rounds over rows; 0 if it sends sums."""
+        """The number of rounds that a client's message replaces: all over rows; 0 if clients send sums."""
         sends_sums = self.message is None and self.summary.stays
         return 0 if sends_sums else self.rounds_over_rows
 
@@ -161,7 +161,7 @@ class Method(Generic[H]):
     def made(
         self, features: jax.Array, labels: jax.Array, num_classes: int, key: jax.Array | None
     ) -> Message:
-        """Make the message of one client, with padding; arrays may be traced."""
+        """Make the message of one client, whose rows may include padding; arrays may be traced."""
         features = self.mapped(features)
         if self.message is not None:
             return self.message.make(self.params, features, labels, num_classes)

@@ -48,12 +48,13 @@ def fedcof_components(
     bias: bool = False,
     feature_map: FeatureMap | None = None,
 ) -> Method[Any]:
-    """Make FedCOF by variance components: the covariance comes from the scatter of each client's own means.
+    """Make FedCOF by variance components: its covariance is unbiased if features differ between clients.
 
-    Clients send the means of two or more random subsets of each class. The scatter of one client's means does
-    not depend on differences between clients. So the estimate is unbiased under client shift, whereas that of
-    `fedcof` is then too large. Bytes up: 4·M·d, with M the number of subset means. Defaults are LDA and
-    automatic shrinkage, as for `fedcof`.
+    Clients send the means of two or more random subsets of each class. To the scatter of all means about
+    their class mean, the server adds an estimate of the scatter of examples about the means. It makes this
+    estimate from the scatter of each client's own means, which differences between clients do not change.
+    (The covariance of `fedcof` is too large under client shift.) Bytes up: 4·M·d for M subset means and d
+    features. Defaults are LDA and automatic shrinkage, as for `fedcof`.
 
     Args:
         shrinkage: see `fedcof`.
@@ -109,12 +110,12 @@ def fedcof_residuals(
 ) -> Method[Any]:
     """Make FedCOF with residual directions: clients also send the leading directions of their own scatter.
 
-    A residual is a feature minus the class mean that the client sends. A client also sends the q leading
-    right singular vectors of its residuals (of all its classes together), times their singular values. No
-    other q directions contain more of the scatter within its classes. Nothing is estimated, so clients may
-    differ in any way. If each client k has at most q + C_k examples of C_k classes, the method is exact and
-    equals FedCOF's oracle. Bytes up: 4·(M + K·q)·d for K clients and M client-class pairs. Defaults are LDA
-    and automatic shrinkage, as for `fedcof`.
+    A residual is an example's feature vector minus the class mean that its client sends. A client also sends
+    the q leading right singular vectors of its residuals (of all its classes together), times their singular
+    values. No other q directions contain more of the scatter within its classes. Nothing is estimated, so
+    clients may differ in any way. If each client k has at most q + C_k examples of C_k classes, the method is
+    exact and equals FedCOF's oracle. Bytes up: 4·(M + K·q)·d for K clients, M client-class pairs and d
+    features. Defaults are LDA and automatic shrinkage, as for `fedcof`.
 
     The scatter in other directions is left out. A variant in which clients also send its trace, and the
     server spreads it over all directions, lost 0.7 points on average over 13 federations (docs/shift.md).

@@ -21,7 +21,7 @@ def is_table(part: Any) -> bool:
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Parts:
-    """An upload as lists of arrays, which may have one more leading axis here (delays or members).
+    """An upload as lists of arrays; for several delays or members the arrays have one more leading axis.
 
     Attributes:
         sums: arrays that are added.

@@ -17,8 +17,8 @@ from covfree.rounds.algorithm import is_classes
 from covfree.rounds.checkpoint import Mark
 from covfree.rounds.cohort import Examples, Members
 
-# Two padded sizes are merged if that adds less padding than this. Sorting that many examples in each round of
-# a typical run takes about as long as one compilation.
+# Two padded sizes are merged if that adds fewer padding examples than this. To sort as many examples in every
+# round of a typical run takes about as long as one compilation.
 _SORTED = 2**16
 
 
@@ -63,7 +63,7 @@ class Federation:
             labels: [examples], integers, below 0 is padding; or [examples, …] any numbers.
             clients: [examples], integers; below 0 is padding.
             whole: whether clients take all of their examples at once, see `Algorithm.whole`.
-            num_classes: C: labels must be integers below C; None allows any labels.
+            num_classes: C; labels must be integers below C. None allows any labels.
 
         Raises:
             TypeError: if a data type is wrong.
@@ -195,7 +195,7 @@ def _padded_sizes(size: np.ndarray, whole: bool) -> np.ndarray:
     """Return the size to which each client's examples are padded, at most the largest client's size.
 
     Sizes are 16 times powers of 4, so that few functions are compiled. Unless ``whole``, padding costs only
-    sorting: neighbouring sizes are merged if that costs less than compiling another function.
+    sorting, and neighbouring sizes are merged if this costs less than compiling another function.
     """
     steps = np.ceil(np.log2(np.maximum(size, 16) / 16) / 2)
     padded = np.minimum(size.max(), (16 * 4**steps).astype(int))

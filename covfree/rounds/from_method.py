@@ -209,10 +209,10 @@ def as_algorithm(
 
     Raises:
         TypeError: if ``method`` is not a `Method`.
-        ValueError: if a round of the method keeps rows, so that its uploads cannot be sums.
+        ValueError: with ``uploads="sums"``, if a round of the method keeps rows.
 
-    Source: secure aggregation of FedCOF: Goswami et al. (2024), Appendix I.2. There, too, a client's term is
-    (N_c − 1) n_kc (μ_kc − μ_c)(μ_kc − μ_c)ᵀ, but the server divides by K − 1, where K counts all clients.
+    Source: secure aggregation of FedCOF: Goswami et al. (2024), Appendix I.2. There a client's term is
+    (N_c − 1) n_kc (μ_kc − μ_c)(μ_kc − μ_c)ᵀ, and the server divides by K − 1, where K counts all clients.
 
     >>> import covfree
     >>> as_algorithm(covfree.fedcof(), num_classes=10, uploads="sums").rounds

@@ -143,7 +143,7 @@ def participation(
 ) -> Int64[np.ndarray, "rounds drawn"]:
     """Draw the clients that take part in each round.
 
-    A round draws ``per_round`` different clients, uniformly. With replacement each round takes O(K) time.
+    A round draws ``per_round`` different clients, uniformly.
 
     Args:
         num_clients: K.

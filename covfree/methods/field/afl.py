@@ -29,7 +29,7 @@ def _system(numbers: AflNumbers, totals: tuple[Moments, Scatter]) -> Scatter:
 
 
 def _merge(numbers: AflNumbers, message: Message, num_classes: int) -> tuple[tuple[Moments, Scatter]]:
-    """Do as `gram_merge`, and subtract γI from the sum of the Gram matrices once for each client."""
+    """Merge as `gram_merge` does, and subtract γI from the sum of the Gram matrices once for each client."""
     ((moments, gram),) = gram_merge(numbers, message, num_classes)
     dtype = gram.value.dtype
     added = jnp.asarray(distinct(message.rows.client), dtype) * jnp.asarray(numbers.gamma, dtype)
@@ -52,8 +52,8 @@ def afl(gamma: Scalar = 1.0, *, ridge: Scalar = 0.0, bias: bool = False) -> Meth
     on the γ that the clients used, as the server subtracts it; with λ = 0 it is least squares of minimum
     norm. A simulation computes the Gram matrix and class sums directly.
 
-    Bytes up: 4·(K·d² + M·d) for K clients and M client-class pairs: a client does not send the columns of
-    classes that it lacks, which are 0.
+    Bytes up: 4·(K·d² + M·d) for K clients, M client-class pairs and d features: a client does not send the
+    columns of classes that it lacks, which are 0.
 
     Args:
         gamma: γ, added to a client's Gram matrix to make its system regular.

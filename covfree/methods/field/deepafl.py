@@ -100,7 +100,7 @@ def solve_layer(
 
     The gradient is 0 if GΩWWᵀ + γΩ = HWᵀ. With G = V diag(b) Vᵀ and WᵀW = Z diag(a) Zᵀ the solution is
     Ω = V [(VᵀHZ) ⊘ (γ + b aᵀ)] (WZ)ᵀ. (Its rows lie in the column space of W, as those of HWᵀ do, and
-    W Wᵀ (W z_j) = a_j W z_j.) So no width × width matrix is decomposed, and clients need to send only FᵀR.
+    W Wᵀ (W z_j) = a_j W z_j.) So no width × width matrix is decomposed, and clients send only G and H.
 
     Args:
         gram: G.
@@ -144,14 +144,15 @@ def deepafl(
 ) -> Method[MappedHead]:
     """Make DeepAFL: a network of T residual layers, each solved in closed form, in 2·T + 1 rounds of sums.
 
-    Features start as Φ = tanh([x̂, 1] A), with x̂ the scaled x and a random A (`DeepFeatures`). For one-hot
-    labels Y the server solves W = (ΦᵀΦ + λI)⁻¹ΦᵀY from sums over all clients. A layer adds FΩ to Φ, where F =
-    gelu([Φ, 1] B) has a random B. Ω minimises ‖R − FΩW‖² + γ‖Ω‖² with the residual R = Y − ΦW, and is solved
-    from FᵀF and FᵀR. Then W is solved again. Clients send only sums, so secure aggregation can be used, and
-    the head does not depend on how examples are divided among clients.
+    Φ, with a row for each example, starts as tanh([x̂, 1] A), where x̂ is x scaled to norm √d for d features,
+    and A is random (`DeepFeatures`). For one-hot labels Y the server solves W = (ΦᵀΦ + λI)⁻¹ΦᵀY from sums
+    over all clients. A layer adds FΩ to Φ, where F = gelu([Φ, 1] B) has a random B. Ω minimises ‖R − FΩW‖² +
+    γ‖Ω‖² with the residual R = Y − ΦW, and is solved from FᵀF and FᵀR. Then W is solved again. Clients send
+    only sums, so secure aggregation can be used, and the head does not depend on how examples are divided
+    among clients.
 
-    Bytes up of each client: 4·[(T + 1)·(h² + h·C) + T·(f² + f·C)], and C class counts in each round for W.
-    Bytes down in each round: the layers so far and W; a client that keeps them needs only the newest layer.
+    Bytes up of each client: 4·[(T + 1)·(h² + h·C) + T·(f² + f·C)] for C classes, and C counts in each round
+    for W. Bytes down in each round: the layers so far and W; a client that keeps them needs only the newest.
 
     Args:
         num_layers: T.

@@ -67,7 +67,7 @@ def ensemble(
     Averaged scores are one linear head, as after one round of FedAvg with local training to convergence.
     Averaged probabilities need an `EnsembleHead`, which keeps all heads. A client that has only one class
     always predicts it: it adds the constant n_k/N to the probability of its class, and 0 to its score. Bytes
-    up: 4·M·(d + 1) for M client-class pairs.
+    up: 4·M·(d + 1) for M client-class pairs and d features.
 
     This is a baseline without cooperation in training. Rows are columns of heads, not means, so `diagnose`
     refuses them, and `collect` must not be given a ``max_norm`` (its ``dim`` is d + 1).

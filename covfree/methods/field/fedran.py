@@ -53,9 +53,9 @@ def fedran(
 ) -> Method[MappedHead]:
     """Make FedRAN: ridge regression on random features; clients send low-rank Gram matrices.
 
-    Let the columns of F_k be client k's random ReLU features, with singular values s_k1 ≥ s_k2 ≥ … and left
-    singular vectors v_kj. The client sends s_kj v_kj for j ≤ r, its class means, and the weighted mean of the
-    other squares s_kj², c_k = Σ_{j > r} s_kj⁴ / Σ_{j > r} s_kj². The server's Gram matrix is
+    Let the columns of F_k be the random ReLU features of client k's examples, with singular values s_k1 ≥
+    s_k2 ≥ … and left singular vectors v_kj. The client sends s_kj v_kj for j ≤ r, its class means, and
+    c_k = Σ_{j > r} s_kj⁴ / Σ_{j > r} s_kj², a weighted mean of the other squares. The server's Gram matrix is
 
         Ĝ = Σ_k Σ_{j ≤ r} s_kj² v_kj v_kjᵀ + cI,    c = Σ_k c_k² / Σ_k c_k,
 
@@ -69,8 +69,8 @@ def fedran(
     minus what it sends, with trace τ_k = Σ_{j > r} s_kj², and R their sum. The error of cI, weighted by R, is
     tr R (R − cI)²; its minimum is at c = tr R² / tr R. The server does not know the cross terms tr R_k R_l
     ≥ 0 of two clients. Without them the quotient is Σ τ_k c_k / Σ τ_k, a lower bound. The weights τ_k are
-    not sent and are replaced by c_k, as both grow with a client's examples. In float32 the squares c_k² are
-    finite for features between about 1e-9 and 1e8; beyond that an error is raised.
+    not sent and are replaced by c_k, as both grow with a client's examples. In float32, features above about
+    1e8 make c_k² infinite, and an error is raised; below about 1e-9 it underflows, and c is 0.
 
     The paper's server merges the clients' subspaces by QR and SVD. Here they are added without truncation,
     which gives the same Ĝ as a merge without truncation. `fedcof_residuals` sends directions about the class

@@ -24,7 +24,7 @@ from covfree.methods.method import Method
 from covfree.methods.rounds import Bound, bound, phases
 from covfree.methods.summaries import keep_examples
 
-# γ in units of t = tr(Σ)/d. The paper's (1 − a)Σ + a·t·I with a = 0.05 is 0.95·(Σ + γI), and the factor 0.95
+# γ/t with t = tr(Σ)/d. The paper's (1 − a)Σ + a·t·I with a = 0.05 is 0.95·(Σ + γI), and the factor 0.95
 # changes no direction.
 _PAPER = 0.05 / 0.95
 # Distances between classes are capped at this many standard deviations within classes.
@@ -128,10 +128,10 @@ def fishermix(
     server draws equally many features of each class from N(Vᵀμ_c, τ²VᵀΣ_cV), and trains on them. With τ = 1
     and equal covariances, this is linear discriminant analysis with equal priors, up to the randomness of the
     draws. With τ < 1 the classes overlap less, so the head depends less on draws near their borders. Bytes
-    up: 4·M·(d² + d) for M client-class pairs.
+    up: 4·M·(d² + d) for M client-class pairs and d features.
 
     Args:
-        num_samples: number of draws for all classes together; fewer than ten a class make the head worse.
+        num_samples: number of draws for all classes together; use at least ten for each class.
         shrinkage: shrinkage of the common covariance S_W, see `qda`; by default the paper's (1 − a)Σ +
             a·tr(Σ)/d·I with a = 0.05, up to a factor that changes no direction.
         spread: τ, above 0.
@@ -139,8 +139,8 @@ def fishermix(
         seed: the seed of the draws.
 
     Raises:
-        ValueError: if a number is out of range, or the shrinkage rule needs single rows; in ``fit``, if there
-            are more classes than draws.
+        ValueError: if a number is out of range, or the shrinkage rule needs the rows themselves, as
+            `ledoit_wolf` does; in ``fit``, if there are more classes than draws.
 
     Source: Turazza, Picone and Mamei (2026), GH-OFL, section on FisherMix. The paper trains by AdamW and
     keeps leading directions with a share of the eigenvalues' sum; here L-BFGS trains on all C − 1. The
@@ -170,12 +170,12 @@ def proto_hyper(
     """Make Proto-Hyper: linear discriminant analysis plus a low-rank residual that is trained on draws.
 
     Draws, V, S_W and μ_g are those of `fishermix`. For z = Vᵀ(x − μ_g) and LDA's scores t(z), the head's
-    scores are s = t(z) + z U R + b. U, R and b are trained by the loss α T² KL(softmax(t/T) ‖ softmax(s/T)) +
-    (1 − α) CE. With α = 1 the head is LDA.
+    scores are s = t(z) + zᵀU R + b. U, R and b are trained by the loss α T² KL(softmax(t/T) ‖ softmax(s/T)) +
+    (1 − α) CE, where CE is the cross-entropy of s on the draws' labels. With α = 1 the head is LDA.
 
-    The paper's teacher is 0.7 LDA + 0.3 NB, and its student starts from NB: naive Bayes with the mean of
-    VᵀS_WV's diagonal as every variance. In the Fisher subspace VᵀS_WV = I, so NB, LDA and all mixtures have
-    the same scores t. Bytes up: 4·M·(d² + d).
+    The paper's teacher is 0.7 LDA + 0.3 NB, and its student starts from NB. This is naive Bayes with one
+    variance, the mean of VᵀS_WV's diagonal. In a basis of the Fisher subspace with VᵀS_WV = I, NB, LDA and
+    all mixtures have the same scores t. Bytes up: 4·M·(d² + d) for M client-class pairs and d features.
 
     Args:
         num_samples: number of draws for all classes together.
@@ -188,7 +188,8 @@ def proto_hyper(
         seed: the seed of the draws.
 
     Raises:
-        ValueError: if a number is out of range, or the shrinkage rule needs single rows.
+        ValueError: if a number is out of range, or the shrinkage rule needs the rows themselves, as
+            `ledoit_wolf` does.
 
     Source: Turazza, Picone and Mamei (2026), GH-OFL, section on Proto-Hyper; defaults from its published
     code.

@@ -58,9 +58,11 @@ def fedcgs(shrinkage: Scalar = 0.0, *, feature_map: FeatureMap) -> Method[Mapped
 def fedcgs(shrinkage: Scalar = 0.0, *, feature_map: FeatureMap | None = None) -> Method[Any]:
     """Make FedCGS: a Gaussian head with the total covariance, that of all features regardless of class.
 
-    Clients send class sums, counts and the Gram matrix B = F Fᵀ, as in Fed3R. From N examples of mean μ_g, of
-    which a share π_c is in class c, the server computes Σ = (B − N μ_g μ_gᵀ)/(N − 1), w_c = Σ⁻¹ μ_c and
-    b_c = log π_c − ½ μ_cᵀ Σ⁻¹ μ_c. Bytes up: 4·(K·d² + M·d) for K clients and M client-class pairs.
+    Clients send class sums, counts and the Gram matrix F Fᵀ of their features (the columns of F), as in
+    Fed3R. Let B be the sum of these matrices. There are N examples of mean μ_g, a share π_c of them in class
+    c, of mean μ_c. The server computes Σ = (B − N μ_g μ_gᵀ)/(N − 1), and for each class the weights w_c =
+    Σ⁻¹ μ_c and the bias b_c = log π_c − ½ μ_cᵀ Σ⁻¹ μ_c. Bytes up: 4·(K·d² + M·d) for K clients, M
+    client-class pairs and d features.
 
     Σ includes the scatter between classes. With the within-class covariance instead, the same formulas are
     linear discriminant analysis (`fedcof`, `fedcof_oracle`).
@@ -164,15 +166,17 @@ def qda(
     """Make quadratic discriminant analysis: a Gaussian head with a shrunk covariance for each class.
 
     Σ̃_c = (S_c + κ Σ̃)/(ν_c + κ), where S_c is the class's scatter with ν_c degrees of freedom, Σ̃ the shrunk
-    covariance of all classes together, and κ = prior·d. This is the posterior mean of Σ_c under a prior about
-    Σ̃ with the weight of κ observations. A class with few examples has nearly the common covariance. For κ →
-    ∞ the head is linear discriminant analysis. A feature that never varies is given the variance of its
-    rounding.
+    covariance of all classes together, and κ = prior·d for d features. Σ̃_c is the posterior mean of the
+    covariance of class c under a prior about Σ̃ with the weight of κ observations. A class with few examples
+    has nearly the common covariance. For κ → ∞ the head is linear discriminant analysis. A feature that never
+    varies is given the variance of its rounding.
 
-    Takes C·d² memory at the server. Bytes up: 4·M·(d² + d), as FedCOF's oracle; from means alone 4·M·d.
+    Takes C·d² memory at the server for C classes. Bytes up: 4·M·(d² + d) for M client-class pairs, as
+    FedCOF's oracle; from means alone 4·M·d.
 
     Args:
-        shrinkage: shrinkage of the common covariance, see `fedcof`; not a rule that needs single rows.
+        shrinkage: shrinkage of the common covariance, see `fedcof`; not a rule that needs the rows
+            themselves, such as `ledoit_wolf`.
         prior: κ/d; must be above 0 if a class has fewer examples than features.
         covariance: ``"sent"`` if clients send a covariance with each class mean; ``"means"`` if it is
             estimated from the scatter of the K_c means, as in FedCOF, with ν_c = K_c − 1.
@@ -208,8 +212,9 @@ def naive_bayes(
     """Make Gaussian naive Bayes: every class has its own variance of each feature, and no correlations.
 
     v_c = (s_c + κ v)/(ν_c + κ), where s_c is the diagonal of the class's scatter with ν_c degrees of freedom,
-    v the variances of all classes pooled, and κ = prior. The variance of feature j is at least its rounding,
-    (16·eps)²(v_j + max_c μ_cj²), so units do not matter. Bytes up: 8·M·d; from means alone 4·M·d.
+    v the variances of all classes pooled, and κ = prior. The variance of feature j, of mean μ_cj in class c,
+    is at least that of its rounding, (16·eps)²(v_j + max_c μ_cj²), so units do not matter. Bytes up: 8·M·d
+    for M client-class pairs and d features; from means alone 4·M·d.
 
     Args:
         prior: κ, how many observations the common variances count for. Must be above 0 if a class may have a

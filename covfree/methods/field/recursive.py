@@ -1,6 +1,7 @@
 """Fed3R's recursive form: add examples to a state or remove them; its head is that of all examples at once.
 
-The state contains a triangular root R of the regularised Gram matrix, Rᵀ R = F Fᵀ + λI.
+The state contains a triangular root R of the regularised Gram matrix, Rᵀ R = Fᵀ F + λI, where the rows of F
+are the features of all examples.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ class RecursiveRidge:
     """The state that a server keeps between clients; under ``vmap``, arrays have a leading axis of states.
 
     Attributes:
-        root: R, upper triangular with a diagonal above 0, so that Rᵀ R = F Fᵀ + λI determines it.
+        root: R, upper triangular with a diagonal above 0, so that Rᵀ R = Fᵀ F + λI determines it.
         total: sum of the features of each class.
         count: examples of each class.
         margin: 1 before any `downdate`; then the smallest squared pivot in any `downdate`. That is about the
@@ -48,8 +49,9 @@ def recursive_ridge(dim: int, num_classes: int, ridge: Scalar) -> RecursiveRidge
     Args:
         dim: d.
         num_classes: C.
-        ridge: λ, above 0. With λ = 0 the root would be singular until d independent examples came, and it
-            cannot give the solution of minimum norm. Forgetting the last client would leave a root of 0.
+        ridge: λ, above 0. With λ = 0 the root would be singular until d independent examples came, and a
+            singular root cannot give the solution of minimum norm. Removing the last client would leave a
+            root of 0.
 
     Returns:
         The state, in float32, or in float64 if JAX has it enabled. Features are cast to this type.
@@ -86,8 +88,9 @@ def update(
 ) -> RecursiveRidge:
     """Add a client's examples.
 
-    R' is the triangular factor of the stack [R; F], as R'ᵀ R' = Rᵀ R + Fᵀ F. This step is backward stable and
-    forms no squares: Rᵀ R stays positive definite, however ill-conditioned the features are.
+    The new root R' is the triangular factor of the stack [R; F], as R'ᵀ R' = Rᵀ R + Fᵀ F, where the rows of F
+    are ``features``. This step is backward stable and forms no squares: Rᵀ R stays positive definite, however
+    ill-conditioned the features are.
 
     Args:
         state: the state after the clients so far.
@@ -126,7 +129,8 @@ def downdate(
 ) -> RecursiveRidge:
     """Remove a client's examples from the state: the inverse of `update`, within rounding.
 
-    With Rᵀ P = Fᵀ one has Rᵀ R − Fᵀ F = Rᵀ (I − P Pᵀ) R, so R' = S R for the Cholesky factor Sᵀ S = I − P Pᵀ.
+    With F = ``features`` and Rᵀ P = Fᵀ one has Rᵀ R − Fᵀ F = Rᵀ (I − P Pᵀ) R. So the new root is S R, for the
+    Cholesky factor S with Sᵀ S = I − P Pᵀ.
     The eigenvalues of I − P Pᵀ are the fractions of Rᵀ R that remain in different directions. Rounding is
     relative to these fractions; in Rᵀ R − Fᵀ F it would be relative to the largest eigenvalue of Rᵀ R.
 

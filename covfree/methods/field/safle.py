@@ -121,13 +121,13 @@ def safle(
     W = (ΦᵀΦ + λI)⁻¹ΦᵀY. Clients send only sums, so the head does not depend on how examples are divided among
     them.
 
-    Bytes up of each client: 4·(3·d + D² + D·C) with D = ⌈d·L/G⌉·2ᴳ, and 2 + C counts; the defaults give
-    D = 8·d. Bytes down: 4·d·(1 + L).
+    Bytes up of each client: 4·(3·d + D² + D·C) for d features, D = ⌈d·L/G⌉·2ᴳ mapped features and C classes,
+    and 2 + C counts; the defaults give D = 8·d. Bytes down: 4·d·(1 + L).
 
     Args:
         num_buckets: L, the number of thresholds, and so of bits, of each feature.
         group_size: G, the number of bits that index a table.
-        ridge: λ, above 0: as each table's entries add up to 1, ΦᵀΦ is singular.
+        ridge: λ, above 0: as the entries of Φ that belong to a table add up to 1, ΦᵀΦ is singular.
         seed: the seed of the permutation that makes the groups; the same for all parties.
 
     Returns:
@@ -139,8 +139,7 @@ def safle(
 
     Source: Bacellar, Munir, França, Lima, Marculescu and John (2026), "Single-Round Scalable Analytic
     Federated Learning". The exact definition of their "binary overlapping" buckets was not available:
-    half-lines above Gaussian quantiles are covfree's choice, and so is the round in which clients agree on
-    them.
+    half-lines above Gaussian quantiles are covfree's choice, and so are the two rounds that give these.
 
     >>> import covfree, numpy as np
     >>> x = np.array([[1, 1], [-1, -1], [1, -1], [-1, 1]] * 5, np.float32)

@@ -61,7 +61,8 @@ def ccvr(num_samples: int = _SAMPLES, *, l2: Scalar = _L2, seed: Scalar = 0) -> 
 
     Clients send class means and covariances, which aggregate exactly (`aggregate_covariances`). The server
     draws virtual features from N(μ_c, Σ_c), in proportion to the classes' examples, and trains a softmax head
-    on them. Memory C·d² at the server. Bytes up: 4·M·(d² + d) for M client-class pairs.
+    on them. Takes C·d² memory at the server for C classes of d features. Bytes up: 4·M·(d² + d) for M
+    client-class pairs.
 
     Args:
         num_samples: virtual features of all classes together.
@@ -127,9 +128,10 @@ def fedpft(
 ) -> Method[LinearHead]:
     """Make FedPFT: clients send a Gaussian mixture of each class; the server trains on draws from them.
 
-    The head minimises a penalised loss on all draws (`softmax_head`). With ``epochs`` it is trained as the
-    baselines in the FedCGS paper's tables: by gradient descent with momentum in batches, from 0 and without a
-    penalty, on one draw for each example of the clients. ``fedpft(10, epochs=50)`` is their setting.
+    The head minimises a penalised loss on all draws (`softmax_head`). With ``epochs`` it is trained like the
+    baselines of the FedCGS paper: by gradient descent with momentum in batches, from 0 and without a penalty,
+    on one draw for each example of the clients. ``fedpft(10, epochs=50)`` has that paper's numbers of
+    components and epochs. (It does not say how it trains the head of FedPFT itself.)
 
     Bytes up for M client-class pairs of k components (fewer if examples are few): 4·k·M·(2·d) diagonal,
     4·k·M·(d + 1) spherical, 4·k·M·(d² + d) full.

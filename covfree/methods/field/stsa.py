@@ -27,7 +27,7 @@ def stsa_e(
     """Make STSA-E: ridge regression on random ReLU features; clients send class means of random subsets.
 
     Let s_r = n_r x_r be the sum of the n_r examples in subset r. Class c has K_c subsets, and N_c examples
-    whose sum is P_c = N_c μ_c. With
+    whose sum is P_c = N_c μ_c, a column of P. With the estimated Gram matrix
 
         Ĝ = Σ_c [(N_c − 1)/(K_c − 1) Σ_r s_r s_rᵀ/n_r − (N_c − K_c)/((K_c − 1) N_c) P_c P_cᵀ],
 

@@ -24,9 +24,9 @@ from covfree.statistics.softmax import ScaledLosses, SoftmaxSums, scaled_losses,
 
 # Candidates of β, in units of `Correction.unit`.
 _SCALES = np.logspace(-1, 3, 17)
-# This times the candidate's square is added to the mean loss. It hardly matters if classes overlap. If the
-# head separates the examples, it bounds β: the loss alone would fall forever, and all probabilities become 0
-# or 1.
+# The weight of a penalty on the candidate's square, which is added to the mean loss. The penalty hardly
+# matters if classes overlap. If the head separates the examples, it bounds β: the loss alone would fall
+# forever, and all probabilities become 0 or 1.
 _CONFIDENCE = 1e-5
 
 
@@ -36,7 +36,7 @@ class Correction(NamedTuple):
     Attributes:
         moments: counts and sums of each class.
         start: h₀, the head of the method.
-        scale: β, its inverse temperature.
+        scale: β, the inverse temperature of h₀.
         unit: the unit of candidates of β: 1 over the standard deviation of h₀'s scores at the class means.
         metric: Σ̃, factorised.
         descent: the minimisation over [W; a], for the correction Wᵀ(x − μ_g) + a.

@@ -25,12 +25,13 @@ class Descent(NamedTuple):
 
     Attributes:
         point: the best point whose loss is known.
-        value: the loss there; before the first evaluation log C, the loss of a uniform prediction.
+        value: the loss there; before the first evaluation what the caller has set, or else log C, the loss of
+            a uniform prediction of C classes.
         slope: the gradient there.
-        begun: whether ``value`` and ``slope`` are known; False before the first evaluation.
+        begun: whether ``value`` and ``slope`` come from an evaluation.
         trial: the point at which the loss is evaluated next.
-        steps: s_k, differences of points; the newest last, with zeros until there are enough.
-        changes: y_k, differences of gradients.
+        steps: s_k, differences of points; the newest last, preceded by zeros until there are enough.
+        changes: y_k, the differences of gradients between the same points.
     """
 
     point: Float[Array, "rows classes"]

@@ -74,7 +74,7 @@ class RefinePlan:
     head: Callable[..., Any] | None = None
 
     def most(self, shape: tuple[int, ...]) -> int:
-        """Return the most vectors that a round multiplies; ``shape`` is [dim, classes]."""
+        """Return the largest number of directions in a round; ``shape`` is [dim, classes]."""
         dim, num_classes = shape
         # Centred means of C classes span C − 1 dimensions.
         most = max(1, num_classes - (self.gram is None)) if self.directions is None else self.directions
@@ -196,7 +196,7 @@ def refined(
     FedCOF estimates the covariance from class means. After its round the server sends q directions, and each
     client answers with its own scatter times them: d·q numbers, which add up over clients. The server solves
     iteratively, with the estimate as a preconditioner, for the head of the exact covariance: that of
-    `fedcof_oracle` or Fed3R, for which each client sends d² numbers.
+    `fedcof_oracle` or Fed3R, for which each client sends at least d² numbers.
 
     Derivatives treat the directions as constants, so they are exact only after d directions in all.
 
@@ -209,10 +209,11 @@ def refined(
         directions: q, the largest number of directions of a round; by default C − 1 for LDA and C for ridge
             heads, which span all of the head's columns. With fewer, the leading ones are used, and progress
             is slower and less even.
-        shrinkage: shrinkage of the exact covariance S: γ of S + γI, ``covfree.relative(…)`` or
+        shrinkage: shrinkage of the exact covariance S: a number γ for S + γI, ``covfree.relative(…)`` or
             `pseudo_observations`. By default the method's own if it is one of these, else
-            `pseudo_observations`: γ = t·min(1, d/ν) with t = tr(S)/d and ν = N − C degrees of freedom. For
-            features with very unequal variances that may be too much; try ``covfree.relative(0.001)``.
+            `pseudo_observations`: γ = t·min(1, d/ν) with t = tr(S)/d and ν = N − C degrees of freedom of N
+            examples. For features with very unequal variances that may be too much; try
+            ``covfree.relative(0.001)``.
 
     Returns:
         The method with rounds of products after its own. Its hyperparameters are ``params.first``, those of
@@ -220,8 +221,8 @@ def refined(
 
     Raises:
         TypeError: if ``method`` is no method.
-        ValueError: if the method has no such head or sends other than class means, or a number is out of
-            range.
+        ValueError: if the method has another head or an exact covariance, its clients send several means for
+            a class, or a number is out of range.
 
     Source: covfree; the derivation is in docs/refinement.md.
 

@@ -30,7 +30,7 @@ class Search(NamedTuple):
         step: Z, the step from which the directions were made, see `advance`.
         residual: R′, the residual M − A W for which that step was made.
         weight: the present W.
-        error: the predicted error of the W before the last step: ‖W − A⁻¹M‖ over ‖A⁻¹M‖ in the norm of A.
+        error: the predicted error of W before the last step: ‖W − A⁻¹M‖ over ‖A⁻¹M‖ in the norm of A.
         length: α of the last step; 0 if it is unknown.
     """
 
@@ -62,8 +62,8 @@ def advance(search: Search, images: Float[Array, "dim asked"], most: int) -> Sea
 
     1. Compute the best W in the span of all directions so far: W = V G⁻¹ VᵀM with G = VᵀAV, and its residual
        R = M − A W.
-    2. Add α·H to W, a step H = Π P R beyond the span, with Π = I − V G⁻¹ (AV)ᵀ. The best length of the
-       previous step is used: α = tr(ZᵀR′) / tr(ZᵀAZ).
+    2. Add α·H to W, where H = Π P R is a step beyond the span, with Π = I − V G⁻¹ (AV)ᵀ. The best length of
+       the previous step Z is used: α = tr(ZᵀR′) / tr(ZᵀAZ), with R′ the residual from which Z was made.
     3. Take the leading directions of H as the next directions.
 
     Args:

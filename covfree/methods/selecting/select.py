@@ -29,7 +29,7 @@ def _served(
 
 
 def _rounds(tracks: Tracks, maker: Maker, share_of_rows: float) -> list[Round]:
-    """Make rounds that run the methods' rounds side by side; after the last the server makes all heads."""
+    """Make rounds that run the methods' rounds side by side; in the last one the server makes all heads."""
     every = [(steps, False) for steps in tracks.over_rows] + [(steps, True) for steps in tracks.over_examples]
     found = []
     for number, (steps, examples) in enumerate(every):
@@ -91,11 +91,11 @@ def _flops(params: Any, num_examples: int, dim: int, num_classes: int, *, own: t
 def select(candidates: Sequence[Method[H]], *, by: By = "errors", keep: float = 0.1) -> Method[H]:
     """Let clients choose among methods or hyperparameters by examples that they keep aside.
 
-    Each client keeps a share of its examples aside. From what clients send of the other examples, the server
-    makes the heads of all candidates, and sends them. Each client counts the errors of each head on the
-    examples that it kept aside. The server adds the counts, and takes the head with the fewest errors. So all
-    candidates together cost one message and one more round, in which a client sends a number for each
-    candidate and its number of examples.
+    Each client keeps a share of its examples aside. From the clients' messages about the other examples, the
+    server makes the heads of all candidates, and sends them. Each client counts the errors of each head on
+    the examples that it kept aside. The server adds the counts, and takes the head with the fewest errors. So
+    all candidates together cost one message, their later rounds if they have any, and one more round, in
+    which a client sends a number for each candidate and the number of examples kept aside.
 
     Which examples are kept aside is decided by a hash of their features, so it needs no key and no memory.
     The counts are unbiased for these clients; they do not show the accuracy at new clients.

@@ -144,7 +144,7 @@ def affine_map(
 
     Raises:
         TypeError: if ``own`` or ``target`` is no `Gaussian`.
-        ValueError: if shapes do not fit, or a strength is outside [0, 1].
+        ValueError: if shapes do not fit, or ``strength`` is outside [0, 1].
     """
     (own_unit, own_covariance), (unit, covariance) = (
         scaled(jnp.asarray(each.covariance)) for each in (own, target)
@@ -172,7 +172,7 @@ def align(
 
     Clients are aligned as a whole, without labels. That helps if clients' features differ because of their
     origin. It harms if they differ because the clients have other classes: then alignment removes what
-    separates classes. Costs n·r² for n examples, and r³ for each client.
+    separates classes. Costs n·d·r for n examples, and r³ for each client and each step of `barycentre`.
 
     Args:
         features: features of all clients' training examples.
@@ -183,7 +183,7 @@ def align(
     Raises:
         TypeError: if a data type is wrong.
         ValueError: if shapes do not fit, features of a client are not finite, columns of ``basis`` are not
-            orthonormal, a strength is outside [0, 1], or there is no client.
+            orthonormal, ``strength`` is outside [0, 1], or there is no client.
 
     Source: Berardini, Pastore and Murino (2026), "Distribution Alignment for One-Shot Federated Learning via
     Optimal Transport" (SLOT-Align). Here the caller chooses the subspace, and features outside it do not
