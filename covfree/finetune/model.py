@@ -126,7 +126,7 @@ def _linear_head(trained: LinearHead, frozen: Any, statistics: tuple[()]) -> Lin
 def linear_model(head: LinearHead | StudentHead | MappedHead) -> Model:
     """Make a model that trains a linear head on features (linear probing).
 
-    Start from any linear head of `covfree.fit`. First divide the head's scores by a temperature, which
+    Start from any linear head that `covfree.fit` gives. First divide its scores by a temperature, which
     `covfree.calibrate_temperature` fits and `covfree.with_temperature` applies: predictions stay the same,
     and the softmax's probabilities become calibrated. A feature map before the head stays fixed; of a
     `StudentHead` only the linear part is trained. Absent classes, whose score is −∞, stay absent.

@@ -21,7 +21,7 @@ class Arrival(NamedTuple):
 
     Attributes:
         record: a dict of the round's number (from 1), its costs and, if it was measured, its ``accuracy``.
-        head: the latest head, made from all clients that had sent by then; None before the first head.
+        head: the latest head, from all clients that had sent when it was made; None before the first head.
     """
 
     record: Record
@@ -38,7 +38,7 @@ def arrivals(
     extractor: int | float = 0,
     measured: Callable[[int], bool] = lambda number: True,
 ) -> Iterator[Arrival]:
-    """Yield an `Arrival` for each round: the round's costs, and a head from all clients so far.
+    """Yield an `Arrival` for each round: the round's costs, and the latest head.
 
     A client sends its statistics in its first round, and nothing later. The server adds them to its sums. In
     measured rounds, it solves for the head again if clients with examples have come since the last head.

@@ -21,7 +21,7 @@ from covfree.heads.onnx_graph import head_to_onnx
 
 # The oldest version of the ONNX operators in which heads can be written.
 _OLDEST = 13
-# The largest difference of scores that is allowed, relative to the largest score.
+# The largest difference of scores that is allowed, relative to the largest score, or to 1 if that is larger.
 _TOLERANCE = 1e-3
 
 
@@ -30,7 +30,7 @@ class Difference(NamedTuple):
 
     Attributes:
         most: the largest absolute difference between scores.
-        largest: the largest absolute score.
+        largest: the largest absolute score of covfree's.
     """
 
     most: float

@@ -25,7 +25,7 @@ _SHOWN = 3
 
 
 def backbone_of(text: str) -> str:
-    """Return the name in `BACKBONES` that ``text`` gives; it may have dashes in place of underscores."""
+    """Return the name in `BACKBONES` that ``text`` gives, perhaps with dashes instead of underscores."""
     name = text.replace("-", "_")
     if name not in BACKBONES:
         known = [each.replace("_", "-") for each in BACKBONES]
@@ -88,7 +88,7 @@ def read_images(
 
 
 def names_in(path: Path | None) -> tuple[str, ...] | None:
-    """Read class names from a text file, one per line; None without a file."""
+    """Read class names from a text file, one per line; return None without a file."""
     if path is None:
         return None
     try:

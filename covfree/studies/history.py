@@ -13,7 +13,7 @@ from covfree.studies.table import as_bytes
 
 
 class History:
-    """The records of a run, one for each round, each written to a file and reported to the listener at once.
+    """The records of a run, one for each round. Each is at once written to a file and reported to a listener.
 
     A record is a dict of a round's number, costs and accuracy. Rounds of training count from 1, so the record
     numbered r has the accuracy after r rounds. A closed-form stage, in which clients send statistics and the

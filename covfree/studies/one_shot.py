@@ -96,7 +96,7 @@ def _run_pooled(name: str, task: Task, figures: Sequence[str], predictions: bool
 
 
 def _solved(method: Method, task: Task) -> _Solved:
-    """Solve for a method's head; count its bytes, and time clients and server.
+    """Solve for a method's head; count the bytes sent, and time clients and server.
 
     The method's rounds sum over rows (class means or examples) first, then over clients' examples.
     """

@@ -163,7 +163,7 @@ def personalised(
 
 
 def _closed_form(train: Part, test: Part, num_classes: int) -> Personalised:
-    """Fit AFL's ridge regression to all clients; then fit a head at each by `ridge_at_home`, and test it."""
+    """Fit AFL's head to all clients' examples; then fit and test a head at each client by `ridge_at_home`."""
     if train.features.ndim != 2:
         raise ValueError("methods: afl: expected features, got images")
     begun, method = time.perf_counter(), covfree.afl()
@@ -286,7 +286,8 @@ def dealt(
         owners = federation.assign(data._replace(train_labels=labels), seed)
     every, own = (np.concatenate(pair[:number]) for pair in (features, inputs))
     kept = np.flatnonzero(owners >= 0)
-    # Use another seed than the partition's: with it, `dominant_classes`' uniform part could be the test part.
+    # Use another seed than the partition's: with the same, `dominant_classes`' uniform part could be the test
+    # part.
     places = Part(kept, labels[kept], owners[kept])
     train, test = places.split(test_share, np.random.default_rng([1, seed]))
     owners = train.clients.astype(np.int32)

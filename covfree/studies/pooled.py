@@ -19,8 +19,8 @@ TITLE = "All data in one place (logistic regression)"
 # Values of λ in the objective: mean loss + λ/2 · ‖weights‖², for features with a mean variance of 1.
 PENALTIES = (0.1, 0.01, 0.001, 0.0001, 0.00001)
 _FOLDS, _STEPS = 3, 500
-# Training ends when a step lowers the objective by less than this many nats; accuracies no longer change
-# then.
+# Training ends when a step lowers the objective f by less than this times max(f, 1); accuracies no longer
+# change then.
 _TOLERANCE = 1e-6
 # The loss's curvature, p(1 − p) for a class of probability p, is estimated as this / number of classes.
 _CURVATURE = 0.1
@@ -64,7 +64,7 @@ def pooled_head(
     most, second = [*np.sort(counts)[::-1], 0][:2]
     weight, bias = np.zeros((x.shape[1], num_classes)), np.zeros(num_classes)
     penalty = penalties[0]
-    # Three folds need a class with three examples; so that each trains on two classes, another needs two.
+    # Three folds need a class of three examples, and another of two, so that each fold trains on two classes.
     if len(penalties) > 1 and most >= _FOLDS and second > 1:
         with warnings.catch_warnings():
             # Silence the warning about a class with fewer examples than folds.

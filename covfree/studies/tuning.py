@@ -96,7 +96,7 @@ def tuned(training: Training, task: Task, listener: Listener) -> tuple[Rates, li
         listener: receives the accuracy of each pair of rates.
 
     Returns:
-        The rates, and the accuracy of each pair of the grid; None where training diverged.
+        The rates, and a dict for each pair of the grid: its rates and accuracy, None if training diverged.
     """
     task.aside = apart = task.aside or set_aside(task)
     number = training.participation

@@ -167,7 +167,7 @@ def _confused(counts: Integer[np.ndarray, "classes predicted"], names: Sequence[
 
 
 def _matrix(counts: Integer[np.ndarray, "classes predicted"], names: Sequence[str]) -> dict[str, Any]:
-    """Return the confusion matrix as the template takes it.
+    """Return the confusion matrix for the template: names of lines and columns, and lines of cells.
 
     If some examples have no prediction, a last column counts them.
     """
@@ -179,6 +179,6 @@ def _matrix(counts: Integer[np.ndarray, "classes predicted"], names: Sequence[st
         [{"text": f"{count:,}" if count else "", "share": share} for count, share in zip(*both, strict=True)]
         for both in zip(shown.tolist(), (shown / every).tolist(), strict=True)
     ]
-    # Many columns need more than half the page's width; long column names are set upright.
+    # Many columns need more than half the page's width; long column names run upwards.
     broad, long = len(columns) > 11, any(len(name) > 4 for name in columns)
     return {"names": names, "columns": columns, "lines": lines, "broad": broad, "has_long_names": long}

@@ -170,7 +170,7 @@ def _points(results: Sequence[Result], bytes_name: str, prefix: str) -> dict[str
 
 
 def _sweep(results: Sequence[Result]) -> list[dict[str, Any]]:
-    """Return one picture in a list: accuracy against the number that `sweep.swept` finds, if any."""
+    """Return a picture in a list: accuracy against the number that varies (`sweep.swept`); [] without one."""
     number = sweep.swept(results)
     if number is None:
         return []

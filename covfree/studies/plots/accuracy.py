@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-# A mark's half size and half the width of an error bar's cap in points; characters in a label's line.
+# A mark's half size and half the width of an error bar's cap in points; most characters in a label's line.
 _MARK, _CAP, _LINE = 3.5, 2.0, 24
 _STAR = 1.5  # size of a star relative to other marks: it looks smaller, as it is empty between its tips
 _EDGE = {"markeredgecolor": "white", "markeredgewidth": 0.4}
@@ -100,7 +100,7 @@ def add_legend(figure: Figure, points: Sequence[Point]) -> None:
 def draw_points(figure: Figure, axes: Axes, points: Sequence[Point], labelled: Iterable[int]) -> None:
     """Draw points and their Pareto front; only the points with the indices ``labelled`` get labels.
 
-    A label is bold if its point is on the front. Points without a label are faint.
+    A label is bold if its point is on the front of the labelled points. Points without a label are faint.
     """
     page = _Page(figure, axes)
     chosen = [points[i] for i in labelled]

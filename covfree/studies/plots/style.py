@@ -26,7 +26,8 @@ PHONE = 4.0
 TYPE, TITLE = 8.0, 9.0
 FORMATS = ("png", "pdf", "svg")
 
-# Okabe and Ito's colours, which colour-blind readers can tell apart, without yellow, which is faint on white.
+# Okabe and Ito's colours, which colour-blind readers can tell apart, without yellow, which is faint on white;
+# and grey and brown.
 BLUE, VERMILLION, GREEN, ORANGE = "#0072B2", "#D55E00", "#009E73", "#E69F00"
 SKY, PURPLE, BLACK, GREY = "#56B4E9", "#CC79A7", "#000000", "#7F7F7F"
 BROWN = "#8C564B"
