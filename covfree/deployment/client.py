@@ -267,7 +267,7 @@ class Client(Machine):
             data: the message, from `Server.end` or anybody.
 
         Returns:
-            The file in the broadcast (the head), and why the federation stopped early; None if it did not.
+            The file in the broadcast (the head), and the reason why the federation stopped early, or None.
 
         Raises:
             Refused: if the message is not signed by the server, or is not the last broadcast.

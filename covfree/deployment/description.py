@@ -234,7 +234,8 @@ class Description:
     def _made(self, network: Any) -> Algorithm:
         """Make the algorithm that the description names.
 
-        If ``network`` is None although a network is trained, make one that trains a head in as many rounds.
+        If ``network`` is None although a network is trained, make an algorithm that trains a head in as many
+        rounds.
         """
         made, classes = self.private_method, len(self.class_names)
         if made is not None:
@@ -271,7 +272,7 @@ class Description:
 
     @property
     def promise(self) -> Promise | None:
-        """The privacy promise (ε, δ and what they protect) to those behind the data; None without noise."""
+        """The privacy promise: ε, δ and what they protect; None without noise."""
         made = self.private_method or self.private_updates
         return None if made is None else made.promise
 

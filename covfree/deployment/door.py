@@ -64,7 +64,7 @@ def check_answer(about: Mapping[str, Any], description: Description) -> None:
 
 
 def stopping(description: Description, key: Any, reason: str) -> bytes:
-    """Make the server's signed message that the federation stops before its last round, and why.
+    """Make the signed message by which the server says why the federation stops before its last round.
 
     Args:
         description: the federation.

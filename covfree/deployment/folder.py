@@ -240,7 +240,7 @@ def join(
         say: function that is called with each line of progress.
 
     Returns:
-        The file in the last broadcast, and why the federation stopped early; None if it did not.
+        The file in the last broadcast, and the reason why the federation stopped early, or None.
 
     Raises:
         TooFew: if no broadcast came for ``wait`` seconds.

@@ -40,7 +40,7 @@ def algorithm_named(
         dim: d, the number of features of an example.
         num_classes: C.
         train: what an algorithm of `covfree.finetune` trains, as `Description.train`.
-        network: the network to train, with a head of zeros; None trains only such a head.
+        network: the network to train, with a head of zeros; None to train only such a head.
         sums: whether the uploads of a method must be sums, for secure sums.
     """
     from covfree.finetune import linear_model, network_model

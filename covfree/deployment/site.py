@@ -27,7 +27,7 @@ class Site(NamedTuple):
     """The data with which a site takes part.
 
     Attributes:
-        features: [n, d] float32, or images.
+        features: [n, d] float32, or uint8 images [n, side, side, 3].
         labels: [n], as in the file: indices of ``uses["class_names"]``.
         uses: d, extractor settings and class names; `Client` requires that they equal `Description.agreed`.
     """
@@ -86,8 +86,8 @@ def load_site(
             `covfree.backbones.hub.find_weights`.
 
     Raises:
-        ValueError: if not exactly one of ``features`` and ``images`` is given, or data or weights differ from
-            the description.
+        ValueError: if not exactly one of ``features`` and ``images`` is given, if a network is trained but
+            ``features`` is given, or if images or weights do not fit the description.
     """
     from covfree.data.folders import image_folder
     from covfree.studies.extraction import extract

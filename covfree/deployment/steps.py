@@ -73,8 +73,8 @@ class Steps:
             key: PRNG key of all draws.
             example: [1, …] an example of zeros.
             most: the largest number of examples of a client.
-            private: if a client's memory after a round is not finite, `upload` returns the memory before the
-                round if True, and raises if False.
+            private: what `upload` does if a client's memory after a round is not finite. If True, it returns
+                the memory before the round; if False, it raises.
         """
         self.algorithm, self.most = jax.device_put(algorithm), most
         self._num_clients, self._key, self._example, self._private = num_clients, key, example, private

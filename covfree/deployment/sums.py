@@ -64,7 +64,8 @@ class SecureSums:
             `covfree.secure.common_classes`. None sums every class.
 
     Raises:
-        ValueError: if a number is of another type.
+        TypeError: if ``neighbours``, ``threshold`` or ``holders`` is no integer.
+        ValueError: if ``bound`` is no number, or an integer is below 1.
     """
 
     bound: float | int | None = None

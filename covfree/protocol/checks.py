@@ -106,7 +106,7 @@ class Letter:
 
     @cached_property
     def num_examples(self) -> float:
-        """The sum of the counts of rows with a class; residual directions and padding have none."""
+        """The sum of the counts of rows with a class, so without residual directions and padding."""
         count, label = np.asarray(self.message.rows.count), np.asarray(self.message.rows.label)
         return count_sum(count[label >= 0])
 
@@ -117,7 +117,7 @@ class Letter:
 
 
 def as_received(message: Message) -> Message:
-    """Return a message as it is added to others: in wider data types, and with class means.
+    """Return a message as it is added to others: in data types that can be summed, and with class means.
 
     Means are computed from a ridge solution if the message has one. Padding rows and the ``client`` column
     are removed.

@@ -90,7 +90,7 @@ def write(path: str | PathLike[str], message: Message, metadata: Mapping[str, st
         about["class_names"] = json.dumps(message.class_names)
     if message.extractor is not None:
         about["extractor"] = message.extractor
-    # Serialise to bytes and write them here: files that safetensors writes itself are closed to other users.
+    # Serialise to bytes and write them here: other users cannot read files that safetensors itself writes.
     content = optional("safetensors.numpy", "safetensors").save(tensors, metadata=about)
     with replacing(Path(path)) as file:
         file.write(content)
@@ -152,7 +152,7 @@ def read(
     max_rows: int | float = math.inf,
     links: bool = True,
 ) -> tuple[Message, dict[str, str]]:
-    """Return message and metadata from a file of the format ``form`` and one of the ``versions``.
+    """Return the message and metadata from a file of the format ``form`` and one of the ``versions``.
 
     Raises:
         ValueError: as `read_message`.

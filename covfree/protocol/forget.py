@@ -22,12 +22,12 @@ def forget(
     label: int | None = None,
     message: Message | None = None,
 ) -> Collected:
-    """Return what a server has collected without one client, or without one class of a client.
+    """Return what a server has collected, minus one client or one class of a client.
 
     The client's rows are removed. If clients send a matrix, the collected matrix is a sum over clients, from
     which the matrix of ``message`` is subtracted. The difference equals a sum without the client up to
     `Collected.rounding`, which `certify` turns into a bound on the head. If clients send only rows, the
-    result is the same, to the bit, as if the server had never had the client's message.
+    merged message is the same, to the bit, as if the server had never had the client's message.
 
     Args:
         collected: what the server has collected.

@@ -29,8 +29,8 @@ class Inbox(Mapping[str, Message]):
 
     Each file is read once to compute its digest (hash). Messages of up to 256 MiB together stay in memory;
     others are read again when they are needed. Files that arrive later are ignored, and a file that changes
-    is set aside. An empty folder is no error, as a server may look before any client has sent. Temporary
-    files of killed writers are removed.
+    before it is read again is set aside. An empty folder is no error, as a server may look before any client
+    has sent. Temporary files of killed writers are removed.
 
     ``inbox[client]`` is a client's message. A client has the name of its file, without ``.safetensors``.
 

@@ -61,8 +61,7 @@ def _described(name: str, size: int) -> str:
 def renumbered(own: tuple[str, ...] | None, wanted: tuple[str, ...] | None) -> str | None:
     """Describe the classes whose names in ``own`` and ``wanted`` differ.
 
-    None if no names differ, or if ``own`` or ``wanted`` is None. If ``own`` has only the first names of
-    ``wanted``, no names differ.
+    None if ``own`` equals the first names of ``wanted``, or if one of the two is None.
     """
     if own is None or wanted is None or own == wanted[: len(own)]:
         return None

@@ -19,8 +19,8 @@ _DEVIATIONS = 5.0
 # With fewer sites there may be no majority: of four, two may agree against the other two.
 FEWEST = 5
 # Lower bounds of the standard deviations. With them a site passes in any federation if its norm is off by a
-# factor below 2.5, its count by a factor below 4, its mean squared distance by a factor below e^(5/8), and
-# its agreement by less than ½.
+# factor below 2.5, its count by a factor below 4^(6/5) = 5.3, its mean squared distance by a factor below
+# e^(5/8), and its agreement by less than ½.
 _NORM, _COUNT, _SPREAD, _AGREEMENT = np.log(2.5) / 5, np.log(4) / 5, 0.125, 0.1
 _ROUNDS = 8
 # If a site has fewer examples, only its norm and count are tested: its means are far from normal, and weigh

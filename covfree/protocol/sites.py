@@ -69,10 +69,10 @@ def diagnose_sites(
 def clip_sites(rows: Rows, *, num_classes: int, limit: float | int = 1.5) -> Rows:
     """Move outlying class means towards those of the other sites, and cap the weight of large sites.
 
-    This bounds each site's influence where the server may exclude none. Let r be the standardised distance
-    D/√v (see `fit_model`) of a class mean x from the other sites' centre g, divided by the median of D/√v
-    over all class means. A mean with r above ``limit`` is replaced by g + (limit/r)(x − g), which bounds its
-    influence as Huber's function does. If a site has more than three times as many examples as the median
+    This bounds each site's influence where the server may not exclude sites. Let r be the standardised
+    distance D/√v (see `fit_model`) of a class mean x from the other sites' centre g, divided by the median of
+    D/√v over all class means. A mean with r above ``limit`` is replaced by g + (limit/r)(x − g), which bounds
+    its influence as Huber's function does. If a site has more than three times as many examples as the median
     site, the counts of its class means are scaled down to three times; counts of residual directions stay.
     Honest sites lose little. Against attackers, `diagnose_sites`, which excludes whole sites, is better
     (``docs/security.md``).

@@ -95,8 +95,8 @@ def square_sums(rows: Rows) -> np.ndarray:
     """Return Σ‖f‖² over each row's n features f, from their mean μ and covariance S: n‖μ‖² + (n − 1) tr S.
 
     S counts as 0 if rows have no covariance. A residual direction y (a row that `Rows.sketch` marks) is
-    already a sum over examples, so the result is ‖y‖², plus ``covariance``: that is at most the square of the
-    first direction that was left out.
+    already a sum over examples, so the result is ‖y‖² plus the row's ``covariance``, which is at most the
+    square of the first direction that was left out.
     """
     count, mean = np.asarray(rows.count).astype(np.float64), _at_least_float32(rows.mean)
     sketch = np.zeros(len(count), bool) if rows.sketch is None else np.asarray(rows.sketch)
