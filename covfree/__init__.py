@@ -146,7 +146,7 @@ from covfree.statistics.targets import target_sums as target_sums
 from covfree.statistics.transforms import count_noise as count_noise
 
 if _typing.TYPE_CHECKING:
-    # These need Flax, optax or an extra: they are imported when they are first used.
+    # Imported when they are first used: they take time to import, and some need optax or an extra.
     from covfree import deployment as deployment
     from covfree import finetune as finetune
     from covfree import privacy as privacy

@@ -33,10 +33,12 @@ def local_solution(
     num_classes: int,
     gamma: Scalar,
 ) -> Analytic:
-    """Compute a client's ridge solution W = (Xᵀ X + γI)⁻¹ Xᵀ Y, and C = Xᵀ X + γI; see `Analytic`.
+    """Compute a client's ridge solution W = (Xᵀ X + γI)⁻¹ Xᵀ Y, and C = Xᵀ X + γI.
+
+    X holds the features, one example a row, and Y the one-hot labels; γ is ``gamma``.
 
     Returns:
-        The message. Batch over clients with ``jax.vmap``.
+        The message, W and C. Batch over clients with ``jax.vmap``.
 
     Source: AFL (He et al. 2025), the local stage. Equivalent to
     ``sklearn.linear_model.Ridge(gamma, fit_intercept=False)`` on one-hot labels.

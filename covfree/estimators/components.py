@@ -156,10 +156,10 @@ def component_factor(
 def component_freedom(totals: ComponentMoments, weighting: Weighting = "per_class") -> Freedom:
     """Return the degrees of freedom of Ŵ/(N − C), within clients and between them.
 
-    Ŵ, J_kc and w_c are those of `component_factor`; N examples have C classes. Each class has Σ_k (J_kc − 1)
-    degrees within clients, with weight (1 + w_c)/(N − C). Between clients it has one degree less than it has
-    clients, with weight 1/(N − C). Under client shift the scatter between clients overestimates the
-    covariance within clients.
+    Ŵ, J_kc and w_c are those of `component_factor`, for N examples of C classes. Each class has
+    Σ_k (J_kc − 1) degrees within clients, with weight (1 + w_c)/(N − C). Between clients it has one degree
+    less than it has clients, with weight 1/(N − C). Under client shift the scatter between clients
+    overestimates the covariance within clients.
     """
     moments = totals.moments
     scale = 1 / jnp.maximum(moments.within_degrees, 1)

@@ -45,8 +45,8 @@ def estimate_covariance(
         Σ̂, unbiased for γ = 0. With fewer than two rows Σ̂ is only what the shrinkage adds.
 
     Raises:
-        TypeError: if means are no floats, counts no numbers, or ``shrinkage`` is of another type.
-        ValueError: if shapes do not fit, or the shrinkage is unknown.
+        TypeError: if means are no floats, counts no numbers, or ``shrinkage`` no number, string or rule.
+        ValueError: if shapes do not fit, counts or γ are negative or not finite, or the shrinkage is unknown.
 
     Source: FedCOF (Goswami et al. 2024), eq. 5 and 6. The paper's divisor K − 1 counts clients; for a class
     that some client lacks it must be K_c − 1.
@@ -131,8 +131,8 @@ def aggregate_covariances(
     """Combine the clients' covariances of one class into the exact covariance of their pooled examples.
 
     S = [Σ_k (n_k − 1) S_k + Σ_k n_k (μ_k − μ)(μ_k − μ)ᵀ] / (N − 1), with N = Σ_k n_k and μ = Σ_k n_k μ_k/N.
-    FedCOF's eq. 24 writes the second sum as Σ_k n_k μ_k μ_kᵀ − N μμᵀ, which is the same but cancels in
-    float32 where the mean is large.
+    FedCOF's eq. 24 writes the second sum as Σ_k n_k μ_k μ_kᵀ − N μμᵀ, which is the same but loses digits in
+    float32 if the mean is large.
 
     Args:
         means: μ_k, the class's mean at each client.

@@ -68,8 +68,8 @@ def directed_freedom(totals: DirectedMoments) -> Freedom:
     Ŵ is that of `directed_factor`. The scatter of the N examples of C classes about the M means has A = N − M
     degrees of freedom; L ≤ A is the sum of the directions' counts. The directions get weight A/(L (N − C)),
     as they stand for the whole scatter. If clients send all directions, L = A. Otherwise L understates the
-    degrees of freedom, as leading directions vary less than L random draws. On 13 federations (docs/shift.md)
-    automatic shrinkage was better on average with L than with A.
+    degrees of freedom, as leading directions vary less than L random draws. On 13 federations automatic
+    shrinkage was better on average with L than with A (experiments/residual_directions.md).
     """
     moments = totals.moments
     scale = 1 / jnp.maximum(moments.within_degrees, 1)

@@ -1,4 +1,4 @@
-"""Compute the counts and feature sums of each class from rows: the first round of FedCOF."""
+"""Compute the counts and feature sums of each class from rows: the first step of FedCOF's server."""
 
 from __future__ import annotations
 

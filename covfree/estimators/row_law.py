@@ -1,4 +1,4 @@
-"""Estimate client shift from the growth of n ‖x − μ‖² with n, for a mean x of n examples of class mean μ."""
+"""Estimate client shift from how n ‖x − μ‖² grows with n, for a mean x of n examples and a class mean μ."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from covfree.estimators.scatter import centred_rows
 _BINS = 64
 # A row with more than this share of its class's examples determines the class mean, and is left out.
 _LARGEST_SHARE = 0.9
-# This many standard errors are subtracted from the slope.
+# This many standard errors are subtracted from the slope in `client_variance`.
 _ERRORS = 2.0
 # Iterations of the weighted fit in `client_variance`, whose weights depend on the slope that it fits.
 _STEPS = 5
@@ -95,8 +95,7 @@ def client_variance(law: RowLaw) -> Float[Array, ""]:
     Row r is the mean x_r of n_r examples. τ measures client shift. Without it, E z_r (see `RowLaw`) does not
     depend on n_r. With it, E z_r is a line in n_r, proportional to 1 + τ n_r. The line is fitted by weighted
     least squares; the variance of z_r grows with the square of its mean, so the weights are 1/(1 + τ n_r)².
-    Two standard errors are subtracted from the slope, but not below 0, so that τ is 0 unless a shift is
-    evident.
+    The slope is lowered by two standard errors, at most to 0, so that τ is 0 unless a shift is evident.
 
     Returns:
         τ, at least 0. If all rows have about equal counts, the slope is unknown, and τ is 0.

@@ -166,7 +166,7 @@ def within_scatter(
 
     Returns:
         The scatter. For a covariance divide it by Σ_c w_c (K_c − 1), with w_c the factor of S_c above; this
-        is N − C if every class has two rows.
+        is N − C if every class has at least two rows.
 
     Raises:
         ValueError: if ``weighting`` is unknown.

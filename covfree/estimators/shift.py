@@ -123,8 +123,8 @@ def shift_test(rows: Rows, num_classes: int) -> ShiftTest:
 
     With one row for each client and class, the test is a regression slope: if clients differ, the squared
     deviations of means, times the number of examples, grow with that number. Classes with fewer than three
-    rows are left out, and so are classes with equal counts, where client shift looks like covariance. The
-    slope detects far less than the ratio.
+    rows are left out. A class with equal counts does not change the slope, as client shift looks like
+    covariance there. The slope detects far less than the ratio.
 
     Residual directions (`directed_rows`) among the rows are ignored, as they are the largest parts of the
     scatter, not a fair sample.
@@ -134,7 +134,7 @@ def shift_test(rows: Rows, num_classes: int) -> ShiftTest:
     Pass all rows, not a part of them.
 
     Args:
-        rows: class rows, with clients: one or several rows for each client and class.
+        rows: class rows, one or several for each client and class. Without ``client``, the slope is tested.
         num_classes: C, the number of classes, static.
 
     Returns:

@@ -1,9 +1,10 @@
 """Shrink a covariance towards a multiple of the identity by one of several rules.
 
-A covariance estimated from few rows underestimates its small eigenvalues, which dominate its inverse. Every
-rule here chooses (a, b) in a·Σ̂ + b·I. The data-driven rules use ν, the degrees of freedom of Σ̂ (`Freedom`),
-instead of the number of rows. For FedCOF's Σ̂, from K_c rows of class c, ν is Σ_c (K_c − 1) over classes of
-weight above 0. `oas`, `ledoit_wolf` and `empirical_bayes` use `Freedom.effective`, lower if weights differ.
+Every rule here chooses (a, b) in a·Σ̂ + b·I. An estimate Σ̂ from few rows underestimates the small
+eigenvalues of the covariance, which dominate its inverse. The data-driven rules use ν, the degrees of freedom
+of Σ̂ (`Freedom`), instead of the number of rows. For FedCOF's Σ̂, from K_c rows of class c, ν is
+Σ_c (K_c − 1) over classes of weight above 0. `oas`, `ledoit_wolf` and `empirical_bayes` use
+`Freedom.effective`, which is lower if weights differ.
 """
 
 from __future__ import annotations
@@ -168,8 +169,8 @@ def _oas(strength, covariance, moments, freedom, statistics):
 def oas() -> Shrinkage:
     """Shrink by the oracle approximating rule (OAS) to (1 − ρ) Σ̂ + ρ·tr(Σ̂)/d·I.
 
-    ρ = (tr Σ̂² + tr² Σ̂) / ((ν + 1)(tr Σ̂² − tr² Σ̂/d)), at most 1. The degrees of freedom ν of Σ̂ stand for
-    the number of observations in a rule for a known mean. Equivalent to
+    ρ = (tr Σ̂² + tr² Σ̂) / ((ν + 1)(tr Σ̂² − tr² Σ̂/d)), at most 1. Here ν, the degrees of freedom of Σ̂,
+    replaces the number of observations, whose mean is known. Equivalent to
     ``sklearn.covariance.OAS(assume_centered=True)`` on ν observations with the same Σ̂. This rule and
     scikit-learn's lack the terms of order 1/d in the source's eq. 23.
 

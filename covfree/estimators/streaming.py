@@ -165,7 +165,7 @@ def finalize(
 
     Raises:
         ValueError: if the shrinkage is unknown or needs single rows.
-        TypeError: if ``shrinkage`` is neither a number, a string nor a rule.
+        TypeError: if ``state`` is no state, or ``shrinkage`` is neither a number, a string nor a rule.
     """
     _check_state("state", state)
     rule = as_shrinkage(shrinkage)

@@ -26,7 +26,7 @@ from covfree.estimators.moments import centred_means
 from covfree.estimators.scatter import Freedom
 
 # Eigenvalues up to this many eps of the largest count as rounding (up to 3 eps were observed). `rank_cut` is
-# made for solves: it would also cut eigenvalues that are merely small compared to clients' offsets.
+# made for solves: it would also cut true eigenvalues that are small beside those of clients' offsets.
 _ROUNDING = 4.0
 
 
@@ -34,7 +34,7 @@ class Basis(NamedTuple):
     """Coordinates of class means and of clients' offsets in the eigenbasis of a covariance.
 
     If the covariance is stored as a factor Y, the basis spans only the rows of Y. Directions orthogonal to
-    them have eigenvalue ``floor``.
+    these rows have eigenvalue ``floor``.
 
     Attributes:
         values: eigenvalues of the covariance minus ``floor`` · I.
@@ -54,7 +54,7 @@ class Basis(NamedTuple):
 
     @classmethod
     def of(cls, covariance: Scatter, moments: Moments, offsets: Offsets, unit: Float[Array, ""]) -> Basis:
-        """Return the `Basis` of ``covariance / unit``; class means and z_j are divided by √unit before."""
+        """Return the `Basis` of ``covariance / unit``; class means and z_j are divided by √unit first."""
         centred, offset = (rows / jnp.sqrt(unit) for rows in (centred_means(moments), offsets.vector))
         values, vectors = eigh(covariance.core())
         rounding = _ROUNDING * jnp.finfo(values.dtype).eps * values.max(initial=0)
@@ -98,8 +98,8 @@ def predicted_margins(
     unknown = 1 / jnp.maximum(count[chosen], 1)[:, None]
     strength, used, told_apart = offsets.strength, offsets.strength > 0, offsets.told_apart
     number = used.astype(values.dtype)
-    # Estimate T ≈ tr(HΣ), H = (Σ̂ + γI)⁻¹, from the remainder if it suffices (``told_apart``), else from the
-    # remainder and the z_j, each with covariance (λ_jρ + c)Σ.
+    # Estimate T ≈ tr(HΣ), with H = (Σ̂ + γI)⁻¹, from the remainder of Σ̂ if it suffices (``told_apart``),
+    # else from the remainder and the z_j, which have the covariances (λ_jρ + c)Σ.
     rows = jnp.concatenate([number, jnp.where(offsets.unseen > 0, offsets.copies, 0)])
     reached = jnp.concatenate([strength, offsets.unseen])
     within = Freedom(
@@ -130,7 +130,7 @@ def predicted_margins(
         in_offsets = jnp.where(told_apart, number.sum() - left, 0)
         trace, optimism = deterministic_equivalents(whole - in_offsets, within)
         noise = 1 + offsets.noise * trace
-        # Σ_j a_j = left, with a_j = 1/(noise + λ_j T_Δ).
+        # Solve Σ_j a_j = left for T_Δ ≈ tr(HΔ), with a_j = 1/(noise + λ_j T_Δ).
         by_offsets = jnp.clip(noise * left, 1e-9 * number.sum(), number.sum())
         offset_trace = jnp.where(
             told_apart, implied_trace(by_offsets, number, strength / noise), offsets.ratio * trace
@@ -138,7 +138,7 @@ def predicted_margins(
         part = 1 / (noise + strength * offset_trace)
         square, felt = strength * jnp.square(part), noise * part
 
-        # Distances between the means under H and HΣ̂H; outside the basis H is ``hidden``.
+        # Squared distances between the means under H and HΣ̂H; outside the basis H is ``hidden`` · I.
         own, cross = products(means, jnp.stack([inverse, jnp.square(inverse) * spectrum]))
         out = jnp.stack([hidden, jnp.square(hidden) * floor])[:, None]
         own, cross = (

@@ -1,4 +1,4 @@
-"""Estimate the offsets that clients add to their features, from sums by class and client."""
+"""Estimate clients' offsets (vectors added to all features of a client) from sums by class and client."""
 
 from __future__ import annotations
 
@@ -21,10 +21,11 @@ from covfree.estimators.scatter import Freedom
 _LEAST_STRENGTH = 1e-3
 # Offsets are separated only if at least this share of the degrees of freedom lies within clients.
 _LEAST_WITHIN = 0.25
-# Candidates of tr Δ/tr Σ, 15 % apart, from 0 to 10⁴. Δ is the covariance of offsets, Σ that within clients.
+# Candidates of tr Δ/tr Σ: 0, and from 10⁻³ to 10⁴ in steps of 15 %. Δ is the covariance of offsets, Σ the
+# covariance within clients.
 _RATIOS = np.concatenate([[0.0], np.logspace(-3, 4, 113)])
 
-# Values of twice the log-likelihood count as equal if they differ by less than this.
+# Two values of twice the log-likelihood count as equal if they differ by less than this.
 _TOLD = 0.01
 # The sample counts as complete if Σ_c w_c N_c of other clients is at most this multiple of the sample's.
 _NEGLIGIBLE = 1e-4
@@ -106,7 +107,7 @@ def client_sums(
 
 
 def no_offsets(moments: Moments, freedom: Freedom) -> Offsets:
-    """Return `Offsets` without directions, with which all rows count as independent."""
+    """Return `Offsets` without directions: all rows then count as independent."""
     dtype, (num_classes, dim) = freedom.weight.dtype, moments.total.shape
     zero = jnp.zeros((), dtype)
     return Offsets(

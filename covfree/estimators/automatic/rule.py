@@ -20,7 +20,8 @@ from covfree.estimators.moments import centred_means
 from covfree.estimators.scatter import Freedom
 from covfree.estimators.shrinkage_rule import Shrinkage, mean_variance
 
-# Candidates of γ/t, a quarter of a decade apart: from no shrinkage to the nearest-mean head.
+# Candidates of γ/t, with t = tr(Σ̂)/d, a quarter of a decade apart: from nearly no shrinkage to nearly the
+# nearest-mean head.
 _CANDIDATES = np.logspace(-4, 2, 25)
 # The prior standard deviations of γ and s, in decades. The latter is also the step between candidates of s.
 _DECADES = 0.4
@@ -39,14 +40,15 @@ def automatic() -> Shrinkage:
     more rows there are, the more the predicted error counts. Formulas: docs/derivation.md, section 10.
 
     The rule allows for client shift: each client's features may have an offset, and test examples come from
-    unseen clients. If rows name their clients, the offsets are separated from the spread within clients; with
-    too little data for that, only the size of the offsets is estimated. With more than 256 clients, a sample
-    of 256 represents all. If rows name no clients, as under secure aggregation, rows are taken as independent
-    and s = 1.
+    unseen clients. If rows name their clients, the offsets are separated from the spread within clients. If
+    there is too little data for that, or if there are more than 256 clients, which a sample of 256 then
+    represents, only the size of the offsets is estimated. If rows name no clients, as under secure
+    aggregation, rows are taken as independent and s = 1.
 
-    Derivatives treat γ and s as constants. The rule costs one ``eigh`` of Σ̂ = YᵀY or of a smaller Y Yᵀ, and
-    no further pass over the rows. If no spread was observed (ν = 0 or Σ̂ = 0), the rule adds the identity
-    times the mean variance of the class means (or 1), so that the head is a nearest-mean classifier.
+    Derivatives treat γ and s as constants. The rule costs one ``eigh`` of Σ̂ = YᵀY or of a smaller Y Yᵀ, one
+    of size 256 if rows name clients, and no further pass over the rows. If no spread was observed (ν = 0 or
+    Σ̂ = 0), the rule adds I times the mean variance of the class means, or I if this variance is 0, so that
+    the head is a nearest-mean classifier.
 
     Source: the error estimate extends the estimate of Zollanvari and Dougherty (2015) to weighted classes,
     many rivals and clients' offsets. The choice of γ and s from it is covfree's.
@@ -104,7 +106,7 @@ class _Case(NamedTuple):
 
 @partial(jit, plain=True)
 def _case(covariance: Scatter, moments: Moments, freedom: Freedom, sums: ClientSums | None) -> _Case:
-    # Stop derivatives: the choice is discrete, and eigenvectors of equal eigenvalues have no derivative.
+    # Stop derivatives: eigenvectors of equal eigenvalues have none, and `offsets_of` picks from a grid.
     covariance, moments, freedom, sums = jax.lax.stop_gradient((covariance, moments, freedom, sums))
     level, degrees = mean_variance(covariance), freedom.degrees.sum()
     seen = (level > 0) & (degrees > 0)

@@ -1,4 +1,4 @@
-"""Choose the clients whose sums the automatic rule uses: up to 256 all, or else a fair sample of 256."""
+"""Choose the clients whose sums the automatic rule uses: all, or a fair sample of 256 if there are more."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from covfree.statistics.kept import mixed
 
 # The automatic rule keeps sums of clients with numbers below this.
 SAMPLE = 256
-# Bits of the hash that orders clients with equal counts.
+# The bits of the hash that orders clients with equal counts, and the largest number of `projections`.
 BITS = 16
 # Sorted clients are cut into 256 intervals, and one client is drawn from each. This is its position in the
 # interval, in 256ths; the positions are evenly spread and scrambled.
@@ -37,8 +37,8 @@ def fair_numbers(rank: Any, senders: Any) -> Any:
 def _group_numbers(rank: Any, start: Any, end: Any, senders: Any, xp: Any) -> Any:
     """Return new numbers, as `fair_numbers` does, for clients of equal key.
 
-    The clients' ranks are ``start`` … ``end`` − 1. If k of these ranks are drawn, the first k clients get the
-    k numbers below 256, the others 256 + rank.
+    The clients' ranks are ``start`` … ``end`` − 1. If the ranks drawn in k intervals are among them, the
+    first k clients get the numbers of these intervals; the others get 256 + rank.
     """
     size = xp.maximum(senders, SAMPLE)
     length, more = size // SAMPLE, size % SAMPLE
@@ -134,7 +134,7 @@ def numbered(rows: Rows, axis_name: Any = None, *, few: bool = False) -> Rows:
     """Return the rows with their clients renumbered: from 0, or by `sample_numbers` if there are over 256.
 
     Up to 256 clients are all kept. With more, the sample depends on clients' rows, not on their numbers
-    or on the order of rows. Only clients with rows count, and their original numbers may be anything, so
+    or on the order of rows. Clients without rows are ignored, and the original numbers may be anything, so
     simulation and deployment give the same sample. Unknown clients (below 0) stay unknown.
 
     Args:
