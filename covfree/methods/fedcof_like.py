@@ -47,7 +47,10 @@ class Spread(NamedTuple):
 
 
 def _degrees(within: Within, first: Any) -> jax.Array:
-    """Return the divisor that makes Ŵ an unbiased covariance: N − C, or less if classes have a single row."""
+    """Return the number by which to divide the scatter Ŵ to make it an unbiased covariance.
+
+    For N examples of C classes it is N − C, or less if classes have a single row.
+    """
     return jnp.maximum(moments_of(first).within_degrees, 1) * within.freedom(first).expected
 
 
@@ -87,7 +90,7 @@ def _system(
 def gram_of(covariance: Scatter, first: Any, within: Within, gram: ScatterChoice) -> Scatter:
     """Make the Gram matrix of a ridge head from the shrunk covariance and the total of the first round."""
     moments = moments_of(first)
-    # Use Ŵ itself, as the paper does, without correcting for classes that have a single row.
+    # Use the scatter itself, as the paper does, without correcting for classes that have a single row.
     observed = covariance.unshifted.scaled(_degrees(within, first))
     return total_gram(observed.shifted(covariance.shift * moments.within_degrees), moments, scatter=gram)
 

@@ -35,6 +35,7 @@ def sent_matrix(matrix: AnyArray | None, name: str) -> AnyArray:
 class Method(Generic[H]):
     """A federated method: how examples become rows, what is summed over rows, and how sums become a head.
 
+    A row is an example, or the mean of several (`Rows`).
     ``Method[LinearHead]`` makes a `LinearHead`. A method is a pytree whose leaves are the numbers in
     ``params``, ``feature_map`` and ``transforms``; ``vmap`` and ``grad`` work on these. It is an argument of
     compiled functions: another γ does not recompile them, another shrinkage rule does.
@@ -102,7 +103,7 @@ class Method(Generic[H]):
 
     @property
     def message_rounds(self) -> int:
-        """The number of rounds that a client's message replaces: all over rows; 0 if clients send sums."""
+        """The number of rounds that a client's message replaces: all those over rows; 0 without a message."""
         sends_sums = self.message is None and self.summary.stays
         return 0 if sends_sums else self.rounds_over_rows
 
@@ -125,8 +126,8 @@ class Method(Generic[H]):
     def sends(self) -> str:
         """Describe what clients send; methods with equal descriptions can use each other's messages.
 
-        It names the rows or sums and the feature map, and has a checksum of the map's seeds, scalars and
-        settings. Of arrays only the shape enters, as devices may have rounded them differently.
+        The description names the rows or sums and the feature map, and has a checksum of the map's seeds,
+        scalars and settings. Of arrays only the shape enters, as devices may have rounded them differently.
         """
         form = self.summary.name if self.message is None else self.message.name
         if self.feature_map is None:

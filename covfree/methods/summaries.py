@@ -72,7 +72,7 @@ class Summary:
     def one_client(
         self, features: jax.Array, labels: jax.Array, num_classes: int, key: jax.Array | None
     ) -> Rows:
-        """Make the rows of one client, with padding."""
+        """Make the rows of one client; some may be padding."""
         labels = jnp.where(labels < num_classes, labels, -1)
         rows = None if self.alone is None else self.alone(features, labels, num_classes)
         if rows is None:

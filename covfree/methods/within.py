@@ -82,7 +82,7 @@ def _between_factor(rows: Rows, moments: Moments) -> jax.Array:
 
 
 def _sent_variances(rows: Rows, moments: Moments) -> jax.Array:
-    """Sum the variances that came with the rows, those of a mean of n examples times n − 1."""
+    """Sum the variances that came with the rows; that of a row of n examples is multiplied by n − 1."""
     if rows.covariance is None:
         raise ValueError("rows: expected a covariance with each row, as the method sends it; got none")
     return jnp.asarray(row_scatter(rows, moments.total.shape[0]))

@@ -144,7 +144,7 @@ class Book:
             )
 
     def load(self, first: Held, bank: Bank) -> Held:
-        """Load the saved run; return its state, ``first`` if there is none. Repeat a missing evaluation."""
+        """Load the saved run and return its state (``first`` without one); repeat a missing evaluation."""
 
         def structure(saved: Saved) -> Any:
             here = self.simulation._replace(delays=saved.delays)

@@ -211,9 +211,9 @@ def rounds_to_meet(num_clients: int, per_round: int | float, share: float = 1.0)
 
     This is the batch coupon collector: each round draws ``per_round`` different clients uniformly, and rounds
     are independent (`participation` with replacement). The number m of clients that have taken part is a
-    Markov chain, from which the moments follow exactly up to rounding. Of the b clients that a round draws, j
-    are new with the hypergeometric probability p_j, as K − m are new and m are not. So the number T_m of
-    remaining rounds satisfies
+    Markov chain, from which the moments follow exactly up to rounding. A round draws b of the K clients, of
+    which K − m have not taken part; j of the b are new with the hypergeometric probability p_j. So the number
+    T_m of remaining rounds satisfies
 
         E T_m = (1 + Σ_{j≥1} p_j E T_{m+j}) / (1 − p_0),
         Var T_m = (Σ_{j≥1} p_j Var T_{m+j} + Σ_{j≥0} p_j (E T_{m+j} + 1 − E T_m)²) / (1 − p_0).

@@ -96,7 +96,7 @@ def solve_layer(
     weight: Float[Array, "width classes"],
     ridge: Scalar,
 ) -> Float[Array, "inner width"]:
-    """Compute the Ω that minimises ‖R − FΩW‖² + γ‖Ω‖², from G = FᵀF and H = FᵀR.
+    """Compute the Ω that minimises ‖R − FΩW‖² + γ‖Ω‖² (see `deepafl`), from G = FᵀF and H = FᵀR.
 
     The gradient is 0 if GΩWWᵀ + γΩ = HWᵀ. With G = V diag(b) Vᵀ and WᵀW = Z diag(a) Zᵀ the solution is
     Ω = V [(VᵀHZ) ⊘ (γ + b aᵀ)] (WZ)ᵀ. (Its rows lie in the column space of W, as those of HWᵀ do, and
@@ -156,8 +156,8 @@ def deepafl(
 
     Args:
         num_layers: T.
-        width: h, the size of Φ.
-        inner: f, the size of F.
+        width: h, the number of columns of Φ.
+        inner: f, the number of columns of F.
         ridge: λ.
         layer_ridge: γ, above 0.
         seed: the seed of A and of each layer's B; the same for all parties.

@@ -59,12 +59,13 @@ def ensemble(
     """Make a one-shot ensemble: clients train a softmax head each and send it; the server averages them.
 
     A client's head covers the classes that the client has, and is trained only on its examples
-    (`softmax_head`). There are two averages over the clients. Client k has n_k examples, n_kc of class c:
+    (`softmax_head`). There are two averages over the clients. Client k has n_k of the N examples, and n_kc of
+    the N_c of class c; its head has the score w_kcᵀx + b_kc and the probability softmax_k(x)_c for class c:
 
         probabilities   Σ_k n_k/N · softmax_k(x)_c, with 0 from a client without class c
         scores          Σ_k n_kc/N_c · (w_kcᵀx + b_kc), over the clients with class c
 
-    Averaged scores are one linear head, as after one round of FedAvg with local training to convergence.
+    Averaged scores are one linear head, similar to one round of FedAvg with local training to convergence.
     Averaged probabilities need an `EnsembleHead`, which keeps all heads. A client that has only one class
     always predicts it: it adds the constant n_k/N to the probability of its class, and 0 to its score. Bytes
     up: 4·M·(d + 1) for M client-class pairs and d features.

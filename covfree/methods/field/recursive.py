@@ -33,8 +33,8 @@ class RecursiveRidge:
         total: sum of the features of each class.
         count: examples of each class.
         margin: 1 before any `downdate`; then the smallest squared pivot in any `downdate`. That is about the
-            smallest ratio of uᵀRᵀRu after and before it, over all directions u. Rounding errors grow by about
-            1/margin. 0 means that a `downdate` was refused.
+            smallest factor by which a `downdate` multiplied uᵀRᵀRu, over all directions u. Rounding errors
+            grow by about 1/margin. 0 means that a `downdate` was refused.
     """
 
     root: Float[Array, "*batch dim dim"]
@@ -130,9 +130,9 @@ def downdate(
     """Remove a client's examples from the state: the inverse of `update`, within rounding.
 
     With F = ``features`` and Rᵀ P = Fᵀ one has Rᵀ R − Fᵀ F = Rᵀ (I − P Pᵀ) R. So the new root is S R, for the
-    Cholesky factor S with Sᵀ S = I − P Pᵀ.
-    The eigenvalues of I − P Pᵀ are the fractions of Rᵀ R that remain in different directions. Rounding is
-    relative to these fractions; in Rᵀ R − Fᵀ F it would be relative to the largest eigenvalue of Rᵀ R.
+    Cholesky factor S with Sᵀ S = I − P Pᵀ. The eigenvalues of I − P Pᵀ are the fractions of Rᵀ R that remain
+    in different directions. Rounding is relative to these fractions; in Rᵀ R − Fᵀ F it would be relative to
+    the largest eigenvalue of Rᵀ R.
 
     Args:
         state: a state to which these examples were added, in any calls of `update`.

@@ -90,11 +90,11 @@ def corrected(method: Method[Any], rounds: int = 4, *, penalty: Scalar = 0.003) 
 
     In a first round each client uploads its number of examples and its losses for 17 values of β, the inverse
     temperature of h₀; the server chooses the best β. In each of the following ``rounds`` rounds, each client
-    uploads its loss and gradient and its number of examples, C·(d + 1) + 2 numbers for C classes and d
-    features, which add up over clients. The loss after a step is
-    known only in the next round, together with the gradient there. A step that does not lower the loss is
-    undone and shortened, which costs a round. The first two steps may overshoot, so they enter the head only
-    once their loss is known; later steps enter it at once.
+    uploads its loss, its gradient and its number of examples: C·(d + 1) + 2 numbers for C classes and d
+    features, which add up over clients. The loss after a step is known only in the next round, together with
+    the gradient there. A step that does not lower the loss is undone and shortened, which costs a round. The
+    first two steps may overshoot, so they enter the head only once their loss is known; later steps enter it
+    at once.
 
     Args:
         method: a method whose clients send class means, or one Gram matrix each: `fedcof` and similar

@@ -1,4 +1,4 @@
-"""SLOT-Align, to be used before any method: move each client's features to one shared Gaussian.
+"""Move each client's features to one shared Gaussian, before any method (SLOT-Align).
 
 A client calls `client_gaussian`, and later `affine_map` with the barycentre that the server broadcasts. The
 server calls `barycentre`. In a simulation, `align` does all of it.

@@ -132,9 +132,9 @@ def affine_map(
 ) -> AffineMap:
     """Make a client's map to the barycentre: the optimal transport between the two Gaussians.
 
-    For a client's N(m_k, Σ_k) and the barycentre N(m, S) it is T(z) = m + A (z − m_k), where A = Σ_k^−½
-    (Σ_k^½ S Σ_k^½)^½ Σ_k^−½ gives A Σ_k A = S. Directions in which the client has no variance are mapped to
-    m; a client without examples gets the identity. With strength t the map is z + t·(T(z) − z).
+    From a client's N(m_k, Σ_k) to the barycentre N(m, S) the transport is T(z) = m + A (z − m_k), where A =
+    Σ_k^−½ (Σ_k^½ S Σ_k^½)^½ Σ_k^−½ gives A Σ_k A = S. Directions in which the client has no variance are
+    mapped to m; a client without examples gets the identity. With strength t the map is z + t·(T(z) − z).
 
     Args:
         own: the client's `client_gaussian`.
