@@ -49,9 +49,9 @@ class Description:
         server: the server's public key, whose signature opens each round.
         extractor: what makes features, as ``covfree extract`` writes it to their file: ``backbone``,
             ``weights`` (the SHA-256 of their file), ``preprocessing``, ``computed_in`` and ``dtype``. Empty
-            if sites have features from elsewhere; then only d is checked.
+            if sites have features from elsewhere; then only d and class names are checked.
         rounds: the number of rounds if the algorithm has no fixed number; else None.
-        deadline: seconds from the opening of a round until it closes; None waits for all sites.
+        deadline: the most seconds for which a round stays open for answers; None waits for all sites.
         fewest: the least number of sites whose answers close a round.
         max_examples: the largest number of examples of a site. Sites that pad their data (so that those of
             similar size share a compilation) pad to at most this number.

@@ -17,7 +17,7 @@ from covfree.rounds.algorithm import Algorithm
 class TooFew(RuntimeError):
     """Raised if too few answers reached the server in time, or if no broadcast reached a site in `join`.
 
-    If answers are missing, `Server.open` opens the round again.
+    If answers are missing, the round can still take them: call `Server.open` again.
     """
 
 

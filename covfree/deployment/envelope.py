@@ -88,7 +88,7 @@ def public_key(key: Any) -> str:
 
 
 def check_keys(sites: Mapping[str, str], server: str) -> None:
-    """Raise ValueError unless sites' names are valid, and all public keys are valid and different."""
+    """Raise ValueError unless names are valid, and all keys are different and of 64 hexadecimal digits."""
     for name in sites:
         if not _NAME.fullmatch(name) or name == SERVER:
             raise ValueError(

@@ -129,7 +129,7 @@ def serve(
     expected to be started again.
 
     Raises:
-        TooFew: if a round closed with too few answers; another call opens it again.
+        TooFew: if a round ended with too few answers; another call waits for more.
         Stopped: if a message of `stopping` appeared in the folder meanwhile.
     """
     folder.stop.unlink(missing_ok=True)

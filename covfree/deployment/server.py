@@ -137,7 +137,7 @@ class Server(Standing):
         The order of the answers does not matter.
 
         Raises:
-            TooFew: if too few sites have valid answers. `open` then opens the round again.
+            TooFew: if too few sites have valid answers. The round can still take more: call `open` again.
             ValueError: if no round is open.
         """
         if self._asked is None:

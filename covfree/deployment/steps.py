@@ -1,6 +1,6 @@
 """Compute, as pure functions, a client's and the server's part of a round between machines.
 
-The functions call the simulation's, in `covfree.rounds.cohort`, in the simulation's order. So a federation
+These functions call those of the simulation, in `covfree.rounds.cohort`, in the same order. So a federation
 of machines and `covfree.rounds.run` have the same result to the bit.
 """
 
@@ -104,7 +104,7 @@ class Steps:
             turn: the round, from 0.
             sent: the server's broadcast.
             memory: the client's memory before the round.
-            features: [n, d].
+            features: [n, d], or images [n, side, side, 3].
             labels: [n]; below 0 is padding.
         """
         count = int((labels >= 0).sum())

@@ -100,7 +100,7 @@ class Private:
     def total(
         self, step: int, uploads: Sequence[Upload], *, random_bytes: RandomBytes = os.urandom
     ) -> Upload:
-        """Return the sum of a step's uploads; if the noise is central, with the noise.
+        """Return the sum of a step's uploads, plus the noise if it is central.
 
         Raises:
             ValueError: if fewer clients have added noise than the promise needs, if an upload lacks the noise
@@ -117,7 +117,7 @@ class Private:
         return total
 
     def choose(self, first: Upload) -> Kind | None:
-        """Return the kind of upload in the second step, chosen by the first total; None for a single step."""
+        """Return the kind of the second step's uploads, by the first total; None if there is no such step."""
         if len(self.grids) == 1:
             return None
         self._check_total(0, first, first)
@@ -187,7 +187,7 @@ class Private:
         return self.head(*totals)
 
     def _check_total(self, step: int, total: Upload, first: Upload | None = None) -> None:
-        """Raise ValueError unless ``total`` has enough noise, and classes and features as in ``first``."""
+        """Raise ValueError unless ``total`` has enough noise, and a shape that fits ``first`` if given."""
         self._grid(step, total.kind)
         if total.noises < (least := self.promise.honest or 1):
             raise ValueError(f"total: expected at least {least} noises in step {step}, got {total.noises}")

@@ -128,7 +128,10 @@ def _client(
 
 
 def finite_metrics(metrics: dict[str, Any]) -> dict[str, Any]:
-    """Return metrics with 0 in place of NaN and ∞, which would stop the run and so reveal examples."""
+    """Return metrics with NaN and ∞ set to 0.
+
+    They would stop the run, and so reveal something about examples.
+    """
     return {name: jnp.nan_to_num(x, nan=0, posinf=0, neginf=0) for name, x in metrics.items()}
 
 

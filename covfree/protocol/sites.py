@@ -21,12 +21,12 @@ def diagnose_sites(
     """Compare each site's class means with those of all others, and report which sites differ, and why.
 
     Each site has four statistics: the logarithm of its number of examples; the logarithm of the norm of its
-    means; the logarithm of the average squared Mahalanobis distance of its means from the other sites'
-    centres (`fit_model`); and the agreement of its labels (`label_test`). Each is compared with the median
-    over all sites, in robust standard deviations, so that ordinary shift between sites is allowed. A site
-    with labels that are surely swapped or moved also fails. Failed sites with at least half the highest
-    `Site.score` are removed, and the remaining sites are tested again. ``docs/security.md`` has the formulas
-    and error rates.
+    means, relative to all sites'; the logarithm of the average squared Mahalanobis distance of its means from
+    the other sites' centres (`fit_model`); and the agreement of its labels (`label_test`). Each is compared
+    with the median over all sites, in robust standard deviations, so that ordinary shift between sites is
+    allowed. A site with labels that are surely swapped or moved also fails. Failed sites with at least half
+    the highest `Site.score` are removed, and the remaining sites are tested again. ``docs/security.md`` has
+    the formulas and error rates.
 
     Args:
         collected: the result of `collect`, or rows that name their ``client``. A client's rows of one class
@@ -123,7 +123,7 @@ def clip_sites(rows: Rows, *, num_classes: int, limit: float | int = 1.5) -> Row
 
 
 def leave_out(message: Message, *, num_classes: int) -> Message:
-    """Return the message with counts of 0 for sites that fail `diagnose_sites`, and warn of each of them."""
+    """Return the message with counts of 0 for sites that fail `diagnose_sites`, and warn of these sites."""
     if message.matrix is not None:
         raise ValueError(
             "judge_sites: expected a message of rows alone, as a matrix is the sum of all sites'; "

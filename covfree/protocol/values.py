@@ -28,8 +28,8 @@ def check_rows(rows: Rows, *, num_classes: int, dim: int | None = None) -> None:
     Raises:
         TypeError: if a data type is wrong.
         ValueError: if a shape or a value is wrong: the mean of a row that is no padding is NaN or infinite; a
-            count is negative, not finite or above 2⁵³; a label is not below C; a covariance is negative or
-            not symmetric; or numbers are so large that sums of their squares would overflow.
+            count is negative, not finite or above 2⁵³; a label is not below C; a covariance is not symmetric
+            or not positive semi-definite; or numbers are so large that sums of their squares would overflow.
 
     >>> import jax.numpy as jnp
     >>> check_rows(Rows(jnp.ones((1, 2)), jnp.array([-3]), jnp.array([0])), num_classes=4)
