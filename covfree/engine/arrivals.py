@@ -13,11 +13,11 @@ from covfree.core.types import AnyArray, Rows
 def arrived(rows: Rows, first_round: Integer[AnyArray, " clients"], after: int | Integer[Array, ""]) -> Rows:
     """Select the rows of the clients that took part up to a round; rows of other clients become padding.
 
-    Statistics are sums over clients. So a client counts once, however often it takes part, and the totals
+    A client's rows count once, however often it takes part. As they are summed over clients, the totals
     depend on which clients came, not on their order.
 
     Args:
-        rows: rows of all clients; ``client`` counts from 0.
+        rows: rows of all clients, whose numbers index ``first_round``.
         first_round: the round in which each client first takes part, from 0; −1 for never. From
             `covfree.rounds.first_rounds`.
         after: the round, from 0, up to which clients count; may be traced.

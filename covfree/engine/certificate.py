@@ -24,7 +24,7 @@ class Certificate(NamedTuple):
         statistics: bound on ‖A − A₀‖_F: A is the server's sum of clients' matrices, A₀ the exact sum over the
             remaining clients.
         solutions: bound on ‖S⁻¹B − S₀⁻¹B‖_F/‖S₀⁻¹B‖_F for any right-hand side B, also column by column. S and
-            S₀ are the method's regularised matrices, made from A and A₀. Infinite if A may be singular.
+            S₀ are the method's regularised matrices, made from A and A₀. Infinite if S₀ may be singular.
 
     If corresponding columns of S⁻¹B and S₀⁻¹B are then scaled to norm 1, they differ by at most twice
     ``solutions``.
@@ -35,7 +35,7 @@ class Certificate(NamedTuple):
 
 
 def certify(method: Method[Any], collected: Collected, *, num_classes: int) -> Certificate:
-    """Bound the difference that rounding leaves to a server that never had the forgotten clients.
+    """Bound the difference, caused by rounding, from a server that never had the forgotten clients.
 
     The bounds assume that both servers use the same messages of the other clients. In `collect`, the
     forgotten clients influenced which messages were accepted: kind, class names and extractor (by majority),

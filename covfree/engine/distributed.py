@@ -68,7 +68,7 @@ def fit(
 
     Raises:
         ImportError: if Dask is not installed (extra ``dask``).
-        ValueError: if there are no shards, or `covfree.aggregate` raises.
+        ValueError: if there are no shards, if a path occurs twice, or if `covfree.aggregate` raises.
         KeyError: if a shard lacks a column.
     """
     more = {"num_classes": num_classes, "columns": columns, "read": read, "client": client}
@@ -142,7 +142,7 @@ def extract(
 
     Raises:
         ImportError: if Dask is not installed (extra ``dask``).
-        ValueError: if there are no shards, or ``batch_size`` is below 1.
+        ValueError: if there are no shards, if a path occurs twice, or if ``batch_size`` is below 1.
         KeyError: if a shard lacks a column.
     """
     check_positive("batch_size", batch_size)
@@ -210,7 +210,7 @@ def _array(column: Any) -> np.ndarray:
 def _folded(
     start: Aggregate[Any], shards: Sequence[Any], columns: Columns, read: Read | None
 ) -> Aggregate[Any]:
-    """Return the total ``start`` with the examples of a task's shards added; read the shards."""
+    """Read a task's shards, and return the total ``start`` with their examples added."""
     total = start
     for shard in shards:
         features, labels, clients = _columns_of(shard, columns, read, start.layout.by_client)

@@ -90,8 +90,8 @@ class TableParts:
     ) -> None:
         """Choose where to cut the table. This reads its counts and, if there are clients, clients and labels.
 
-        Of more than 256 clients, those with equal counts of each class are told apart by their means. Other
-        means are not read.
+        If there are more than 256 clients, those with equal counts of each class are told apart by their
+        means. Other means are not read.
         """
         # `np.asarray` of a memory map is a view, which reads nothing.
         rows = jax.tree.map(np.asarray, rows)
@@ -132,7 +132,10 @@ class TableParts:
         return padded_rows(self._as_received(part), self._size)
 
     def identity(self) -> Mapping[str, str]:
-        """Identify the table: return its shapes, and a digest of all labels and counts and of some means."""
+        """Identify the table: return its shapes and a digest.
+
+        The digest covers all labels, counts and clients, but only some of the means.
+        """
         length = len(self._rows.label)
         sample = np.unique(np.linspace(0, max(length - 1, 0), _SAMPLE).astype(int))[:length]
 

@@ -15,7 +15,7 @@ _BLOCK = 2**20
 
 
 def senders(rows: Rows) -> np.ndarray:
-    """List the clients that have rows, sorted. Reads in blocks, as the table may be a memory map."""
+    """List the clients that have rows, sorted. It reads in blocks, as the table may be a memory map."""
     if rows.client is None:
         return np.zeros(0, np.int32)
     found = [np.asarray(rows.client)[:0]]
@@ -29,8 +29,8 @@ def senders(rows: Rows) -> np.ndarray:
 def numbers_of(rows: Rows, known: np.ndarray, types: RowTypes, part_rows: int) -> np.ndarray:
     """Return a number for each client in ``known``, from 0: those below 256 are the automatic rule's sample.
 
-    Up to 256 clients are numbered in their order, more by `sample_numbers`. Means are read only for clients
-    with equal counts of each class.
+    Up to 256 clients are numbered in the order of ``known``, more by `sample_numbers`. With more, means are
+    read only for clients with equal counts of each class.
     """
     if len(known) <= SAMPLE:
         return np.arange(len(known), dtype=np.int32)
@@ -56,9 +56,9 @@ def numbers_of_messages(
 ) -> np.ndarray:
     """Return a number for each message's client, from 0: those below 256 are the automatic rule's sample.
 
-    Up to 256 clients are numbered in their order, more by `sample_numbers`. ``counted`` has the labels and
-    counts of each message's rows. ``rows`` reads a message's rows; it is called only for messages with equal
-    counts of each class.
+    Up to 256 clients are numbered in the messages' order, more by `sample_numbers`. ``counted`` has the
+    labels and counts of each message's rows. ``rows`` reads a message's rows; it is called only for messages
+    with equal counts of each class.
     """
     if len(counted) <= SAMPLE:
         return np.arange(len(counted), dtype=np.int32)

@@ -62,7 +62,7 @@ def _is_rule(node: Any) -> bool:
 
 
 def _given(strength: Any, *_: Any) -> tuple[jax.Array, jax.Array]:
-    """Return ``strength`` as (a, b): a shrinkage rule, which gives aΣ̂ + bI, with a result chosen before."""
+    """Return the pair ``strength`` = (a, b): a shrinkage rule, aΣ̂ + bI, whose result is already known."""
     return strength[0], strength[1]
 
 

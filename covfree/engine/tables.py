@@ -40,7 +40,7 @@ class Table(NamedTuple):
         count: [rows] int64.
         mean: [rows, dim]; float64 once rows are merged.
         squares: float64, Σ (f − mean)(f − mean)ᵀ over the features f behind each row, or its diagonal, or its
-            trace; None for 0.
+            trace; None if all are 0.
     """
 
     client: np.ndarray
@@ -165,7 +165,7 @@ def _add_squares(squares: np.ndarray, group: np.ndarray, values: np.ndarray, kin
 
 
 def rows_of(table: Table, layout: Layout, dtype: np.dtype) -> Rows:
-    """Make `Rows` from a table. Large tables are padded, so that similar sizes share compiled code."""
+    """Make `Rows` from a table; if they are by client, pad them, so that similar sizes share compilations."""
     covariance = None
     if table.squares is not None:
         degrees = np.maximum(table.count - 1, 1).reshape(-1, *(1 for _ in table.squares.shape[1:]))

@@ -175,7 +175,7 @@ def with_numbers(rows: Rows, axis_name: AxisName | None = None, few: bool = Fals
 @jax.tree_util.register_static
 @dataclass(frozen=True)
 class _Kept:
-    """A state's pytree structure, and the positions of leaves that are ``rows.mean``; they are not copied."""
+    """A state's pytree structure, and the positions of leaves that are ``rows.mean``, to avoid copies."""
 
     structure: Any
     places: tuple[int, ...]
