@@ -27,7 +27,7 @@ def main(command: Any = None) -> None:
     from covfree.cli.interrupts import handle_signals
 
     handle_signals()
-    # Show the message alone, without the line of code that warned.
+    # Show a warning's message alone, without the line of code that warned.
     warnings.formatwarning = lambda message, *_: f"covfree: {message}\n"
     # Collect garbage less often: jax's tracing makes many long-lived objects, and each collection scans them.
     gc.set_threshold(50_000, 20, 50)

@@ -22,7 +22,7 @@ def backbones_command() -> None:
 
 
 def show(console: Console) -> None:
-    """Print tables of the networks and their weights, and the tensor names that files of weights may have."""
+    """Print tables of the networks and their weights, and the libraries whose tensor names files may use."""
     networks = _table("Networks", _NETWORKS)
     weights = _table("\nWeights", ("name", "Hugging Face repository, or package"))
     namings: dict[tuple[str, ...], list[str]] = {}

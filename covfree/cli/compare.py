@@ -160,7 +160,7 @@ def compare_command(
         **({"pooled": True} if pooled else {}),
         "seeds": chosen_seeds if "," in seeds else len(chosen_seeds),
     }
-    # `settings` names the weights that were found; the command to repeat needs the text of --weights.
+    # `settings` names the weights that were found; the command that repeats the runs needs the typed ones.
     shown = {**settings, **asked}
     present("compare", study, runs, output_format, shown, {**shown, "weights": weights}, report)
     if study.failed:
@@ -169,7 +169,7 @@ def compare_command(
 
 def _check_contracts(chosen: Mapping[str, Variant]) -> None:
     """Raise ValueError unless all methods that are not covfree's pass `covfree.testing.check_method`."""
-    # Imported here, as few commands check methods.
+    # Import it here, as few commands check methods.
     from covfree.testing import check_method
 
     for name, variant in chosen.items():

@@ -32,7 +32,7 @@ def _read(context: Any, path: Path | None) -> Path | None:
         for option in parameter.opts
         if parameter.name not in ("config", "help")
     }
-    # Names may have underscores in place of dashes.
+    # The file may write underscores for the dashes in options' names.
     given = {name.replace("_", "-"): value for name, value in content.items()}
     if unknown := sorted(set(given) - set(known)):
         raise ValueError(

@@ -282,7 +282,7 @@ def finetune_command(
     with Progress(width=12) as progress:
         runs = list(study.runs(progress))
     shown = {**given, "init": list(starts), "algorithm": algorithms, "rounds": rounds, "seeds": seeds}
-    # `shown` names the weights that were found; the command to repeat needs the text of --weights.
+    # `shown` names the weights that were found; the command that repeats the runs needs the typed ones.
     repeat = {**shown, "weights": weights, "norms": None if part == "head" else norms}
     present("finetune", study, runs, output_format, shown, repeat, report)
     if any(run.diverged for run in runs):

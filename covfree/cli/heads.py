@@ -191,7 +191,7 @@ def evaluate_command(
 def _unseen(
     path: Path, saved: SavedHead, source: Source, seed: int | None, every: bool
 ) -> tuple[FeatureSet, int]:
-    """Load data split by `seed`, else by the seed of the head's training, else by 0; return data and seed.
+    """Load data split by `seed`, or if None by the head's recorded seed, or else by 0; return data and seed.
 
     Raises:
         ValueError: if the head was fitted to examples of the test part, unless `every` is true.

@@ -1,7 +1,7 @@
-"""Ctrl-C and SIGTERM end a command at once; completed work is in its files, and ``--resume`` continues.
+"""Ctrl-C and SIGTERM end a command at once; its files keep the completed work, and ``--resume`` continues.
 
-The handlers raise no exception, as that is not safe everywhere: in jax's callbacks from compiled code, an
-exception is lost and the command goes on, or it ends the process with a segmentation fault.
+The handlers end the process without an exception: one raised in jax's callbacks from compiled code may be
+lost, so that the command goes on, or cause a segmentation fault.
 """
 
 from __future__ import annotations

@@ -199,7 +199,7 @@ def _task(source: Source, federation: Federation, test_share: float, seed: int) 
     data = source(seed)
     try:
         with warnings.catch_warnings():
-            # Silence this warning, as the number of these examples is printed below.
+            # Silence this warning, as the number of examples on no client is printed below.
             warnings.filterwarnings("ignore", "on no client")
             task = dealt(data, federation, test_share, seed, pixels, network)
     except ValueError as error:
