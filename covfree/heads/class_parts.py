@@ -1,6 +1,6 @@
 """Invert κI + S_c for a number κ and the scatter S_c of each class c.
 
-The factorisations have the size of the class's rows or d, whichever is smaller.
+The matrices that are factorised have the size of a class's number of rows or d, whichever is smaller.
 """
 
 from __future__ import annotations

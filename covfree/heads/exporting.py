@@ -1,4 +1,4 @@
-"""Register heads, feature maps, rows and messages with `jax.export`, so that it serialises functions of them.
+"""Register heads, feature maps, rows and messages, so that `jax.export` can serialise functions of them.
 
 ``exported.serialize()`` and ``jax.export.deserialize`` need the package ``flatbuffers``, which jax does not
 install.

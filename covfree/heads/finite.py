@@ -18,13 +18,13 @@ AnyHead = TypeVar("AnyHead")
 
 
 def with_finite_scores(head: AnyHead, absent: float = -1e9) -> AnyHead:
-    """Return a head with a low bias for absent classes in place of scores of −∞, which some code refuses.
+    """Return a head that gives absent classes a low bias, not a score of −∞, which some code refuses.
 
     Predictions and the softmax stay the same if scores of present classes are far above ``absent``. The
     returned head has ``present`` None. Exclude its bias from weight decay, which would shrink ``absent`` too.
 
     Args:
-        head: a linear, Gaussian or Student head, one with a linear term, or one behind a map of features.
+        head: a linear, Gaussian or Student head, perhaps with a linear term or after a feature map.
         absent: the bias of an absent class, below all scores of present classes; limited to half the most
             negative number of the head's data type.
 

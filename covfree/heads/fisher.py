@@ -18,8 +18,9 @@ from covfree.estimators.moments import centred_means
 from covfree.heads.columns import head_for_present, log_priors
 from covfree.heads.lbfgs import minimise
 
-# Eigenvalues below _ROUNDINGS·eps times the largest count as 0, as the class means span C − 1 dimensions. The
-# bound C·eps would drop directions in which 1,000 classes differ over 90 times less than in the strongest.
+# Eigenvalues below _ROUNDINGS·eps times the largest count as 0, as the class means span C − 1 dimensions.
+# With 1,000 classes the bound C·eps would drop directions in which they differ 90 times less than in the
+# strongest.
 _ROUNDINGS = 16
 
 
@@ -102,8 +103,8 @@ def residual_head(
     """Train a residual z U R + b of rank r; return it plus LDA's t_c(z) = zᵀm_c − ½‖m_c‖² + log π_c.
 
     Minimises the mean over features z with labels y of α T² KL(softmax(t/T) ‖ softmax(s/T)) + (1 − α) CE(s,
-    y), plus (l2/2)(‖U‖² + ‖R‖²), where s = t + z U R + b. U starts as the leading directions of the means, R
-    and b as 0.
+    y), plus (l2/2)(‖U‖² + ‖R‖²), where s = t + z U R + b. U starts as the r leading right singular vectors of
+    ``means``, R and b as 0.
 
     Args:
         means: m_c, the class means of features whose common covariance is the identity.

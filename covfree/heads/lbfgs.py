@@ -38,7 +38,7 @@ def minimise(loss: Callable[..., jax.Array], start: Start, num_steps: int, *numb
         point = minimum(*primals)
 
         def newton(*numbers: Any) -> Start:
-            """Return the minimum minus a Newton step; the step is 0, but has the minimum's derivatives."""
+            """Return the minimum minus a Newton step; the step is 0, but its derivatives are −dx."""
 
             def second(direction: Start) -> Start:
                 return jax.jvp(lambda x: slope_of(x, *primals[1]), (point,), (direction,))[1]

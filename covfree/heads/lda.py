@@ -23,9 +23,9 @@ def lda_head(
     −½ (μ_c + μ_g)ᵀ w_c + log π_c, with μ_g the mean of all examples.
 
     The textbook has w_c = Σ⁻¹μ_c and b_c = −½ μ_cᵀΣ⁻¹μ_c + log π_c. The score xᵀw_c + b_c here is the
-    textbook's score minus xᵀΣ⁻¹μ_g − ½ μ_gᵀΣ⁻¹μ_g. This term is the same for all classes, so leaving it
-    out does not change predictions and softmax. If all features lie far from zero, the term is so large that
-    its rounding would hide the differences between classes.
+    textbook's score minus the term xᵀΣ⁻¹μ_g − ½ μ_gᵀΣ⁻¹μ_g. This term is the same for all classes, so leaving
+    it out does not change predictions and softmax. If all features lie far from zero, the term is so large
+    that its rounding would hide the differences between classes.
 
     Args:
         covariance: Σ, usually a shrunk within-class covariance. If it is singular, the solution of minimum

@@ -17,8 +17,8 @@ def ncm_head(moments: Moments) -> LinearHead:
         moments: `first_moments` of all rows.
 
     Returns:
-        The head: class means scaled to norm 1, without bias. Absent classes are marked. If a class's features
-        sum to 0, within rounding, they have no direction, and its column is 0.
+        The head: class means scaled to norm 1, with a bias of 0. Absent classes are marked. If a class's
+        features sum to 0, within rounding, the mean has no direction, and the class's column is 0.
 
     Source: FedNCM (Legate et al. 2023).
 

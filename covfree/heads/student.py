@@ -1,4 +1,4 @@
-"""Classifiers by a multivariate Student density for each class, with covariances from few rows."""
+"""Classifiers that score each class by a multivariate Student density, whose shape comes from few rows."""
 
 from __future__ import annotations
 
@@ -128,10 +128,10 @@ def student_head(
     ν_c = κ + K_c + 1 degrees of freedom. The fewer the rows, the closer the distribution's shape is to Σ̃. For
     κ → ∞ the head is `lda_head`.
 
-    The scatter S_c of K_c rows has a rank below K_c. So it is enough to whiten the rows once and to do a
-    Cholesky factorisation of size min(K_c, d) for each class. No C·d² memory is needed, and the head is as
-    large as the rows and one matrix [d, d]. The weight of a row with mean x_r and count n_r assumes
-    Cov(x_r) = Σ_c (1/n_r + τ), with τ from `client_variance`.
+    The scatter S_c of K_c rows has a rank below K_c. So it is enough to whiten the rows once and to factorise
+    a matrix of size min(K_c, d) for each class. No C·d² memory is needed, and the head is as large as the
+    rows and one matrix [d, d]. The weight of a row with mean x_r and count n_r assumes Cov(x_r) =
+    Σ_c (1/n_r + τ), with τ from `client_variance`.
 
     Args:
         covariance: Σ̃, positive definite: usually a shrunk within-class covariance.
@@ -195,8 +195,8 @@ def student_of_products(
 ) -> StudentHead:
     """Make the head of `student_head` from S_c Ω, with orthonormal Ω, by Nyström's approximation of S_c.
 
-    S_c is the scatter of the rows of class c. S_c ≈ S_c Ω (Ωᵀ S_c Ω)⁺ Ωᵀ S_c, which is exact if the rank of
-    S_c is at most that of Ω.
+    S_c is the scatter of the rows of class c. S_c ≈ S_c Ω (Ωᵀ S_c Ω)⁺ Ωᵀ S_c, which is exact if Ωᵀ S_c Ω has
+    the rank of S_c.
 
     Args:
         covariance: Σ̃, the covariance that the classes share.

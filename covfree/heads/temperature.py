@@ -97,7 +97,7 @@ def with_temperature(head: Scaled, temperature: Scalar) -> Scaled:
     """Divide a head's scores by T, which makes the softmax softer or harder and keeps the predictions.
 
     Args:
-        head: a linear head, one behind a map of features, or a corrected one.
+        head: a `LinearHead` or `CorrectedHead`, perhaps after a feature map.
         temperature: T above 0; may be traced.
 
     Raises:

@@ -39,13 +39,13 @@ def sample_rows(
 
     Args:
         rows: rows with full covariances, their diagonals, or one variance each; without covariances all
-            draws are the means. Rows with count 0 or a label below 0 are padding and are never drawn.
+            features are means. Rows with count 0 or a label below 0 are padding and are never drawn.
         num_samples: number of features, static.
         key: PRNG key.
 
     Returns:
         Features, in at least float32, and their labels. If all rows are padding, the features are 0 and the
-        labels −1. The features cannot be differentiated in reverse mode.
+        labels −1. Derivatives by full covariances exist in forward mode only.
 
     Raises:
         ValueError: if shapes do not fit, or ``num_samples`` is below 1.

@@ -75,7 +75,7 @@ class _Subject:
     def answer(self, data: ClientData, algorithm: Any = None, memory: Any = None) -> tuple[Any, Any]:
         """Return what a client uploads in the first round, and what it remembers afterwards.
 
-        ``memory`` is what it remembers before; by default what every client starts with.
+        ``memory`` is what it remembers before the round; by default what every client starts with.
         """
         algorithm = self.algorithm if algorithm is None else algorithm
         state, first = self.start

@@ -207,7 +207,7 @@ def pure(case: Case) -> None:
 
 
 def jit(case: Case) -> None:
-    """A direct call in float32 gives the same result as a compiled call in float64."""
+    """A direct call in float32 gives the same result as a compiled call, which may be in float64."""
     (found,) = case.compiled(case.example)
     try:
         assert_close(case.seen(case.plain), found.seen, case.single, "called directly, and compiled")

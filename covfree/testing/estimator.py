@@ -46,7 +46,7 @@ def _way(rows: Rows) -> dict[str, Any]:
 
 
 def _shape(matrix: Any) -> tuple[np.ndarray, np.ndarray]:
-    """Let R = A − (tr A / dim)·I for a matrix A; return R divided by its Frobenius norm, and that norm."""
+    """Return R/‖R‖ and the Frobenius norm ‖R‖ of R = A − (tr A / dim)·I, for each matrix A."""
     matrix = np.asarray(matrix)
     mean = np.trace(matrix, axis1=-2, axis2=-1)[..., None, None] / matrix.shape[-1]
     rest = matrix - mean * np.eye(matrix.shape[-1])
@@ -125,8 +125,8 @@ def unbiased(case: Case) -> None:
     rng = np.random.default_rng(0)
     root = rng.normal(size=(dim, dim))
     covariance, centres = root @ root.T, 3 * rng.normal(size=(CLASSES, dim))
-    # If an estimate is quadratic in the means, its average depends only on the distribution's mean and
-    # covariance. In each draw of the one used here, a single row is off its class's centre.
+    # If an estimate is quadratic in the means, its average depends only on the mean and covariance of their
+    # distribution. In each draw of the distribution used here, a single row is off its class's centre.
     number = len(rows.label)
     away = np.sqrt(number * dim) * np.einsum("rs,ij->risj", np.eye(number), root.T).reshape(-1, number, dim)
     means = np.concatenate([away, -away]) / np.sqrt(rows.count)[None, :, None]

@@ -92,8 +92,8 @@ def _raise(where: str, one: np.ndarray, other: np.ndarray, wrong: np.ndarray) ->
 def assert_close(actual: Any, expected: Any, tolerance: float, what: str, floor: float = 0) -> None:
     """Raise AssertionError unless two pytrees are close.
 
-    The differences in a leaf are compared with ``tolerance`` times the largest expected number of the leaf,
-    or times ``floor`` if this is larger.
+    A number may be off by ``tolerance`` times |e| + m, with e the expected number and m the largest |e| of
+    the leaf, or ``floor`` if this is larger.
     """
     for where, one, other in _pairs(actual, expected, what):
         assert one.shape == other.shape, f"{where}: expected shape {other.shape}, got {one.shape}"

@@ -14,8 +14,8 @@ class ShiftedClients(NamedTuple):
     """The true distributions of the clients, in float64.
 
     Attributes:
-        means: [clients, classes, dim] mean of each client's class.
-        covariances: [clients, classes, dim, dim] covariance of each client's class.
+        means: [clients, classes, dim] mean of each class at each client.
+        covariances: [clients, classes, dim, dim] covariance of each class at each client.
         counts: [clients, classes] number of examples.
     """
 
@@ -48,8 +48,8 @@ def shifted_clients(
     standard normal and Q a random rotation.
 
     Args:
-        counts: [clients, classes] integers, the examples of each client's class.
-        dim: d.
+        counts: [clients, classes] integers, the number of examples of each class at each client.
+        dim: d, the number of features.
         mean_shift: s; 0 for the same means at all clients.
         covariance_shift: t; 0 for the same covariances at all clients.
         seed: the seed of all draws.

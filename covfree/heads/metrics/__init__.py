@@ -4,7 +4,7 @@ All functions take the scores ``[examples, classes]`` of a head, and the labels 
 these rules:
 
 - An example with a label below 0 is padding: it is ignored.
-- A label of C or above is an error; a traced label of C or above is padding.
+- With C classes, a label of C or above is an error; if it is traced, it is padding.
 - A score of −∞ marks a class that the head does not know: it is never predicted and has probability 0.
 - An example whose scores are all −∞, or include NaN, has no prediction. It counts as wrong.
 - A mean without examples, such as the accuracy of a class or a client that has none, is NaN.

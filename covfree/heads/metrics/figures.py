@@ -101,8 +101,8 @@ def nll(
 ) -> Float[Array, ""]:
     """Compute the mean of −log softmax(scores)[label], the negative log-likelihood, in nats.
 
-    It is +∞ if an example's true class has a score of −∞, and NaN if a score is NaN. Scores of a head in
-    closed form are no log-probabilities until it is calibrated by `calibrate_temperature`. Arguments and
+    It is +∞ if an example's true class has a score of −∞, and NaN if a score is NaN. The softmax of some
+    heads' scores, such as `ridge_head`'s, is no probability before `calibrate_temperature`. Arguments and
     errors are those of `accuracy`.
 
     >>> import jax.numpy as jnp
@@ -119,8 +119,8 @@ def calibration_error(
 ) -> Float[Array, ""]:
     """Compute the expected calibration error, the mean gap between confidence and accuracy, in [0, 1].
 
-    The confidence of an example is the largest entry of softmax(scores). Let n_m be the number of examples in
-    bin m of M, those with confidence in ((m − 1)/M, m/M]. Then
+    The confidence of an example is the largest entry of softmax(scores). Bin m of M holds those n_m of the n
+    examples that have a confidence in ((m − 1)/M, m/M]. Then
 
         ECE = Σ_m n_m/n · |share of correct predictions in bin m − mean confidence in bin m|.
 
