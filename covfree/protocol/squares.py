@@ -19,7 +19,7 @@ def rounding(num_examples: float, *dtypes: np.dtype) -> float:
 
     If n = ``num_examples`` products x_i x_j are added one by one in float32, the error is at most
     n·u·Σ|x_i x_j|, with u = 2⁻²⁴, and Σ|x_i x_j| ≤ √(a_ii a_jj) by Cauchy and Schwarz. Half of this bound is
-    allowed: even equal terms, the worst case, lose only n·u/5 on average. Sums of more than 2¹⁶ terms are
+    allowed: even equal terms, whose errors add up, lose at most about n·u/4. Sums of more than 2¹⁶ terms are
     made of partial sums, which lose less, so n counts as at most 2¹⁶. A few u are added for the products and
     the means, and one unit roundoff of ``dtypes``, the data types in which sums are sent.
     """

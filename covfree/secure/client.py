@@ -194,7 +194,7 @@ class Client:
         clients = set(self._came)
         signers = set[int]()
         for own in agreed:
-            # Checking a signature takes 0.1 ms, so stop once there are enough.
+            # Checking a signature takes 0.1 ms or more, so stop once there are enough.
             if len(signers) < self._session.quorum and signed_came(self._session, clients, own):
                 signers.add(own.sender)
         if len(signers) < self._session.quorum:
