@@ -38,10 +38,10 @@ def adapter_model(
 ) -> Model:
     """Make a model that trains a linear head on features, and a residual adapter before the head.
 
-    The adapter maps features x in d dimensions to x + relu(x A) B, with A [d, rank] and B [rank, d]. A starts
-    as N(0, 1/d) and B as 0, so before training the model predicts what the linear head does (of a
-    `StudentHead`, its linear part). The result of a run is a `MappedHead` of an `Adapter` and a head; pass
-    this result as ``head`` to train it further.
+    The adapter maps features x in d dimensions to x + relu(x A) B, with A [d, rank] and B [rank, d]. A is
+    drawn from N(0, 1/d) and B starts as 0, so before training the model predicts what the linear head does
+    (of a `StudentHead`, its linear part). The result of a run is a `MappedHead` of an `Adapter` and a head;
+    pass this result as ``head`` to train it further.
 
     Args:
         head: a head calibrated as in `linear_model`, or the result of an earlier run.

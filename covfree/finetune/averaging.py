@@ -181,8 +181,8 @@ def fedavg(
         steps: steps of a client in a round, instead of ``epochs``.
         batch_size: the number of examples in a step.
         weighting: w_i = n_i, the client's number of examples (``"examples"``), or 1 (``"uniform"``).
-        schedule: function from the round (from 0) to a factor of the clients' steps, such as an optax
-            schedule.
+        schedule: function from the round (from 0) to a factor by which each update of a client's optimiser is
+            multiplied, such as an optax schedule.
         name: the algorithm's name.
 
     Returns:

@@ -26,9 +26,9 @@ def lora(
     """LoRA: for each layer W of a model, train W + s A B with A [in, r] and B [r, out]; W is frozen.
 
     Clients train and send only A and B, r (in + out) numbers for each layer, and the parameters ``whole``. A
-    starts as N(0, 1/in) and B as 0, so the model is unchanged before training. A convolution with h × w
-    positions counts as a matrix of h·w·in rows. Biases, norms and other parameters are frozen. The server
-    averages A and B, not their product, so with several clients the new layer is near the mean of the
+    is drawn from N(0, 1/in) and B starts as 0, so the model is unchanged before training. A convolution with
+    h × w positions counts as a matrix of h·w·in rows. Biases, norms and other parameters are frozen. The
+    server averages A and B, not their product, so with several clients the new layer is near the mean of the
     clients' layers, not equal to it.
 
     The result of a run is the model's own result, with s A B added to its layers.

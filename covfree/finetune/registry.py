@@ -38,7 +38,7 @@ class Entry(NamedTuple):
         make: ``(model, client, server_lr, **options) -> Algorithm``, where ``client`` is a rate or an optax
             transformation; the options are ``epochs``, ``steps``, ``batch_size`` and ``schedule`` of
             `fedavg`, and those in ``accepts``.
-        head: rates for a linear head on features, which need no tuning, see docs/fine-tuning.md.
+        head: rates for a linear head on features; they need no tuning, see docs/fine-tuning.md.
         network: rates for a network; FedAvg's are those of FedCOF's authors (Table 13).
         accepts: names of the algorithm's further hyperparameters.
     """

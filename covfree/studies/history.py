@@ -15,10 +15,10 @@ from covfree.studies.table import as_bytes
 class History:
     """The records of a run, one for each round. Each is at once written to a file and reported to a listener.
 
-    A record is a dict of a round's number, costs and accuracy. Rounds of training count from 1, so the record
-    numbered r has the accuracy after r rounds. A closed-form stage, in which clients send statistics and the
-    server solves for the head, comes before the training: its last round has number 0, earlier ones have
-    numbers below 0. A later stage, between rounds of training, counts as one round.
+    A record is a dict of a round's number, costs and, if measured, accuracy. Rounds of training count from 1,
+    so the record numbered r has the accuracy after r rounds. A closed-form stage, in which clients send
+    statistics and the server solves for the head, comes before the training: its last round has number 0,
+    earlier ones have numbers below 0. A later stage, between rounds of training, counts as one round.
     """
 
     def __init__(self, name: str, rounds: int, path: Path | None, listener: Listener) -> None:

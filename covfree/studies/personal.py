@@ -241,7 +241,7 @@ class Personalisation:
         """Train by a method, and measure each client's accuracy on its own test examples (see `dealt`)."""
         data = task.data
         assert data.test_clients is not None
-        # A client without training examples has no model.
+        # Clients numbered above all training clients have no model.
         tested = np.where(data.test_clients <= task.clients.max(), data.test_clients, -1)
         return personalised(
             method,

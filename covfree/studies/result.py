@@ -215,7 +215,7 @@ class RunFile:
         path: the file; see `JsonLines`.
 
     Raises:
-        ValueError: if a line that is not the last cannot be read.
+        ValueError: if a complete line cannot be read.
     """
 
     def __init__(self, path: Path) -> None:

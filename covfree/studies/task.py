@@ -70,7 +70,7 @@ class Task:
         inputs: training inputs, features or pixels. They may be on the device.
         test_inputs: inputs of the test examples.
         network: computes features of pixels; None if inputs are features.
-        starts: cache of the heads that training starts from, by name.
+        starts: cache of the heads that training starts from, by their settings.
         aside: cache of a second task, for tuning learning rates, whose test examples are those of clients
             that do not train.
     """

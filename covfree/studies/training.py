@@ -47,7 +47,8 @@ class Training:
 
     Attributes:
         init: `RANDOM`, or the method that makes the head with which training starts.
-        algorithm: name in `covfree.finetune.registry`, perhaps with numbers: ``"fedadam:tau=1e-4"``.
+        algorithm: name in `covfree.finetune.registry`, perhaps with numbers, such as ``"fedadam:tau=1e-4"``;
+            or ``"pfpt"``.
         rates: learning rates of the clients and the server.
         rounds: number of rounds.
         participation: clients per round, a number or a share.
