@@ -1,6 +1,6 @@
 """Read ``.npy``, ``.npz`` and ``.safetensors`` files of arrays; write ``.safetensors``.
 
-In a ``.safetensors`` file, numeric arrays are stored as tensors, and arrays of texts as JSON in the metadata.
+In a ``.safetensors`` file, numeric arrays are stored as tensors, and arrays of strings as JSON metadata.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _BLOCK = 2**22
 
 
 def write_safetensors(arrays: Mapping[str, np.ndarray]) -> bytes:
-    """Encode arrays, by name, as the bytes of a ``.safetensors`` file. Needs the ``safetensors`` extra."""
+    """Encode arrays, by name, as the bytes of a ``.safetensors`` file. It needs the ``safetensors`` extra."""
     texts = {name: json.dumps(array.tolist()) for name, array in arrays.items() if array.dtype.kind == "U"}
     tensors = {name: array.copy(order="C") for name, array in arrays.items() if name not in texts}
     return optional("safetensors.numpy", "safetensors").save(tensors, metadata=texts)
@@ -45,7 +45,7 @@ def read_tensors(path: Path) -> tuple[dict[str, np.ndarray], dict[str, str]]:
 
 
 def read_safetensors(path: Path) -> dict[str, np.ndarray]:
-    """Read the arrays of a ``.safetensors`` file, by name; arrays of texts come from its metadata."""
+    """Read the arrays of a ``.safetensors`` file, by name; arrays of strings come from its metadata."""
     arrays, texts = read_tensors(path)
     for name, text in texts.items():
         # Skip metadata that other programs wrote, such as PyTorch's {"format": "pt"}: "pt" is not JSON.
@@ -55,7 +55,7 @@ def read_safetensors(path: Path) -> dict[str, np.ndarray]:
 
 
 def names_in(array: np.ndarray) -> tuple[str, ...]:
-    """Convert an array of names, as bytes, texts or numbers, to a tuple of strings."""
+    """Convert an array of names, as bytes, strings or numbers, to a tuple of strings."""
     return tuple((np.char.decode(array, "utf-8") if array.dtype.kind == "S" else array.astype(str)).tolist())
 
 
@@ -69,7 +69,7 @@ def read_npy(path: Path) -> np.ndarray:
 
 
 def _check_start(path: Path, magic: bytes, expected: str) -> None:
-    """Raise an error if a file is missing or does not begin with ``magic``: it says what was ``expected``."""
+    """Raise an error if a file is missing or does not begin with ``magic``; ``expected`` describes it."""
     if not path.is_file():
         raise FileNotFoundError(f"{path}: no such file")
     with path.open("rb") as stream:
@@ -98,7 +98,7 @@ def _map(stream: BinaryIO, archive: ZipFile, name: str) -> dict[str, np.ndarray]
     """Return ``{name: array}`` with an array of an ``.npz`` file, memory-mapped, or ``{}``.
 
     The result is ``{}`` if the array cannot be mapped: if it is absent, compressed, empty or made of Python
-    objects, or if its header is not of version 1.0 or does not fit its size.
+    objects, or if its header is not of version 1.0 or does not match the size of its data.
 
     Args:
         stream: the open file.

@@ -225,7 +225,7 @@ def check_row_structure(rows: Rows, *, dim: int | None = None) -> None:
 
 
 def check_integer(name: str, value: Any, minimum: int) -> int:
-    """Convert an integer to `int`; raise an error if it is below ``minimum``, a jax array or no integer."""
+    """Return ``value`` as `int`; raise an error if it is no integer, a jax array or below ``minimum``."""
     wrong = bool | np.bool_ | jax.Array
     if isinstance(value, wrong) or not hasattr(value, "__index__") or np.ndim(value):
         kind = "a Python integer" if isinstance(value, jax.Array) else "an integer"
@@ -260,7 +260,7 @@ def check_means(means: Any, counts: Any, *_: Any, **__: Any) -> None:
 
 
 def check_positive(name: str, value: Any) -> int:
-    """Convert an integer to `int`; raise an error if it is below 1, a jax array or no integer."""
+    """Return ``value`` as `int`; raise an error if it is no integer, a jax array or below 1."""
     return check_integer(name, value, 1)
 
 

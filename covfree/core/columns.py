@@ -209,7 +209,7 @@ def _names(table: Table, pattern: str | None, used: set[str]) -> list[str]:
 
 
 def _is_doubtful(table: Table, name: str) -> bool:
-    """Return whether a column is probably no feature: texts, labels, clients, an index, or ids."""
+    """Return whether a column is probably no feature: strings, labels, clients, an index, or ids."""
     if not table.is_number(name) or _DOUBTFUL.fullmatch(name):
         return True
     if not _ID.fullmatch(name):

@@ -37,7 +37,7 @@ def compiled(
     """Return a decorator that compiles a function like ``jax.jit``, and checks arguments before each call.
 
     ``jit`` truncates NumPy's 64-bit integers to 32 bits (unless x64 is enabled), so that 2³² becomes 0. Here
-    an array with integers above int32 becomes floats if its name ends in ``count`` or ``counts``; any other
+    an array with integers above 2³¹ − 1 becomes floats if its name ends in ``count`` or ``counts``; any other
     such array, e.g. of labels, raises a ``ValueError`` that names it. Integers below the range of int32
     become −2³¹: like all integers below 0, they mark padding.
 

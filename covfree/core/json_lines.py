@@ -20,7 +20,7 @@ class JsonLines(Generic[Record]):
     Each record is flushed to disk when it is added, so it survives if the process is killed later. If the
     last line was cut short, it is ignored, and removed when a record is added. Several processes may add to
     one file: each locks the file while it writes. ``records`` lists the records that were in the file when it
-    was opened, and those that this process has added since.
+    was opened, and those that this object has added since.
 
     Args:
         path: the file; it and its folder are made when the first record is added.

@@ -2,7 +2,7 @@
 
 A function that is given ``key`` draws with ``derive(key, stream)``, where ``stream`` is a name that no other
 draw has. So a client needs one key for all its draws. Without this rule, two draws may use the same bits: in
-JAX ``fold_in(key, i)`` equals ``split(key, n)[i]``, and entry i of ``bits(key, (n,))`` is computed from it.
+JAX ``fold_in(key, i)`` equals ``split(key, n)[i]``, and entry i of ``bits(key, (n,))`` is made from it too.
 """
 
 from __future__ import annotations

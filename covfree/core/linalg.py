@@ -65,7 +65,7 @@ class Factorisation(NamedTuple):
     YYᵀ) with the shift added to its diagonal.
 
     Attributes:
-        scatter: the matrix that was factorised.
+        scatter: the matrix of the system.
         basis: Cholesky factor of the scaled core D·core·D, or the core's eigenvectors.
         diagonal: the diagonal of the scaling D (see `factorise`), or the inverses of the core's eigenvalues,
             with 0 for an eigenvalue that may be rounding error.
@@ -133,7 +133,7 @@ def _factors(
 def solve(factorisation: Factorisation, right: Float[Array, "dim columns"]) -> Float[Array, "dim columns"]:
     """Solve A X = B; if A is numerically singular, return the solution of minimum norm.
 
-    Differentiable in A and B (implicitly: dX = A⁻¹(dB − dA X)).
+    It is differentiable in A and B (implicitly: dX = A⁻¹(dB − dA X)).
 
     Args:
         factorisation: A, from `factorise`.

@@ -1,4 +1,4 @@
-"""Scale a vector down to a norm, without underflow or overflow."""
+"""Scale a vector down to a given norm, without underflow or overflow."""
 
 from __future__ import annotations
 

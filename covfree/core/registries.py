@@ -11,7 +11,7 @@ from typing import Generic, TypeVar
 
 # Annotations of arguments that are numbers or booleans.
 _NUMBER = re.compile(r"\b(bool|int|Scalar)\b")
-# The ratio of `SequenceMatcher` from which on names are similar.
+# Names are similar if the ratio of `SequenceMatcher` is at least this.
 _SIMILAR = 0.6
 
 Made = TypeVar("Made")
@@ -36,7 +36,7 @@ class Entry(Generic[Made]):
 
     @property
     def accepts(self) -> frozenset[str]:
-        """Names of the arguments of ``make`` that are numbers or words, as the command line passes them."""
+        """Names of the arguments of ``make`` that are numbers or strings, as the command line passes them."""
         arguments = signature(self.make).parameters.values()
         return frozenset(
             argument.name

@@ -106,7 +106,7 @@ def summable_again(count: Any) -> np.ndarray:
 
 
 def count_sum(count: Any) -> float:
-    """Sum the counts above 0 in float64, which is exact for integers below 2⁵³, whatever their data type."""
+    """Sum the counts above 0, of any data type, in float64: exact for integers if the sum is below 2⁵³."""
     count = np.asarray(count)
     # Not every release of NumPy can sum bfloat16 in float64, so convert it first.
     count = count if count.dtype.kind in "iuf" else count.astype(np.float64)
@@ -114,7 +114,7 @@ def count_sum(count: Any) -> float:
 
 
 def double() -> AbstractContextManager[Any]:
-    """Return jax's context manager that enables float64, whose name depends on the version of jax."""
+    """Return jax's context manager that enables float64; its name differs between versions of jax."""
     if hasattr(jax, "enable_x64"):
         return jax.enable_x64(True)
     return importlib.import_module("jax.experimental").enable_x64()

@@ -1,4 +1,4 @@
-"""``shard_map`` for all supported versions of jax; replicate arrays sharded over explicit mesh axes."""
+"""Provide ``shard_map`` for all supported versions of jax; replicate arrays on explicit mesh axes."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def whole(array: Any) -> Any:
     # Releases of jax without `reshard` cannot sum by class over explicit axes at all.
     if not isinstance(array, jax.Array) or not hasattr(jax.sharding, "reshard"):
         return array
-    # The type names only explicit axes, not automatic or manual ones.
+    # An array's type names only explicit axes, not automatic or manual ones.
     sharding = jax.typeof(array).sharding
     if all(axis is None for axis in sharding.spec):
         return array

@@ -14,8 +14,8 @@ from jaxtyping import Array, Bool, Float, Integer, Num
 
 from covfree.core.types import AnyArray, accumulation_dtype
 
-# A running sum of m equal numbers has a relative error of up to m/10 eps. So means of groups of over
-# 256 items take a second pass over the items, and those of groups of over 65,536 a third.
+# A running sum of m equal numbers has a relative error of up to m/10 eps. So `weighted_means` takes a second
+# pass over the items if a group has over 256, and a third if one has over 65,536.
 _LONG = (256, 2**16)
 # Items in a part: results for a part stay in the processor's cache, and products of this many rows run at
 # full speed. Results for a whole table would be written to memory and read again.

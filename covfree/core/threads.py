@@ -33,7 +33,7 @@ def limit_lapack_threads(threads: int = 1) -> None:
     >>> covfree.limit_lapack_threads()
     """
     check_positive("threads", threads)
-    # Imported here, as `import covfree` needs neither. Through the first, jax calls LAPACK; its import loads
-    # OpenBLAS.
+    # Import both here, as `import covfree` needs neither. jax calls LAPACK through the first; importing it
+    # loads OpenBLAS.
     importlib.import_module("scipy.linalg.cython_lapack")
     importlib.import_module("threadpoolctl").threadpool_limits(threads, user_api="blas")

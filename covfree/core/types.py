@@ -20,7 +20,7 @@ from jaxtyping import Array, Bool, Float, Integer, Key, Num, Real, UInt32
 AnyArray: TypeAlias = jax.Array | np.ndarray
 # A PRNG key, typed or raw.
 PRNGKey: TypeAlias = Key[Array, ""] | UInt32[Array, "2"]
-# A Python float or a traced scalar: a number that a user may sweep with vmap or differentiate.
+# A Python number or a scalar array: a number that a user may sweep with vmap or differentiate.
 Scalar: TypeAlias = float | int | Real[Array, ""]
 # The covariance of a row: a full matrix, its diagonal, or one variance for all directions.
 RowCovariance: TypeAlias = (
@@ -47,7 +47,7 @@ Call = TypeVar("Call", bound=Callable[..., jax.Array])
 
 
 def accumulation_dtype(values: Any) -> np.dtype:
-    """Return the data type in which covfree sums floats: float32 for half precisions, else jax's type."""
+    """Return the data type in which covfree sums ``values``: their own in jax, but at least float32."""
     dtype = jax.dtypes.canonicalize_dtype(values.dtype if hasattr(values, "dtype") else values)
     return np.dtype(np.float32) if dtype.itemsize < 4 else dtype
 

@@ -65,7 +65,7 @@ class Aggregate(Generic[H]):
         dtype: data type of the features, in which products are computed; None if no examples were added.
         rows: merged rows, one for each client and class, sorted by client and then class; None if there are
             none. A row has a mean, the number of examples behind it, and perhaps their scatter (`Table`).
-        waiting: rows that are not merged yet, such as single examples.
+        waiting: tables of rows that are not merged yet, such as single examples.
         pooled: [dim, dim] float64, the scatter of examples about the means in ``rows``; None if it is 0 or
             not kept.
     """
@@ -115,7 +115,7 @@ def zero(method: Method[H], *, num_classes: int) -> Aggregate[H]:
         num_classes: C.
 
     Raises:
-        TypeError: if ``method`` is no method.
+        TypeError: if ``method`` is no method, or ``num_classes`` no integer.
         ValueError: if the method's clients send something else, ``num_classes`` is below 1, or the method has
             transforms, which change the rows that a client sends.
 
@@ -147,10 +147,10 @@ def add(
         features: features of some examples. They may belong to several clients, and need not be all examples
             of a client.
         labels: their classes; below 0 is padding.
-        clients: each example's client: an integer (below 0 is padding) or a name (a string). A client has the
-            same number or name in all shards. A name is hashed to 63 bits; that any two of a million names
-            share a hash has probability 5e-8. None if the method does not tell clients apart, as with Gram
-            matrices.
+        clients: each example's client: an integer (below 0 is padding) or a name (a string). A client must
+            have the same number or name in all shards. A name is hashed to 63 bits; that any two of a million
+            names share a hash has probability 5e-8. None if the method does not tell clients apart, as with
+            Gram matrices.
 
     Returns:
         The new total.

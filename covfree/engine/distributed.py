@@ -51,8 +51,8 @@ def fit(
 
     Args:
         method: a method that `covfree.aggregate.zero` accepts.
-        shards: paths of files that all workers can read and `covfree.data.load` accepts, or other items that
-            ``read`` accepts. Or a Dask collection with partitions, such as a DataFrame with ``columns``.
+        shards: paths of files that all workers can reach, in a format of `covfree.data.load`, or other items
+            that ``read`` accepts. Or a Dask collection with partitions, such as a DataFrame with ``columns``.
         num_classes: C.
         columns: names of the features (in Parquet a list of numbers for each example), labels and clients. If
             the method does not tell clients apart, shards need no ``"clients"`` column. With None as the

@@ -148,6 +148,6 @@ def _products(jaxpr: Any) -> int:
         for value in equation.params.values():
             inner = value if isinstance(value, list | tuple) else (value,)
             each = [_products(part.jaxpr) for part in inner if hasattr(part, "jaxpr")]
-            # Only one branch is taken (a convolution has one branch for each platform).
+            # Only one branch is taken (covfree's convolution has one for each platform).
             total += max(each, default=0) if equation.primitive.name == "cond" else sum(each)
     return total

@@ -27,7 +27,7 @@ def senders(rows: Rows) -> np.ndarray:
 
 
 def numbers_of(rows: Rows, known: np.ndarray, types: RowTypes, part_rows: int) -> np.ndarray:
-    """Return a number for each client in ``known``, from 0: those below 256 are the automatic rule's sample.
+    """Number the clients in ``known`` from 0; those below 256 are the sample for automatic shrinkage.
 
     Up to 256 clients are numbered in the order of ``known``, more by `sample_numbers`. With more, means are
     read only for clients with equal counts of each class.
@@ -54,7 +54,7 @@ def numbers_of(rows: Rows, known: np.ndarray, types: RowTypes, part_rows: int) -
 def numbers_of_messages(
     counted: Sequence[tuple[np.ndarray, np.ndarray]], rows: Callable[[int], Rows], dim: int
 ) -> np.ndarray:
-    """Return a number for each message's client, from 0: those below 256 are the automatic rule's sample.
+    """Number the messages' clients from 0; those below 256 are the sample for automatic shrinkage.
 
     Up to 256 clients are numbered in the messages' order, more by `sample_numbers`. ``counted`` has the
     labels and counts of each message's rows. ``rows`` reads a message's rows; it is called only for messages

@@ -28,7 +28,7 @@ from covfree.methods.rounds import Round
 from covfree.protocol.checks import Bound, Rules
 from covfree.protocol.inbox import Inbox
 
-# Seconds between checkpoints: a crash loses at most the work of this time.
+# Seconds between checkpoints: a crash loses about the work of this time.
 _EVERY = 30.0
 
 Result = TypeVar("Result")

@@ -40,7 +40,7 @@ class Table(NamedTuple):
         count: [rows] int64.
         mean: [rows, dim]; float64 once rows are merged.
         squares: float64, Σ (f − mean)(f − mean)ᵀ over the features f behind each row, or its diagonal, or its
-            trace; None if all are 0.
+            trace; None if all are 0 or not kept for each row.
     """
 
     client: np.ndarray
