@@ -81,7 +81,7 @@ class Steps:
         self._skeletons: list[Any] = []
 
     def start(self) -> tuple[Any, Any]:
-        """Return the server's first state, and a client's first memory."""
+        """Return the server's first state, and a client's first memory (what it keeps between rounds)."""
         return cohort.start(self.algorithm, self._key, num_clients=self._num_clients)
 
     def broadcast(self, state: Any) -> Any:
@@ -103,7 +103,7 @@ class Steps:
             number: the client's number.
             turn: the round, from 0.
             sent: the server's broadcast.
-            memory: the client's memory before the round.
+            memory: the client's memory (what it keeps between rounds) before the round.
             features: [n, d], or images [n, side, side, 3].
             labels: [n]; below 0 is padding.
         """

@@ -37,7 +37,7 @@ from covfree.privacy.projection import public_projection
 from covfree.privacy.server import NoisySums, head_of, nearest_mean, needs_matrix, worth_a_matrix
 from covfree.privacy.uploads import Grid, Kind, Upload, added
 
-# log₂ of the noise's standard deviation in grid steps. If each client adds noise, it is lower, so that sums
+# log₂ of the noise's standard deviation in grid steps. It is lower if each client adds noise, so that sums
 # fit in int64.
 _LOG_DEVIATION: dict[Noise, int] = {"central": 22, "distributed": 18, "local": 18}
 

@@ -58,7 +58,7 @@ def private_rounds(
     zero-concentrated differential privacy, is the largest with this ε and δ. The upload contains the client's
     weight, so a client that is scaled down counts for less. For FedAvg use ``weighting="uniform"``, where the
     weight is 1, and a ``clip`` above 1. ε is the same if only some clients are drawn in a round. The promise
-    does not cover clients' memory or a run's losses.
+    does not cover what clients keep between rounds, or a run's losses.
 
     The noise is in floating point and from JAX's generator, whose key is in the server's state. That is
     enough for simulations, which show the accuracy, but is no real protection (docs/privacy.md).

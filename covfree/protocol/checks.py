@@ -106,7 +106,7 @@ class Letter:
 
     @cached_property
     def num_examples(self) -> float:
-        """The sum of the counts of rows with a class, so without residual directions and padding."""
+        """The sum of the counts of the rows that have a class (a label of at least 0)."""
         count, label = np.asarray(self.message.rows.count), np.asarray(self.message.rows.label)
         return count_sum(count[label >= 0])
 

@@ -42,7 +42,7 @@ def forget(
     Raises:
         ValueError: if the client or the class is not known; if clients send a matrix and ``message`` is
             missing or not what the client sent; if one class is to be removed, but a matrix or residual
-            directions mix the classes.
+            directions (`Rows.sketch`) mix the classes.
 
     >>> import covfree, jax.numpy as jnp
     >>> from covfree.protocol.server import collect

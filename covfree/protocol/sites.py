@@ -73,7 +73,7 @@ def clip_sites(rows: Rows, *, num_classes: int, limit: float | int = 1.5) -> Row
     distance D/√v (see `fit_model`) of a class mean x from the other sites' centre g, divided by the median of
     D/√v over all class means. A mean with r above ``limit`` is replaced by g + (limit/r)(x − g), which bounds
     its influence as Huber's function does. If a site has more than three times as many examples as the median
-    site, the counts of its class means are scaled down to three times; counts of residual directions stay.
+    site, the counts of its class means are scaled down to three times; counts of other rows stay.
     Honest sites lose little. Against attackers, `diagnose_sites`, which excludes whole sites, is better
     (``docs/security.md``).
 

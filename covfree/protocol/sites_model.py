@@ -66,7 +66,7 @@ class Model(NamedTuple):
 
 
 def class_means_of(rows: Rows, num_classes: int) -> Means:
-    """Return the mean and count of each client's classes, without residual directions and padding."""
+    """Return the mean and count of each client's classes, from rows with a class and a count above 0."""
     count, label = np.asarray(rows.count).astype(np.float64), np.asarray(rows.label)
     client = np.zeros(len(label), np.int64) if rows.client is None else np.asarray(rows.client, np.int64)
     kept = (count > 0) & (label >= 0) & (label < num_classes) & (client >= 0)
