@@ -220,7 +220,7 @@ def weighted_means(
         more = sum((longest > long).astype(jnp.int32) for long in _LONG)
         # A loop of 0 to 2 steps compiles the pass once; two conditions would compile it twice.
         centre = jax.lax.fori_loop(0, more, lambda _, centre: mean_about(centre, *still), centre)
-    # Set padding to 0: if it held NaN, the derivative by the weight would be NaN.
+    # Set padding to 0: if it held NaN, the derivative in the weight would be NaN.
     sizes = jnp.where(group < num_groups, row_size(values).astype(dtype), 0)
     magnitude = jax.ops.segment_sum(weight.astype(dtype) * sizes, group, num_groups)
     size = magnitude / whole[:, 0] + jnp.abs(centre).max(1, initial=0)

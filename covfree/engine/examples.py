@@ -60,7 +60,7 @@ def summarise(
 
     Raises:
         TypeError: if ``method`` is no method, or a data type is wrong.
-        ValueError: if a shape is wrong, or a label is beyond int32.
+        ValueError: if a shape is wrong, or a label is 2³¹ or above.
     """
     check_method(method)
     given = {"features": features, "labels": labels, "clients": clients}

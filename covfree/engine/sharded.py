@@ -40,7 +40,7 @@ def shard_rows(rows: Rows, mesh: Mesh, *, whole_clients: bool = False) -> Rows:
 
     Raises:
         ValueError: if ``whole_clients`` is True and ``rows.client`` is None; if the mesh has no device of
-            this process; if a label, client or count is beyond int32.
+            this process; if a label, client or count is 2³¹ or above.
     """
     check_row_structure(rows)
     for name in ("label", "client", "count"):

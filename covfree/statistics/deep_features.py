@@ -21,7 +21,7 @@ class DeepFeatures:
     x̂ is x, of d features, scaled to norm √d, so that tanh is neither linear nor saturated, whatever the
     features' unit. A ~ N(0, 1/d), of h columns, and B_t ~ N(0, 1/h), of f columns, are drawn each time
     they are needed, from a seed that all parties share. Their last rows are biases. Without biases Φ₀ would
-    be odd in x: for classes symmetric about 0, ΦᵀY with one-hot labels Y would be 0, and no layer learned.
+    be odd in x: for classes symmetric about 0, ΦᵀY (Y: one-hot labels) would be 0, and no layer would learn.
 
     Attributes:
         layers: Ω_1, …, Ω_T, each [inner, width].

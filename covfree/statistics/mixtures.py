@@ -138,9 +138,10 @@ def client_mixtures(
 
     A group is a client's class. Its mixture is the result of `gaussian_mixture` with the key
     ``fold_in(fold_in(derive(key, "mixtures"), label), client)`` (`covfree.core.keys.derive`). It depends
-    neither on other groups nor on the examples' order, so a client alone computes the same mixture with
-    the same key, up to rounding. It costs a sort of n small keys and work for num_groups·group_size examples,
-    whatever the groups' own sizes. Groups are computed in batches, so that extra memory is bounded.
+    neither on other groups nor on the examples' order, so a client alone computes the same mixture with the
+    same key, up to rounding. All groups together cost a sort of n small keys and work for
+    num_groups·group_size examples, whatever the groups' own sizes. Groups are computed in batches, so that
+    extra memory is bounded.
 
     Args:
         features: features of all clients' examples, in any order.

@@ -23,7 +23,7 @@ class SoftmaxSums(NamedTuple):
     Attributes:
         loss: Σ_i n_i (log Σ_c exp s_ic − s_iy).
         slope: the gradient for a linear term Wᵀ(x_i − m) + a that is added to the scores, where m is a fixed
-            centre: the derivative of ``loss`` by W and, in the last row, by a, at W = 0 and a = 0.
+            centre: the gradient of ``loss`` in W and, in the last row, in a, at W = 0 and a = 0.
         number: Σ_i n_i, the number of examples.
     """
 
