@@ -1,4 +1,4 @@
-"""Compute scatter matrices, covariances and their shrinkage from class means or examples (rows)."""
+"""Compute scatter matrices and covariances from class means or examples (rows), and shrink them."""
 
 from covfree.estimators import streaming as streaming
 from covfree.estimators.class_scatter import class_scatters as class_scatters

@@ -11,7 +11,7 @@ from covfree.core.types import AnyArray, Moments, Rows, accumulation_dtype
 from covfree.estimators.moments import row_counts, row_labels, valid_rows
 from covfree.estimators.scatter import centred_rows
 
-# Rows in a block of `class_products`: few enough to waste little padding, enough for fast products.
+# Rows in a block of `class_products`: few, so that classes need little padding; enough for fast products.
 _BLOCK = 64
 
 
@@ -59,7 +59,7 @@ def class_products(
     blocks = -(-counts // _BLOCK)
     rank = jnp.arange(size, dtype=jnp.int32) - (jnp.cumsum(counts) - counts)[label[order]]
     place = (jnp.cumsum(blocks) - blocks)[label[order]] * _BLOCK + rank
-    # Each block holds rows of one class. There are Σ_c ceil(count_c/B) blocks, at most ``num_blocks``.
+    # Each block holds rows of one class. There are Σ_c ceil(count_c/_BLOCK), at most ``num_blocks``.
     num_blocks = -(-size // _BLOCK) + num_classes + 1
     # Row `size` is zero; unused positions in blocks point to it.
     table = jnp.full(num_blocks * _BLOCK, size).at[place].set(order)

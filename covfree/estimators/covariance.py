@@ -64,7 +64,7 @@ def _estimate_covariance(
     means: AnyArray, counts: AnyArray, rule: Shrinkage, axis_name: Hashable | None
 ) -> Array:
     near = across(first_moments(one_class(means, counts), 1), axis_name).mean[0]
-    # Subtract a point near the rows: means far from 0 lose digits, and the shift does not change the result.
+    # Subtract a point near the rows: this does not change the result, and means far from 0 would lose digits.
     near = jax.lax.stop_gradient(near)
     rows = one_class(means.astype(near.dtype) - near[None, :], counts)
     moments = across(first_moments(rows, 1), axis_name)

@@ -17,7 +17,7 @@ from covfree.estimators.scatter import centred_rows
 
 # The number of bins for n_r, the examples behind row r: two for each doubling, up to 2³².
 _BINS = 64
-# A row with more than this share of its class's examples determines the class mean, and is left out.
+# A row with more than this share of its class's examples nearly is the class mean, and is left out.
 _LARGEST_SHARE = 0.9
 # This many standard errors are subtracted from the slope in `client_variance`.
 _ERRORS = 2.0

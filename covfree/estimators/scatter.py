@@ -106,7 +106,7 @@ def centred_rows(
     valid = valid_rows(rows, class_weight.shape[0])
     label = jnp.where(valid, row_labels(rows), 0)
     mean, centre = row_means(rows, valid), jnp.where(valid[:, None], centres[label], 0)
-    # Centre before squaring: E[xxᵀ] − μμᵀ would cancel if the mean is large against the spread.
+    # Centre before squaring: E[xxᵀ] − μμᵀ would lose digits if the mean is large against the spread.
     centred = deviations(mean, centre)
     weight = class_weight[label] * row_counts(rows, valid).astype(mean.dtype)
     # The inner `where` keeps the derivative of the root finite at 0.
@@ -210,7 +210,7 @@ def total_gram(
 
     F has the features as columns. F Fᵀ = W + Σ_c N_c (μ_c − μ_g)(μ_c − μ_g)ᵀ + N μ_g μ_gᵀ: the scatter W
     within classes, the scatter between classes, and the term of the grand mean μ_g. Class c has N_c of the N
-    examples and mean μ_c. The last term is always kept, as a ridge head has no intercept.
+    examples and mean μ_c. The last term is always kept, as ridge heads do not centre the features.
 
     Args:
         within: the within-class scatter, exact or estimated. Its multiple of I (`Scatter.shift`) is

@@ -105,7 +105,7 @@ def _pseudo_observations(strength, covariance, moments, freedom, statistics):
 
 
 def pseudo_observations() -> Shrinkage:
-    """Shrink to Σ̂ + t·min(1, d/ν)·I: t = tr(Σ̂)/d, ν the degrees of freedom of Σ̂; nothing to tune.
+    """Shrink to Σ̂ + t·min(1, d/ν)·I, with t = tr(Σ̂)/d and ν the degrees of freedom of Σ̂; no tuning.
 
     The added term acts like min(d, ν) additional observations of covariance t·I, and is a baseline for
     `automatic`.

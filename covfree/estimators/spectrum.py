@@ -49,7 +49,7 @@ def scatter_spectra(rows: Rows, num_classes: int, *, weighting: Weighting = "per
 
     A ridge head inverts the scatter that it is given. The scatter between classes has few, large eigenvalues,
     in the directions that separate the classes. If it is added to the scatter within classes, the condition
-    number rises, so FedCOF leaves it out.
+    number usually rises, so FedCOF leaves it out.
 
     Args:
         rows: class rows; examples (`Rows.from_examples`) give the exact spectra.

@@ -102,8 +102,8 @@ def save_head(
     Raises:
         TypeError: if the head is no pytree of arrays or cannot be called, or ``dim`` is no integer.
         ValueError: if the head or its map is not finite (without x64: in float32); if the map does not fit
-            the head, or has an array where it needs a number; if ``class_names`` has not C names; if ``dim``
-            is missing or does not fit; or if ``path`` has another ending.
+            the head, or has an array where it needs a number; if there is not one class name for each class;
+            if ``dim`` is missing or does not fit; or if ``path`` has another ending.
 
     >>> import tempfile, jax.numpy as jnp
     >>> with tempfile.TemporaryDirectory() as folder:

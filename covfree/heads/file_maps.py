@@ -93,7 +93,7 @@ def filled(tree: Any, arrays: Mapping[str, np.ndarray], prefix: str) -> Any:
 def leaves_of(tree: Any, prefix: str) -> dict[str, np.ndarray]:
     """Return a pytree's leaves as NumPy arrays by name: the prefix, then the leaf's path in the pytree.
 
-    Raise a TypeError if a leaf is no array, or two leaves have one name.
+    Raise a TypeError if a leaf is neither an array nor a number, or two leaves have one name.
     """
     found = {}
     for path, leaf in jax.tree_util.tree_flatten_with_path(tree)[0]:

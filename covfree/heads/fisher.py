@@ -108,7 +108,7 @@ def residual_head(
 
     Args:
         means: m_c, the class means of features whose common covariance is the identity.
-        features: z.
+        features: z, a sample in each row.
         labels: classes of the features; −1 is padding.
         moments: `first_moments` of all rows, whose counts give the priors π_c.
         distilled: α, the weight of the divergence from LDA, in [0, 1].

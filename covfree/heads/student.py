@@ -59,7 +59,7 @@ class StudentHead:
         parts: the vectors t_r, by which a class's covariance differs from Σ̃, ordered by class.
         offset: t_rᵀL⁻¹(μ_c − μ_g), with c the class of t_r.
         label: the class of each t_r.
-        scale: a_c = N_c/(N_c + 1)/κ, for N_c examples of class c and the κ of `student_head`.
+        scale: a_c = N_c/((N_c + 1) κ), for N_c examples of class c and the κ of `student_head`.
         degrees: h_c = (ν_c + d)/2, with ν_c the density's degrees of freedom.
         log_prior: log π_c; 0 for an absent class.
         bias: b_c, the logarithm of the density's normalising constant, up to a term that all classes share.

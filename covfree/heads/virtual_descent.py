@@ -32,10 +32,10 @@ def descended_head(
     """Train softmax regression by stochastic gradient descent on virtual features, one for each example.
 
     Virtual feature i is μ_r + S_r^½ z_i, with μ_r and S_r the mean and covariance of a row r and z_i standard
-    normal. Rows occur in proportion to their counts n_r, as in `sample_rows`; Σ n_r is rounded. Each epoch
-    uses all features in a random order, in batches; the last batch may be smaller. A step, as in PyTorch's
-    SGD, is v ← ρ v + ∇, V ← V − η v, with V the parameters, v the velocity and ∇ the gradient of the batch's
-    mean cross-entropy. V and v start at 0. Call this function under ``jit``.
+    normal. There are Σ n_r features (rounded), and rows occur in proportion to their counts n_r, as in
+    `sample_rows`. Each epoch uses all features in a random order, in batches; the last batch may be smaller.
+    A step, as in PyTorch's SGD, is v ← ρ v + ∇, V ← V − η v, with V the parameters, v the velocity and ∇ the
+    gradient of the batch's mean cross-entropy. V and v start at 0. Call this function under ``jit``.
 
     Only one batch is in memory at a time: z_i is drawn again from the key and i whenever it is needed.
 

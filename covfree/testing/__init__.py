@@ -1,4 +1,4 @@
-"""Checks of laws ("contracts") for methods, heads, estimators, transforms and algorithms, also your own.
+"""Check that methods, heads, estimators, transforms and algorithms, also your own, obey their laws.
 
 Call a check in a test. If a law is broken, the check raises an AssertionError with the law's name, its
 statement, and the leaf that differs. Each check has its own file, with a table of its laws.

@@ -45,7 +45,7 @@ def shifted_clients(
 
     A class has a mean μ_c and a covariance Σ_c = R_c R_cᵀ. Client k's mean is μ_c + s·R_c z with z standard
     normal, so that s is a shift in standard deviations; its covariance is R_c Q diag(e^{t g}) Qᵀ R_cᵀ with g
-    standard normal and Q a random rotation.
+    standard normal and Q a random orthogonal matrix.
 
     Args:
         counts: [clients, classes] integers, the number of examples of each class at each client.
@@ -55,7 +55,7 @@ def shifted_clients(
         seed: the seed of all draws.
 
     Raises:
-        ValueError: if a number is out of its range, or ``counts`` is not two-dimensional.
+        ValueError: if a number is out of its range, or ``counts`` is no two-dimensional array of integers.
 
     >>> import numpy as np
     >>> clients = shifted_clients(np.array([[3, 2], [0, 4]]), dim=5)

@@ -68,7 +68,8 @@ class Offsets(NamedTuple):
         ratio: ρ = tr Δ/tr Σ.
         free: the share of tr Σ̂ that is due to Σ, not to Δ.
         known: whether the rows name their clients.
-        told_apart: whether the remainder suffices to estimate Σ. If not, Δ = ρΣ is assumed.
+        told_apart: whether the sample is all clients, or nearly all, and the remainder suffices to estimate
+            Σ. If not, Δ = ρΣ is assumed.
     """
 
     strength: Float[Array, " directions"]

@@ -40,15 +40,15 @@ def automatic() -> Shrinkage:
     more rows there are, the more the predicted error counts. Formulas: docs/derivation.md, section 10.
 
     The rule allows for client shift: each client's features may have an offset, and test examples come from
-    unseen clients. If rows name their clients, the offsets are separated from the spread within clients. If
-    there is too little data for that, or if there are more than 256 clients, which a sample of 256 then
-    represents, only the size of the offsets is estimated. If rows name no clients, as under secure
-    aggregation, rows are taken as independent and s = 1.
+    unseen clients. If rows name their clients, the offsets are separated from the spread within clients. With
+    too little data for that, or with more than 256 clients, of which a sample of 256 is used, only the size
+    of the offsets is estimated. If rows name no clients, as under secure aggregation, rows are taken as
+    independent and s = 1.
 
     Derivatives treat γ and s as constants. The rule costs one ``eigh`` of Σ̂ = YᵀY or of a smaller Y Yᵀ, one
-    of size 256 if rows name clients, and no further pass over the rows. If no spread was observed (ν = 0 or
-    Σ̂ = 0), the rule adds I times the mean variance of the class means, or I if this variance is 0, so that
-    the head is a nearest-mean classifier.
+    of size 256 if rows name clients, and no further pass over the rows. If no spread was observed (no degrees
+    of freedom, or Σ̂ = 0), the rule adds I times the mean variance of the class means, or I if this is 0, so
+    that the head is a nearest-mean classifier.
 
     Source: the error estimate extends the estimate of Zollanvari and Dougherty (2015) to weighted classes,
     many rivals and clients' offsets. The choice of γ and s from it is covfree's.

@@ -101,9 +101,9 @@ def nll(
 ) -> Float[Array, ""]:
     """Compute the mean of −log softmax(scores)[label], the negative log-likelihood, in nats.
 
-    It is +∞ if an example's true class has a score of −∞, and NaN if a score is NaN. The softmax of some
-    heads' scores, such as `ridge_head`'s, is no probability before `calibrate_temperature`. Arguments and
-    errors are those of `accuracy`.
+    It is +∞ if an example's true class has a score of −∞, and NaN if a score is NaN. Some heads' scores, such
+    as those of `ridge_head`, are no log-probabilities until they are calibrated (`calibrate_temperature`).
+    Arguments and errors are those of `accuracy`.
 
     >>> import jax.numpy as jnp
     >>> nll(jnp.array([[0.0, 0.0, -jnp.inf]]), jnp.array([1])).round(4)  # log 2
