@@ -69,7 +69,7 @@ def read_npy(path: Path) -> np.ndarray:
 
 
 def _check_start(path: Path, magic: bytes, expected: str) -> None:
-    """Raise an error if a file is missing or does not begin with ``magic``; ``expected`` describes it."""
+    """Raise an error if a file is missing or lacks ``magic`` at its start; ``expected`` names its kind."""
     if not path.is_file():
         raise FileNotFoundError(f"{path}: no such file")
     with path.open("rb") as stream:

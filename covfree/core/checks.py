@@ -158,7 +158,8 @@ def _on_host(features: Any, labels: Any, clients: Any, most: int) -> bool:
 def _on_device(features: jax.Array, labels: Any, clients: Any, most: int) -> bool:
     """Return whether labels are ≤ ``most`` and features are finite, and not all 0 or subnormal.
 
-    Features must be on a device, where they are checked without a copy. Features of padding are not checked.
+    Features, a jax array, are checked on their device, without a copy. If the result is False, `check` looks
+    at them on the host.
     """
     integers = [array for array in (labels, clients) if array is not None]
     # Under a caller's ``jit``, computations on concrete arrays would otherwise be traced.
@@ -204,7 +205,7 @@ def check_row_structure(rows: Rows, *, dim: int | None = None) -> None:
     ):
         if array is None and name in ("client", "covariance", "sketch"):
             continue
-        if not hasattr(array, "dtype"):  # in a list, jax would take each number for a leaf
+        if not hasattr(array, "dtype"):  # of a list, jax would take each number for a leaf
             kind = None if array is None else type(array).__name__
             raise TypeError(f"{name}: expected an array of {expected}, got {kind}")
         if not _holds(_dtype(array), expected):

@@ -53,7 +53,7 @@ def _subset_groups(
     n = kept.shape[0]
     index = jnp.arange(n, dtype=jnp.int32)
     draw = () if key is None else (jax.random.bits(key, (n,), jnp.uint32),)
-    # Sort padding to the end.
+    # Sort by group, and padding to the end.
     operands = ((~kept).astype(jnp.int32), *keys, *draw, index)
     padding, *rest = jax.lax.sort(operands, num_keys=len(operands) - 1)
     sorted_keys, order = rest[: len(keys)], rest[-1]
