@@ -29,16 +29,22 @@ def audit_command(
     alpha: Alpha = None,
     partition: Partition = None,
     epsilon: Annotated[float, typer.Option(help="ε of the noisy uploads.")] = 1.0,
-    delta: Annotated[float, typer.Option(help="Their δ; well below one over the number of examples.")] = 1e-5,
+    delta: Annotated[
+        float, typer.Option(help="δ of the noisy uploads; well below one over the number of examples.")
+    ] = 1e-5,
     clip: Annotated[
         float | None,
-        typer.Option(help="Bound on the features' norm; without it the largest, which is not public."),
+        typer.Option(
+            help="Bound on the norm of features; by default the data's largest norm, which is not public."
+        ),
     ] = None,
-    group: Annotated[int, typer.Option(help="Clients in each group whose sums are attacked.")] = 10,
+    group: Annotated[
+        int, typer.Option(help="Clients per group; the sums over groups are attacked too.")
+    ] = 10,
     seed: Annotated[int, typer.Option(help="Seed of the split, the partition and the groups.")] = 0,
     out: Out = None,
 ) -> None:
-    """Attack clients' class sums, to find examples in them, clients' classes, and single clients' sums.
+    """Attack clients' class sums: find examples in the sums, each client's classes, and single clients' sums.
 
     One third of the examples forms the federation; docs/privacy.md explains the table.
 

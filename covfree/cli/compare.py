@@ -57,17 +57,20 @@ def compare_command(
     methods: Annotated[
         str,
         typer.Option(
-            help="'all', or names (fedncm,fed3r,fedcof), with numbers as in fedcof:shrinkage=0.1:head=ridge.",
+            help="'all', or names (fedncm,fed3r,fedcof), with arguments as in "
+            "fedcof:shrinkage=0.1:head=ridge.",
             show_default=False,
         ),
     ] = "fedncm,fed3r,fedcof",
-    check: Annotated[bool, typer.Option("--check", help="Hold your own methods to all laws first.")] = False,
+    check: Annotated[
+        bool, typer.Option("--check", help="Test your own methods first (check_method).")
+    ] = False,
     clients: Annotated[str | None, CLIENTS] = None,
     alpha: Annotated[str | None, ALPHA] = None,
     partition: Annotated[str | None, PARTITION] = None,
     seeds: Annotated[
         str,
-        typer.Option(help="How many splits (5), or their seeds: 3,5,8.", show_default=False),
+        typer.Option(help="Number of random splits (5), or seeds: 3,5,8.", show_default=False),
     ] = "5",
     pooled: Annotated[
         bool,
@@ -78,11 +81,11 @@ def compare_command(
     ] = False,
     numbers: Set = None,
     select: Annotated[
-        bool, typer.Option("--select", help="Add the method that clients choose among these.")
+        bool, typer.Option("--select", help="Add one in which clients choose from --methods.")
     ] = False,
     noise: Annotated[
         str | None,
-        typer.Option(help="Counts, not DP: uniform:ε, gaussian:ε, laplace:ε."),
+        typer.Option(help="Noise on counts (no DP): laplace:ε, gaussian:ε, …"),
     ] = None,
     metrics: Annotated[str | None, typer.Option(help=f"What to measure: {', '.join(NAMES)}.")] = None,
     out: Out = None,
@@ -128,8 +131,8 @@ def compare_command(
     for name, source in sources.items():
         if source.outline.test_clients is None and (lacking := set(figures) & set(CLIENT_NAMES)):
             raise ValueError(
-                f"--metrics: {', '.join(sorted(lacking))}: expected data that says whose its test examples "
-                f"are (clients and is_test in one file), got {name}"
+                f"--metrics: {', '.join(sorted(lacking))}: expected data that names each test example's "
+                f"client (clients and is_test in one file), got {name}"
             )
     spread = {"clients": _single(counts), "partition": _single(laws), "alpha": _single(alphas)}
     settings = {
@@ -178,7 +181,7 @@ def _check_contracts(chosen: Mapping[str, Variant]) -> None:
                 check_method(variant.method)
             except AssertionError as error:
                 raise ValueError(f"--check: {name}: {error}") from error
-            say(f"{name} keeps all laws")
+            say(f"{name} passes all checks")
 
 
 def _values(name: str, text: str | None, kind: Callable[[str], T], expected: str) -> list[T]:

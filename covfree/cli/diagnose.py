@@ -35,14 +35,14 @@ def diagnose_command(
     alpha: Alpha = None,
     partition: Partition = None,
     method: Annotated[
-        str, typer.Option(help="A method whose clients send rows, such as fedcof or fedcof-components.")
+        str, typer.Option(help="A method whose clients send class means, such as fedcof-components.")
     ] = "fedcof",
     seed: Annotated[int, typer.Option(help="Seed of the split and the partition.")] = 0,
     messages: Annotated[
         Path | None, typer.Option(help="A folder of received messages, instead of a data set.")
     ] = None,
     picture: Annotated[
-        Path | None, typer.Option(help="With --messages: a picture of the sites to write, .png.")
+        Path | None, typer.Option(help="With --messages: the .png file for a picture of the sites.")
     ] = None,
 ) -> None:
     """Report how reliable the covariance estimated from clients' messages is, and whether clients differ.

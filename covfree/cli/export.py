@@ -17,19 +17,20 @@ from covfree.studies.extraction import backbone_of
 
 
 def export_command(
-    head: Annotated[Path, typer.Option(help="A head's file, of covfree fit, finetune or save_head.")],
+    head: Annotated[Path, typer.Option(help="A file of a head, from covfree fit, finetune or save_head.")],
     out: Annotated[Path, typer.Option(help="The file to write.")],
     to: Annotated[
-        Literal["onnx", "torch", "safetensors", "npz"], typer.Option(help="What to write.")
+        Literal["onnx", "torch", "safetensors", "npz"], typer.Option(help="Format of the file.")
     ] = "onnx",
     network: Annotated[
         str | None,
         typer.Option(
-            "--backbone", help="The network before the head, in the same file: an .onnx file, or a name."
+            "--backbone",
+            help="A network to put before the head: an .onnx file, or a name (see covfree backbones).",
         ),
     ] = None,
     output: Annotated[
-        str | None, typer.Option(help="Of an .onnx --backbone: the tensor that the head takes.")
+        str | None, typer.Option(help="With an .onnx --backbone: the tensor that the head takes.")
     ] = None,
     weights: Annotated[str | None, WEIGHTS] = None,
 ) -> None:
@@ -68,6 +69,6 @@ def export_command(
         raise ValueError(f"--{error}") from error
     print(
         f"covfree: wrote {out}; scores of onnxruntime and covfree differ by at most {found.most:.2g}, the "
-        f"largest is {found.largest:.3g}",
+        f"largest score is {found.largest:.3g}",
         file=sys.stderr,
     )

@@ -28,92 +28,91 @@ from covfree.studies.extraction import (
 
 
 def extract_command(
-    out: Annotated[
-        Path, typer.Option(help="The file to write, .npz: what --dataset of other commands takes.")
-    ],
+    out: Annotated[Path, typer.Option(help="The .npz file to write; other commands take it as --dataset.")],
     images: ImagesFile = None,
     backbone: Annotated[str | None, NETWORK] = None,
     preprocessing: Annotated[
         str | None,
         typer.Option(
-            help="Of an .onnx --backbone: a preprocessor_config.json, or resize=256:crop=224:"
-            "interpolation=bicubic:mean=0.485,0.456,0.406:std=0.229,0.224,0.225. Without it the "
-            "preprocessor_config.json, or timm's config.json, beside the network."
+            help="With an .onnx --backbone: a preprocessor_config.json; or resize=256, crop=224, "
+            "interpolation=bicubic, mean=0.485,0.456,0.406 and std=0.229,0.224,0.225, joined by colons. By "
+            "default the preprocessor_config.json, or timm's config.json, in the network's folder."
         ),
     ] = None,
     output: Annotated[
         str | None,
         typer.Option(
-            help="Of an .onnx --backbone: the tensor of the features, where it has several outputs."
+            help="With an .onnx --backbone: the tensor that holds the features, if it has several outputs."
         ),
     ] = None,
     weights: Annotated[
         str | None,
         typer.Option(
             help=f"{WEIGHTS.help} With --texts: the folder of a sentence encoder, a BERT as "
-            "sentence-transformers saves it; without it all-MiniLM-L6-v2."
+            "sentence-transformers saves it; by default all-MiniLM-L6-v2."
         ),
     ] = None,
     texts: Annotated[
         Path | None,
         typer.Option(
-            help="Instead of --images: texts, a .csv, .tsv or .jsonl file with text, label and, if there are "
-            "any, client and split; or a .json file of lists of \\[text, label] by split."
+            help="Instead of --images: a file of texts; .csv, .tsv or .jsonl with text, label and perhaps "
+            "client and split, or .json with lists of \\[text, label] by split."
         ),
     ] = None,
     text_column: Annotated[
-        str | None, typer.Option(help="What the file of texts calls its text, such as query.")
+        str | None, typer.Option(help="With --texts: the column of the text, such as query.")
     ] = None,
-    label_column: Annotated[str | None, typer.Option(help="What it calls its label, such as intent.")] = None,
+    label_column: Annotated[
+        str | None, typer.Option(help="With --texts: the column of the label, such as intent.")
+    ] = None,
     pattern: Annotated[
         str | None,
         typer.Option(
-            help="A regular expression with groups (?P<class>...) and, if there are any, (?P<client>...) and "
-            "(?P<split>...), for the beginning of each image's path below the folder. Without it the first "
-            "folder is the class, below a folder for the split where one is called train."
+            help="A regular expression for the beginning of each image's path below the folder, with groups "
+            "(?P<class>...) and perhaps (?P<client>...) and (?P<split>...). By default paths begin with "
+            "CLASS/, or with SPLIT/CLASS/ if there are folders train and test or val."
         ),
     ] = None,
     class_names: Annotated[
         Path | None,
         typer.Option(
-            help="A text file with the names of all classes, one a line, in the order that numbers them: one "
-            "file for all sites of a federation. Without it the classes found are numbered by name."
+            help="A text file with the names of all classes, one a line, in the order of their numbers; the "
+            "same file at all sites of a federation. By default the classes found, sorted by name."
         ),
     ] = None,
     spec: Annotated[
         Path | None,
         typer.Option(
-            help="The federation.json of a federation: network, classes and data type are its own, and other "
-            "weights are refused before anything is computed."
+            help="A federation's federation.json, which sets network, classes and data type; other weights "
+            "are refused before anything is computed."
         ),
     ] = None,
     client_column: Annotated[
         str | None,
-        typer.Option(
-            help="What names the client: a feature of a TensorFlow data set's examples, or a column of texts."
-        ),
+        typer.Option(help="The column of the client, in a TensorFlow data set or in --texts."),
     ] = None,
     train_split: Annotated[
-        str | None, typer.Option(help="Training split of a TensorFlow data set. Without it train.")
+        str | None, typer.Option(help="Training split of a TensorFlow data set; by default train.")
     ] = None,
     test_split: Annotated[
         str | None,
         typer.Option(
-            help="Its test split, or none, for a third of each class. Without it test, else validation."
+            help="Test split of a TensorFlow data set; none for a third of each class. By default test, else "
+            "validation."
         ),
     ] = None,
     dtype: Annotated[
-        Literal["float32", "float16"], typer.Option(help="Of the features in the file.")
+        Literal["float32", "float16"], typer.Option(help="Data type of the features in the file.")
     ] = "float32",
-    batch_size: Annotated[int, typer.Option(help="Images or texts that are computed together.")] = 64,
+    batch_size: Annotated[int, typer.Option(help="Images or texts per batch.")] = 64,
     on_damaged: Annotated[
-        Literal["stop", "skip"], typer.Option(help="What to do about an image that cannot be read.")
+        Literal["stop", "skip"], typer.Option(help="At an image that cannot be read: stop, or skip it.")
     ] = "stop",
 ) -> None:
     """Compute features of images or texts with a pre-trained network, once, into a file.
 
-    If it is interrupted, the same command goes on where it stopped. If the file exists and was made from the
-    same images or texts, only labels, clients and split are updated.
+    After an interruption, the same command goes on where it stopped. If the file exists and was made from the
+    same images or texts by the same network, only labels, clients and split are updated.
 
     Examples:
       covfree extract --images photos --backbone efficientnet-lite0 --out photos.npz

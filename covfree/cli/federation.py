@@ -59,14 +59,16 @@ _NO_HEAD = 3
 Part = TypeVar("Part", SecureSums, PrivateSums)
 Shared = Annotated[Path, typer.Argument(help="The shared folder.")]
 Key = Annotated[Path, typer.Option(help="The file of your private key, from covfree federation key.")]
-Poll = Annotated[float, typer.Option(help="Seconds between two looks into the folder.")]
+Poll = Annotated[float, typer.Option(help="Seconds between two checks of the folder.")]
 
 
 @app.command("key")
 def key_command(
-    out: Annotated[Path, typer.Argument(help="The file to write: site.key. The public key: site.pub.")],
+    out: Annotated[
+        Path, typer.Argument(help="The private key's file, such as site.key; the public key's is site.pub.")
+    ],
 ) -> None:
-    """Draw a key pair. The private key stays with you; the public key goes to whoever starts the federation.
+    """Draw a key pair: a private key to keep, and a public key for the person who starts the federation.
 
     Example:
       covfree federation key berlin.key
@@ -74,51 +76,62 @@ def key_command(
     try:
         public = new_key(out)
     except FileExistsError:
-        raise ValueError(f"{out} is there, and a key is never replaced") from None
+        raise ValueError(f"{out} exists, and a key is never replaced") from None
     out.with_suffix(".pub").write_text(f"{public}\n")
-    say(f"wrote {out}, which nobody else may have, and {out.with_suffix('.pub')}, for all to see")
+    say(f"wrote {out}, which you must keep secret, and the public key {out.with_suffix('.pub')}")
 
 
 @app.command("new")
 def new_command(
-    shared: Annotated[Path, typer.Argument(help="The shared folder, made if it is not there.")],
+    shared: Annotated[Path, typer.Argument(help="The shared folder, made if missing.")],
     sites: Annotated[Path, typer.Option(help="A folder with the public keys of all sites: berlin.pub, …")],
     key: Key,
     algorithm: Annotated[
-        str, typer.Option(help="A method, or an algorithm of covfree finetune, with its numbers.")
+        str, typer.Option(help="A method, or an algorithm of covfree finetune, perhaps with arguments.")
     ] = "fedcof-refined",
-    class_names: Annotated[Path | None, typer.Option(help="All classes, one a line, in their order.")] = None,
+    class_names: Annotated[
+        Path | None,
+        typer.Option(help="A text file with all classes, one a line, in the order of their numbers."),
+    ] = None,
     network: Annotated[str | None, typer.Option("--backbone", help=NETWORK.help)] = None,
     weights: WeightsFile = None,
     like: Annotated[
         Path | None,
-        typer.Option(help="Instead of these: a file of features, made as all sites must make theirs."),
+        typer.Option(
+            help="Instead of --backbone and --weights: a feature file; all sites must extract theirs like it."
+        ),
     ] = None,
-    rounds: Annotated[int | None, typer.Option(help="Rounds, of an algorithm that takes any number.")] = None,
+    rounds: Annotated[
+        int | None, typer.Option(help="Number of rounds, if the algorithm has no fixed number.")
+    ] = None,
     deadline: Annotated[
-        float | None, typer.Option(help="Minutes until a round closes; without it, when all answered.")
+        float | None, typer.Option(help="Minutes until a round closes; by default it waits for all sites.")
     ] = None,
-    fewest: Annotated[int, typer.Option(help="Fewest sites whose answers close a round.")] = 1,
-    max_examples: Annotated[int, typer.Option(help="Most examples of a site.")] = 100_000,
-    max_norm: Annotated[float | None, typer.Option(help="Largest norm of a feature.")] = None,
+    fewest: Annotated[int, typer.Option(help="Smallest number of answers for a round to succeed.")] = 1,
+    max_examples: Annotated[int, typer.Option(help="Largest number of examples at a site.")] = 100_000,
+    max_norm: Annotated[float | None, typer.Option(help="Largest norm of an example's features.")] = None,
     train: Annotated[
-        str, typer.Option(help="With training in rounds: head, or the network on images: backbone, all.")
+        str, typer.Option(help="What training in rounds changes: head; or, on images, backbone or all.")
     ] = "head",
     judge_sites: Annotated[
-        bool, typer.Option("--judge-sites", help="Leave out sites whose class means fail: docs/security.md.")
+        bool,
+        typer.Option(
+            "--judge-sites", help="Leave out sites whose class means fail the checks of docs/security.md."
+        ),
     ] = False,
     seed: Annotated[int, typer.Option(help="Seed of all random draws.")] = 0,
     sums: Annotated[
         str | None,
         typer.Option(
-            help="Hide each upload in a secure sum; bound is its numbers' largest size: "
-            "bound=1e7:holders=3:threshold=8:neighbours=10; docs/secure-sums.md."
+            help="Hide each upload in a secure sum; bound limits the absolute values in an upload: "
+            "bound=1e7:holders=3:threshold=8; see docs/secure-sums.md."
         ),
     ] = None,
     private: Annotated[
         str | None,
         typer.Option(
-            help="DP noise inside these sums: epsilon=1:delta=1e-6:clip=15; for training add unit=client."
+            help="Differentially private noise in secure sums: epsilon=1:delta=1e-6:clip=15; for training in "
+            "rounds, add unit=client."
         ),
     ] = None,
 ) -> None:
@@ -130,7 +143,7 @@ def new_command(
     """
     file = shared / "federation.json"
     if file.exists():
-        raise ValueError(f"{file} is there: a federation does not change; take another folder")
+        raise ValueError(f"{file} exists: a federation does not change; take another folder")
     if like is not None:
         if network is not None or weights is not None:
             raise ValueError("--like: expected no --backbone and --weights beside it")
@@ -189,12 +202,12 @@ def new_command(
 def serve_command(
     shared: Shared,
     key: Key,
-    state: Annotated[Path, typer.Option(help="The server's own folder, made if it is not there.")],
-    out: Annotated[Path, typer.Option(help="The head's file to write, .npz.")],
+    state: Annotated[Path, typer.Option(help="The server's own folder, made if missing.")],
+    out: Annotated[Path, typer.Option(help="The .npz file of the head to write.")],
     weights: WeightsFile = None,
     poll: Poll = 1.0,
 ) -> None:
-    """Run the rounds until there is a head. Killed and started again, serve goes on where it stopped.
+    """Run the rounds until there is a head. If it is killed, start it again: it goes on where it stopped.
 
     The exit code is 3 if a round closed with too few answers, or covfree federation stop was called; the same
     command opens the round again. Sites are told, and end with exit code 3 too.
@@ -220,19 +233,22 @@ def serve_command(
 def join_command(
     shared: Shared,
     key: Key,
-    state: Annotated[Path, typer.Option(help="Your own folder, made if it is not there.")],
-    out: Annotated[Path, typer.Option(help="The head's file to write, .npz.")],
-    site: Annotated[str | None, typer.Option(help="Your name; without it that of the key's file.")] = None,
-    images: Annotated[Path | None, typer.Option(help="A folder of images with one folder a class.")] = None,
+    state: Annotated[Path, typer.Option(help="Your own folder, made if missing.")],
+    out: Annotated[Path, typer.Option(help="The .npz file of the head to write.")],
+    site: Annotated[
+        str | None, typer.Option(help="Your site's name; by default the name of the key's file.")
+    ] = None,
+    images: Annotated[Path | None, typer.Option(help="A folder of images with one folder per class.")] = None,
     weights: WeightsFile = None,
     features: Annotated[
-        Path | None, typer.Option(help="Instead of images: a file of covfree extract.")
+        Path | None, typer.Option(help="Instead of --images: a feature file from covfree extract.")
     ] = None,
     only_sums: Annotated[
-        bool, typer.Option("--only-sums", help="Refuse a federation that does not hide uploads in sums.")
+        bool, typer.Option("--only-sums", help="Refuse a federation that does not use secure sums.")
     ] = False,
     identity: Annotated[
-        str | None, typer.Option(help="The federation's identity, if you were told it by other ways.")
+        str | None,
+        typer.Option(help="The identity that the federation must have, if you learned it elsewhere."),
     ] = None,
     wait: Annotated[
         float | None, typer.Option(help="Minutes without a new round after which to give up.")
@@ -241,9 +257,9 @@ def join_command(
 ) -> None:
     """Take part: check the folder's description, compute features, answer each round, get the head.
 
-    Killed and started again, join goes on where it stopped. The exit code is 2 if your data or its features
-    are not as the description says, 3 if the server stopped before there was a head, or if no round came for
-    --wait minutes.
+    If it is killed, start it again: it goes on where it stopped. The exit code is 2 if your data or its
+    features are not as the description says; 3 if the server stopped before there was a head, or no round
+    came for --wait minutes.
 
     Example:
       covfree federation join shared --key berlin.key --images photos --state berlin --out head.npz

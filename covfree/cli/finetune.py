@@ -79,8 +79,8 @@ def finetune_command(
     algorithm: Annotated[
         str,
         typer.Option(
-            help=f"How to train, comma-separated: {', '.join(ALGORITHMS)}. Each may have numbers of its own: "
-            "fedadam:tau=1e-4:b2=0.999, fedadam-torch:eps=1e-8. pfpt trains prompts alone."
+            help=f"How to train, comma-separated: {', '.join(ALGORITHMS)}. Each may have arguments: "
+            "fedadam:tau=1e-4:b2=0.9, fedadam-torch:eps=1e-8. pfpt trains only prompts."
         ),
     ] = "fedadam",
     part: Annotated[
@@ -88,34 +88,40 @@ def finetune_command(
     ] = "head",
     rounds: Annotated[int, typer.Option(help="Rounds of training.")] = 50,
     participation: Annotated[
-        str, typer.Option(help="Clients of a round: a share such as 0.3 or 1.0, or a number such as 30.")
+        str, typer.Option(help="Clients per round: a share such as 0.3 or 1.0, or a number such as 30.")
     ] = "0.3",
     client_lr: Annotated[
-        float | None, typer.Option(help="Learning rate of the clients; the algorithm's own without it.")
+        float | None, typer.Option(help="Learning rate of the clients; by default the algorithm's own.")
     ] = None,
-    server_lr: Annotated[float | None, typer.Option(help="Learning rate of the server, likewise.")] = None,
-    mu: Annotated[float | None, typer.Option(help="μ of fedprox. Without it 0.01.")] = None,
+    server_lr: Annotated[
+        float | None, typer.Option(help="Learning rate of the server; by default the algorithm's own.")
+    ] = None,
+    mu: Annotated[
+        float | None, typer.Option(help="μ, the weight of fedprox's proximal term; by default 0.01.")
+    ] = None,
     momentum: Momentum = 0.0,
     weight_decay: WeightDecay = 0.0,
     start_rounds: Annotated[
         str,
         typer.Option(
-            help="Rounds of the closed-form stage: 'once' for one with all clients; 'all' for as many, of "
-            "--participation's clients each, as it takes until each came once; or the number of such rounds."
+            help="Rounds in which clients send what a closed-form head needs: 'once', one round with all "
+            "clients; 'all', rounds of --participation clients until each client has sent once; or the "
+            "number of such rounds."
         ),
     ] = "once",
     extractor_flops: Annotated[
         float | None,
         typer.Option(
-            help="Operations of the network on one example, which clients' costs then include; known with "
-            "--images.",
+            help="Floating-point operations of the network on one example, added to the clients' costs; with "
+            "--images they are counted.",
             show_default=False,
         ),
     ] = None,
     client_optimiser: Annotated[
         str | None,
         typer.Option(
-            help="In place of these two: mine.py:function, from the learning rate to any optax chain."
+            help="Instead of --momentum and --weight-decay: mine.py:function, which returns an optax "
+            "optimiser for a learning rate."
         ),
     ] = None,
     temperature: TemperatureText = "auto",
@@ -123,25 +129,32 @@ def finetune_command(
     batch_size: BatchSize = 32,
     norms: NormMode = None,
     augment: Annotated[
-        bool, typer.Option("--augment", help="Crop and flip images at random in training; with --images.")
+        bool,
+        typer.Option("--augment", help="Crop and flip training images at random; not with --train head."),
     ] = False,
     lora: Annotated[
         int | None,
-        typer.Option(help="Train matrices of this rank, added to the layers, in place of layers (LoRA)."),
+        typer.Option(
+            help="LoRA: instead of the weights, train matrices of this rank that are added to the weights."
+        ),
     ] = None,
     restart: Restart = None,
     prompts: Prompts = None,
     top: Top = None,
     tune_rates: Annotated[
         bool,
-        typer.Option("--tune", help="Choose the learning rates on a fifth of the training clients."),
+        typer.Option("--tune", help="Choose the learning rates; a fifth of the clients only test them."),
     ] = False,
     clients: NumClients = None,
     alpha: Alpha = None,
     partition: Partition = None,
-    seeds: Annotated[int, typer.Option(help="Number of seeds (splits, partitions, runs), from 0.")] = 1,
+    seeds: Annotated[
+        int, typer.Option(help="Number of seeds, from 0; each draws a split, a partition and a training.")
+    ] = 1,
     every: Annotated[int, typer.Option(help="Rounds from one evaluation to the next.")] = 1,
-    width: Annotated[int, typer.Option(help="Clients computed at once; more pay on accelerators.")] = 1,
+    width: Annotated[
+        int, typer.Option(help="Clients computed together; more than one is faster on accelerators.")
+    ] = 1,
     out: Out = None,
     resume: Resume = False,
     checkpoint_every: Annotated[

@@ -65,8 +65,8 @@ def fit_command(
     method: Annotated[
         str,
         typer.Option(
-            help=f"One of {', '.join(registry())}; perhaps with numbers: fedcof:shrinkage=0.1:head=ridge. "
-            "Of fedcof-or-fedcof-student clients choose one, by examples that they keep."
+            help=f"One of {', '.join(registry())}; perhaps with arguments: fedcof:shrinkage=0.1:head=ridge. "
+            "With fedcof-or-fedcof-student, clients choose one of the two."
         ),
     ] = "fedcof",
     clients: NumClients = None,
@@ -129,19 +129,20 @@ def fit_command(
 
 
 def evaluate_command(
-    head: Annotated[Path, typer.Option(help="A head's file, of covfree fit, finetune or save_head.")],
+    head: Annotated[Path, typer.Option(help="A file of a head, from covfree fit, finetune or save_head.")],
     dataset: DataFile = None,
     test_file: TestFile = None,
     images: ImagesFile = None,
     backbone: NetworkName = None,
     weights: WeightsFile = None,
-    every: Annotated[bool, typer.Option("--all", help="All examples, not the test part alone.")] = False,
+    every: Annotated[bool, typer.Option("--all", help="Use all examples, not only the test part.")] = False,
     confusion: Annotated[
-        Path | None, typer.Option(help="A CSV file to write: examples by class (line) and prediction.")
+        Path | None,
+        typer.Option(help="A .csv file to write: number of examples by class (row) and prediction."),
     ] = None,
     seed: Annotated[
         int | None,
-        typer.Option(help="Seed of the split. Without it that of the head's data."),
+        typer.Option(help="Seed of the split; by default the seed with which the head was fitted."),
     ] = None,
     output_format: FormatOption = "table",
 ) -> None:

@@ -34,25 +34,27 @@ Dataset = Annotated[str, DATASET]
 DataFile = Annotated[str | None, DATASET]
 TestFile = Annotated[Path | None, typer.Option(help="A file of test features and labels, as --dataset.")]
 # These options default to None, so that given ones can be refused if the data has its own clients.
-CLIENTS = typer.Option(help="Clients (100), where the data names none.", show_default=False)
+CLIENTS = typer.Option(help="Number of clients (100), if the data names none.", show_default=False)
 ALPHA = typer.Option(
-    help="The partition's number (0.1): concentration, sigma, share, or classes or shards a client.",
+    help="The partition's parameter (0.1): concentration, sigma, share, or classes or shards per client.",
     show_default=False,
 )
-PARTITION = typer.Option(help=f"Spread (default first): {', '.join(PARTITIONERS)}.", show_default=False)
+PARTITION = typer.Option(
+    help=f"How to divide the data (default: the first): {', '.join(PARTITIONERS)}.", show_default=False
+)
 NumClients = Annotated[int | None, CLIENTS]
 Alpha = Annotated[float | None, ALPHA]
 Partition = Annotated[str | None, PARTITION]
 USUAL = Federation(100, "inner_dirichlet", 0.1)
-Out = Annotated[Path | None, typer.Option(help="Folder for files; made if missing.")]
+Out = Annotated[Path | None, typer.Option(help="Folder for the results; made if missing.")]
 ReportFile = Annotated[Path | None, typer.Option("--report", help="An .html page to write, or replace.")]
-Resume = Annotated[bool, typer.Option("--resume", help="Go on with the runs that --out holds.")]
+Resume = Annotated[bool, typer.Option("--resume", help="Continue the runs that --out holds.")]
 
-NETWORK = typer.Option(help="Network (covfree backbones), or x.onnx[:TENSOR].")
-WEIGHTS = typer.Option(help=".safetensors, .pth, or owner/name@commit.")
+NETWORK = typer.Option(help="Name (see covfree backbones) or x.onnx[:TENSOR].")
+WEIGHTS = typer.Option(help="Weights: .safetensors, .pth or owner/name@commit.")
 ImagesFile = Annotated[
     str | None,
-    typer.Option(help="A folder by class, .npz file, tfds:NAME, femnist."),
+    typer.Option(help="One folder per class, .npz, tfds:NAME or femnist."),
 ]
 NetworkName = Annotated[str | None, NETWORK]
 WeightsFile = Annotated[str | None, WEIGHTS]
@@ -123,13 +125,15 @@ def seeds_of(text: str) -> list[int]:
 FormatOption = Annotated[
     Format,
     # A short metavar, as a list of the choices would take half of the width of the help.
-    typer.Option("--format", metavar="NAME", help=f"{', '.join(get_args(Format))}.", show_default=False),
+    typer.Option(
+        "--format", metavar="NAME", help=f"Output format: {', '.join(get_args(Format))}.", show_default=False
+    ),
 ]
 Set = Annotated[
     str | None,
     typer.Option(
         "--set",
-        help="In all methods: shrinkage=auto,10%:num_subsets=3.",
+        help="Try in all methods: shrinkage=auto,10%:head=lda.",
     ),
 ]
 

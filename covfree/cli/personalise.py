@@ -13,14 +13,11 @@ import typer
 
 from covfree.cli.config_file import Config
 from covfree.cli.options import (
-    Alpha,
     DataFile,
     FormatOption,
     ImagesFile,
     NetworkName,
-    NumClients,
     Out,
-    Partition,
     Resume,
     TestFile,
     WeightsFile,
@@ -42,6 +39,7 @@ from covfree.cli.training_options import (
 from covfree.core.atomic import replacing
 from covfree.core.checks import check_above_zero, check_share, check_strength
 from covfree.core.json_lines import JsonLines
+from covfree.data.partitions import PARTITIONERS
 from covfree.studies.federation import Federation
 from covfree.studies.personal import TITLES, Personalisation, Personalised, dealt
 from covfree.studies.progress import Progress, say
@@ -62,30 +60,54 @@ def personalise_command(
     backbone: NetworkName = None,
     weights: WeightsFile = None,
     methods: Annotated[
-        str, typer.Option(help=f"Some of {', '.join(TITLES)}, with commas between.")
+        str, typer.Option(help=f"Some of {', '.join(TITLES)}, comma-separated.")
     ] = "local,fedavg,fedavg-ft,fedproto,fedcgs",
     init: Annotated[
-        str, typer.Option(help="Head that all start from: random, or a method such as fedcof:shrinkage=1.")
+        str, typer.Option(help="Head to start from: random, or a method such as fedcof:shrinkage=1.")
     ] = _PAPER.init,
     rounds: Annotated[int, typer.Option(help="Rounds of one pass over a client's examples.")] = _PAPER.rounds,
     epochs: Annotated[
-        int, typer.Option(help="Passes of local and fedcgs, which send nothing in rounds.")
+        int, typer.Option(help="Passes of local and fedcgs, which do not train in rounds.")
     ] = _PAPER.epochs,
-    home: Annotated[int, typer.Option(help="Passes of fedavg-ft at home, after the rounds.")] = _PAPER.home,
-    strength: Annotated[float, typer.Option(help="λ of fedproto and fedcgs.")] = _PAPER.strength,
+    home: Annotated[
+        int, typer.Option(help="Passes of fedavg-ft's fine-tuning at each client, after the rounds.")
+    ] = _PAPER.home,
+    strength: Annotated[
+        float,
+        typer.Option(help="λ of fedproto and fedcgs, the weight of the features' distance from class means."),
+    ] = _PAPER.strength,
     client_lr: Annotated[float, typer.Option(help="Learning rate of the clients.")] = _PAPER.rate,
     momentum: Momentum = _PAPER.momentum,
     weight_decay: WeightDecay = _PAPER.weight_decay,
     batch_size: BatchSize = _PAPER.batch_size,
     temperature: TemperatureText = "auto",
     rank: Annotated[
-        int, typer.Option(help="Of the adapter that is trained between features and head.")
+        int, typer.Option(help="Rank of the adapter that is trained between features and head.")
     ] = _PAPER.rank,
     norms: NormMode = None,
-    test_share: Annotated[float, typer.Option(help="What clients hold back for tests.")] = 0.25,
-    clients: NumClients = None,
-    alpha: Alpha = None,
-    partition: Partition = None,
+    test_share: Annotated[
+        float,
+        typer.Option(
+            help="Share of a client's examples held back for tests, if test examples name no client."
+        ),
+    ] = 0.25,
+    clients: Annotated[
+        int | None, typer.Option(help="Number of clients (20), if the data names none.", show_default=False)
+    ] = None,
+    alpha: Annotated[
+        float | None,
+        typer.Option(
+            help="The partition's parameter (0.2): concentration, sigma, share, or classes or shards per "
+            "client.",
+            show_default=False,
+        ),
+    ] = None,
+    partition: Annotated[
+        str | None,
+        typer.Option(
+            help=f"How to divide the data (dominant_classes): {', '.join(PARTITIONERS)}.", show_default=False
+        ),
+    ] = None,
     seeds: Annotated[int, typer.Option(help="Number of seeds, from 0.")] = 3,
     out: Out = None,
     resume: Resume = False,
@@ -94,9 +116,8 @@ def personalise_command(
 ) -> None:
     """Train a model for each client, and test it on examples that the client holds back.
 
-    The defaults are FedCGS's (Table 3). Data without clients gets 20 clients, by
-    --partition dominant_classes --alpha 0.2. With --images the whole network is trained, else an adapter and
-    a head on features.
+    The defaults are FedCGS's (Table 3). With --images the whole network is trained, else an adapter and a
+    head on features.
 
     Examples:
       covfree personalise --rounds 20 --epochs 40 --home 4

@@ -21,8 +21,8 @@ from covfree.studies.variants import Variant
 
 Part = Literal["head", "backbone", "all", "prompts"]
 INIT = typer.Option(
-    help=f"Heads to start from, comma-separated: random, {', '.join(TRAINABLE)}; perhaps with numbers, as in "
-    "fed3r-random:num_features=2000:sigma=1000."
+    help=f"Heads to start from, comma-separated: random, {', '.join(TRAINABLE)}; perhaps with arguments, as "
+    "in fedcof:shrinkage=0.1."
 )
 Momentum = Annotated[float, typer.Option(help="Momentum of the clients' gradient descent.")]
 WeightDecay = Annotated[
@@ -32,32 +32,38 @@ TemperatureText = Annotated[
     str,
     typer.Option(
         "--temperature",
-        help="Of the softmax of a closed-form head: 'auto' divides the head by what fits the training "
-        "examples best; a number, 0.1 in Fed3R's tables, divides its scores throughout training; or 'none'.",
+        help="Temperature of a closed-form head's softmax: 'auto' divides the head by the temperature that "
+        "fits the training examples best; a number (0.1 in Fed3R's tables) divides the scores throughout "
+        "training; 'none' divides by nothing.",
     ),
 ]
-BatchSize = Annotated[int, typer.Option(help="Examples of a client's step.")]
+BatchSize = Annotated[int, typer.Option(help="Examples per batch of a client.")]
 NormMode = Annotated[
     Norms | None,
     typer.Option(
-        help="Batch norms of a network: their statistics stay, or are trained too.", show_default="frozen"
+        help="Batch norms of a trained network: 'frozen' normalises by the running statistics, which stay; "
+        "'batch' by the batch's statistics, and averages the running ones over clients.",
+        show_default="frozen",
     ),
 ]
 Restart = Annotated[
     int | None,
     typer.Option(
-        help="One round in so many is the closed-form stage again, on features as training moved them; "
-        "with --train backbone or all."
+        help="With --train backbone or all: of every so many rounds, the last computes the closed-form head "
+        "again, on the trained network's features."
     ),
 ]
 Prompts = Annotated[
     int | None,
-    typer.Option(help="With --train prompts: how many a vision transformer gets (20).", show_default=False),
+    typer.Option(
+        help="With --train prompts: number of prompts that a vision transformer gets (20).",
+        show_default=False,
+    ),
 ]
 Top = Annotated[
     int | None,
     typer.Option(
-        help="With --train prompts: the prompts for an image, those most similar to it; default: all."
+        help="With --train prompts: number of prompts for an image, the most similar ones; by default all."
     ),
 ]
 

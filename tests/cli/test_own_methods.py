@@ -108,7 +108,7 @@ def test_check_names_the_law_that_a_method_breaks(cli, folder):
     (folder / "paged.py").write_text(program)
     sound = cli(*SMALL, "--methods", "paged.py:balanced:shrinkage=0.3", "--seeds", "1", "--check")
     assert sound.code == 0, sound.err
-    assert "covfree: paged.py:balanced:shrinkage=0.3 keeps all laws" in sound.err
+    assert "covfree: paged.py:balanced:shrinkage=0.3 passes all checks" in sound.err
     result = cli(*SMALL, "--methods", "mine.py:in_a_unit", "--check")
     assert result.is_one_line
     assert "--check: mine.py:in_a_unit: method 'fedcof' breaks the law 'scaling'" in result.err

@@ -249,7 +249,7 @@ def test_other_figures(compare, cli, tmp_path):
     assert f"| {record['nll_mean']:.3f} ± {record['nll_sd']:.3f} |" in line
     outcome = compare(*asked[:-1], "worst_client")
     assert outcome.is_one_line
-    assert "--metrics: worst_client: expected data that says whose its test examples" in outcome.err
+    assert "--metrics: worst_client: expected data that names each test example's client" in outcome.err
     outcome = compare(*asked[:-1], "auc")
     assert outcome.is_one_line
     assert "--metrics: expected some of accuracy, balanced" in outcome.err
