@@ -116,8 +116,8 @@ def fed3r_random(
     variance v = Σ ‖x‖²/n − ‖(Σ x)/n‖² and sends back σ = 4·√v; the second round is Fed3R's. The paper has one
     round with σ = 1000, chosen for the features of its backbone.
 
-    Bytes up: 4·(K·D² + M·D) for K clients and M client-class pairs. With ``"auto"`` 4·K·(D² + C·D + C + d +
-    2) for d features, as each client sends sums for all C classes.
+    Bytes up: 4·(K·D² + M·D) for K clients and M client-class pairs. With ``"auto"`` 4·K·(D² + C·D + 2·C + d +
+    3) for d features, and C counts from each client, as it sends sums for all C classes.
 
     Args:
         ridge: λ, at least 0.
