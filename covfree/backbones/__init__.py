@@ -1,4 +1,4 @@
-"""Feature extractors in Flax, and published pre-trained weights for them."""
+"""Feature extractors: networks in Flax with published weights, and networks of other libraries."""
 
 from covfree.backbones.convolution import convolve as convolve
 from covfree.backbones.convolution import max_pool as max_pool

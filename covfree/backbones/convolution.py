@@ -51,7 +51,7 @@ def convolve(
         feature_group_count: number of groups of channels.
         precision: precision of the products.
         settings: other arguments of ``lax.conv_general_dilated``. With most of them, and for images that
-            are not two-dimensional, this only calls that function.
+            are not two-dimensional, `convolve` only calls that function.
 
     Returns:
         [batch, height, width, outputs].
@@ -103,7 +103,7 @@ def _is_small(x: jax.Array, kernel: jax.Array, strides: Sequence[int], pads: _Pa
 
 
 def _is_plain(x: jax.Array, kernel: jax.Array, settings: dict[str, Any]) -> bool:
-    """Return whether this convolves images, channels last, without dilation or other special settings."""
+    """Return whether a call convolves images, channels last, without dilation or other special settings."""
     if x.ndim != 4:
         return False
     layout = lax.conv_dimension_numbers(x.shape, kernel.shape, _LAYOUT)

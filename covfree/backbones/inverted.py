@@ -12,7 +12,11 @@ from covfree.backbones.layers import Dropout, Renaming, Style, pooled
 
 
 class Stage(NamedTuple):
-    """``repeats`` blocks of ``channels`` channels each; only the first block has ``stride``, the others 1."""
+    """``repeats`` blocks with ``channels`` outputs; the first block has ``stride``, the others stride 1.
+
+    In a block, ``expansion`` times as many channels as its input has are convolved with square kernels of
+    side ``kernel``.
+    """
 
     expansion: int
     kernel: int

@@ -36,8 +36,8 @@ def from_onnx(
 
     Returns:
         The extractor. ``weights`` is the SHA-256 of the file and of separate files with weights. ``name`` is
-        ``"onnx"``, or ``"onnx:"`` and ``output`` if that is not the file's only output; the file's name is
-        not in it.
+        ``"onnx"`` if the features are the file's only output, else ``"onnx:"`` and ``output``; it does not
+        depend on the file's name.
 
     Raises:
         ValueError: if the file is no such network, ``output`` is not in it (the message lists the outputs),
@@ -51,7 +51,7 @@ def from_onnx(
         raise FileNotFoundError(f"path: no such file: {path}")
     try:
         graph = onnx.load(str(path), load_external_data=False)
-    except Exception as error:  # protobuf's own errors
+    except Exception as error:  # protobuf raises errors of its own classes
         raise ValueError(f"path: expected an ONNX file, got {path} ({error})") from error
     digest = _digest(path, graph, onnx)
     chosen = preprocessing or preprocessing_beside(path)
@@ -68,7 +68,7 @@ def from_onnx(
     options.intra_op_num_threads = threads or 0
     try:
         session = runtime.InferenceSession(source, options, providers=runtime.get_available_providers())
-    except Exception as error:  # onnxruntime's own errors
+    except Exception as error:  # onnxruntime's errors have no class in common
         raise ValueError(f"path: onnxruntime cannot run {path} ({error})") from error
     inputs = Prepared.of(chosen)
     entry, batch, channels_first = _entry(session.get_inputs(), path, chosen.crop)
@@ -76,7 +76,7 @@ def from_onnx(
     def run(images: np.ndarray) -> np.ndarray:
         try:
             (found,) = session.run([output], {entry: images})
-        except Exception as error:  # onnxruntime's own errors have no class in common
+        except Exception as error:  # onnxruntime's errors have no class in common
             raise ValueError(
                 f"path: onnxruntime cannot run {path} on images {inputs.shape} ({error})"
             ) from error

@@ -1,4 +1,4 @@
-"""ResNets."""
+"""ResNets of basic or bottleneck blocks."""
 
 from __future__ import annotations
 

@@ -76,7 +76,7 @@ def positive(path: Path, name: str, kind: type = int, most: int | None = None) -
 
 
 def normalises(root: Path) -> bool:
-    """Return whether features are scaled to length 1; a ValueError if they are no means of BERT's vectors."""
+    """Return whether an encoder scales features to length 1; ValueError if it does not average vectors."""
     path = root / MODULES
     modules = read_json(path, list)
     kinds = [str(module.get("type")).rpartition(".")[2] for module in modules if isinstance(module, dict)]

@@ -32,8 +32,8 @@ def from_torch(
             timm make it for evaluation; or a `Preprocessing`.
         output: if the module returns several tensors by name, as Hugging Face's do, the name of the features,
             such as ``"pooler_output"``.
-        name: the network's name; by default that of the module's class. The extractor's name has ``output``
-            appended.
+        name: the network's name; by default that of the module's class. ``output``, if given, is appended to
+            it after a colon.
         transform_id: a text that identifies the transform. None takes ``repr(transform)``, which is enough
             for torchvision's.
 

@@ -40,7 +40,7 @@ class FeatureSet(NamedTuple):
         fixed_split: whether the data itself marks the test part, so that no seed changes it.
         test_clients: [test examples], the client of each test example, if the data says so; −1 for none.
             Numbered as in ``clients``; clients without training examples come after all others.
-        class_names: [C], if the data names its classes.
+        class_names: [C], the names of the classes, if the data has them.
         client_names: the names of the clients, by number, if the data has clients.
         extractor: the fingerprint of the network that made the features, if known; `client_message` takes it.
     """
@@ -152,7 +152,7 @@ def load_npz(path: StrPath, *, test: StrPath | None = None, seed: int = 0) -> Fe
             random third of each class is the test part.
         seed: the seed that draws this third.
 
-    If one file's features take 1 GiB or more and are split here, both parts are
+    If a file's features take 1 GiB or more and are split into both parts, these are
     `covfree.core.gathered.Gathered` views, which are indexed like arrays. `covfree.fit` and
     `covfree.evaluate` read large features in blocks. Unless compressed, they stay in the file.
 
@@ -354,7 +354,10 @@ def _numbered(clients: np.ndarray, train: np.ndarray) -> tuple[np.ndarray, tuple
 
 
 def _test_clients(clients: np.ndarray, other: dict[str, np.ndarray], path: Path) -> np.ndarray:
-    """Return each test example's client; if the file has none, ``""`` if ``clients`` are texts, else −1."""
+    """Return each test example's client.
+
+    If the test file has no clients, it is ``""`` if the training file's ``clients`` are texts, else −1.
+    """
     count = len(other["labels"])
     theirs = other.get("clients")
     if theirs is None:

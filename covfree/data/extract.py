@@ -79,10 +79,11 @@ def extract_features(
 ) -> Extracted:
     """Compute the features of all images, once, into a file that `load_npz` reads.
 
-    Threads decode ahead while the device computes; several devices share each batch. Each batch is written
-    when it is finished: if the process is interrupted or killed, the same call continues where it stopped. If
-    the file exists and was computed from the same images, backbone, weights and preprocessing, nothing is
-    computed again. The file's labels, clients and split are always those of ``images``.
+    Threads decode ahead while the device computes; several devices share each batch of a `Backbone`. Each
+    batch is written when it is finished: if the process is interrupted or killed, the same call continues
+    where it stopped. If the file exists and was computed from the same images, network, weights and
+    preprocessing, nothing is computed again. The file's labels, clients and split are always those of
+    ``images``.
 
     The file holds ``features [n, d]``, ``labels [n]``, ``ids [n]`` and ``class_names [C]``; ``clients [n]``
     and ``is_test [n]`` if the images have them; ``skipped_ids`` and ``skipped_reasons`` of images that were
@@ -93,13 +94,12 @@ def extract_features(
         network: the backbone, whose classifier is not used; or an `Extractor`. An extractor has its own
             weights and preprocessing: ``params``, ``weights`` and ``preprocessing`` must be None.
         params: the backbone's parameters; or a function that returns them, called only if they are needed; or
-            their file; or ``owner/name@commit``, as in ``covfree extract --weights``. With a file or a
-            commit, ``weights`` is by default the file's SHA-256; with a commit, ``preprocessing`` is by
-            default what the repository specifies.
+            their file; or ``owner/name@commit``, as in ``covfree extract --weights``.
         out: the file, ``.npz``.
-        weights: a string that identifies the parameters, such as their file's SHA-256; None for the SHA-256
-            of the parameters themselves.
-        preprocessing: the preprocessing that the weights were trained with; None for the backbone's own.
+        weights: a string that identifies the parameters; None for the SHA-256 of their file or, without a
+            file, of the parameters.
+        preprocessing: the preprocessing that the weights were trained with; None for what the commit's
+            repository specifies or, without that, the backbone's own.
         batch_size: images per batch; rounded up to a multiple of the number of devices.
         dtype: data type of the features in the file: ``"float32"``, or ``"float16"`` for half the size.
         on_damaged: ``"stop"`` raises at an image that cannot be read; ``"skip"`` leaves it out.

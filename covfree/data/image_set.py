@@ -76,7 +76,7 @@ class ImageSet(LabelledSet):
         fingerprint: a hash of the images and their order, in hexadecimal.
         clients: [n], the name or number of each image's client, if the data says so; ``""`` or below 0 for no
             client.
-        is_test: [n] booleans, if the data is split.
+        is_test: [n] booleans, True in the test part, if the data is split.
         ignored: files and examples that were left out because they are no images or have no class. A folder
             that was left out as a whole is listed once, with a slash at the end.
         identities: [n] for each image, a string that distinguishes it from others, such as a file's path,
@@ -116,7 +116,7 @@ def image_arrays(
         images: uint8 ``[n, height, width, 3]``, or ``[n, height, width]`` for grey images.
         labels: [n] integers from 0.
         clients: [n] strings, or integers, below 0 for no client.
-        is_test: [n] booleans.
+        is_test: [n] booleans, True in the test part.
         class_names: [C] strings; by default the class numbers as strings.
         name: the name of the data in tables.
 

@@ -30,11 +30,11 @@ class TextSet(LabelledSet):
         name: the name of the data in tables.
         ids: [n] distinct names of the texts, for errors and feature files.
         labels: [n] int32, in [0, C).
-        class_names: [C].
+        class_names: [C], the names of the C classes.
         texts: [n] strings.
         clients: [n], the name or number of each text's client, if the data says so; ``""`` or below 0 for no
             client.
-        is_test: [n] booleans, if the data is split.
+        is_test: [n] booleans, True in the test part, if the data is split.
         ignored: parts of the file that were left out.
 
     Raises:
@@ -88,7 +88,8 @@ def load_texts(
             ``{"text": "query", "label": "intent"}``. Not for ``.json``, which has no column names.
 
     Returns:
-        The text set, in the order of the file; ids are ``"line 2"`` or, for ``.json``, ``"train/0"``.
+        The text set, in the order of the file. An id is a place, as in ``"line 2"`` or, for ``.json``,
+        ``"train/0"``.
 
     Splits are named and used as in `image_folder`: if there is a test split, the validation split is ignored.
     If any text has a client, every training text needs one. Every class needs a training text, unless

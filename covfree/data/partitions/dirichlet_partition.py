@@ -47,8 +47,8 @@ def inner_dirichlet(
     The code draws classes without drawing p_k (Pólya's urn): if client k has drawn class c n_kc times so far,
     its next class is c with probability (α + n_kc) / Σ_c' (α + n_kc'), summed over the classes that are left.
     Dropping classes does not change this, as a Dirichlet vector restricted to some classes and renormalised
-    is again Dirichlet. The distribution is the same, without underflow at small α, in O(n + K + C) time and
-    memory.
+    is again Dirichlet. The distribution is that of drawn p_k, without underflow at small α, in O(n + K + C)
+    time and memory.
 
     Args:
         labels: [n] class of each example, integers ≥ 0.
@@ -285,7 +285,7 @@ def _class_splits(
         open_clients = np.flatnonzero(sizes <= average) if self_balancing else np.arange(num_partitions)
         cumulative = np.cumsum(rng.dirichlet(alpha[open_clients]))
         cuts = np.minimum(np.floor(cumulative * count + rng.random()), count)
-        cuts[-1] = count  # despite rounding in the sum
+        cuts[-1] = count  # the sum of the proportions may be rounded below 1
         given = np.diff(cuts, prepend=0).astype(np.int64)
         sizes[open_clients] += given
         splits.append(np.repeat(open_clients, given))

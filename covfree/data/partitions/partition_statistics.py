@@ -41,12 +41,12 @@ class PartitionStatistics:
 
     @property
     def num_clients(self) -> int:
-        """K, including empty clients."""
+        """The number of clients K, including empty ones."""
         return self.sizes.size
 
     @property
     def num_classes(self) -> int:
-        """C, including absent classes."""
+        """The number of classes C, including absent ones."""
         return self.clients_per_class.size
 
     @property
