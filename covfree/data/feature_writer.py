@@ -74,7 +74,7 @@ class FeatureWriter:
             key: what the features are computed from, as JSON values. Pieces with another key are not
                 continued.
             num_examples: number of all examples.
-            num_features: d.
+            num_features: d, the number of features.
             dtype: ``"float16"`` or ``"float32"``, the data type in the file.
             identities: for each example, a string that distinguishes it from others. With identities, an
                 earlier writer's pieces are continued even if ``key["images"]`` differs, as long as the
@@ -200,7 +200,7 @@ class FeatureWriter:
             self._save(self.done, self.skipped)
 
     def _finished(self, state: Mapping[str, Any]) -> tuple[int, dict[int, str]] | None:
-        """Return an earlier writer's `done` and `skipped`, by index here; None if the examples differ."""
+        """Return an earlier writer's `done` and `skipped`, in new indices; None if the examples differ."""
         about, identities = state["about"], self._identities
         same = [
             {**each, "num_examples": 0, "key": {**each["key"], "images": ""}} for each in (about, self._about)
