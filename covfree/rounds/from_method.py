@@ -193,7 +193,9 @@ def as_algorithm(
     round on its own rows and uploads only sums of fixed size. Secure aggregation needs this. FedCOF then
     takes two rounds. In the first, clients upload `Moments`, which give, for class c, the mean μ_c and the
     numbers N_c of examples and K_c of client means. In the second, client k, which has n_kc examples with
-    mean μ_kc, uploads Σ_c (N_c − 1)/(K_c − 1) n_kc (μ_kc − μ_c)(μ_kc − μ_c)ᵀ.
+    mean μ_kc, uploads a multiple of Σ_c (N_c − 1)/(K_c − 1) n_kc (μ_kc − μ_c)(μ_kc − μ_c)ᵀ. With automatic
+    shrinkage the sums also have a place for each of up to 256 clients, with its class counts and a sum of its
+    deviations. Even a secure sum shows these to the server; ``covfree.fedcof(0.1)``, with a number, does not.
 
     Rounds over clients' examples, such as those of `covfree.refined`, upload sums in either case, and so do
     all rounds of methods without a message, such as `covfree.deepafl`.

@@ -152,7 +152,8 @@ def deepafl(
     among clients.
 
     Bytes up of each client: 4·[(T + 1)·(h² + h·C) + T·(f² + f·C)] for C classes, and C counts in each round
-    for W. Bytes down in each round: the layers so far and W; a client that keeps them needs only the newest.
+    for W. Bytes down in each round: the layers so far and, before a new layer, W; a client that keeps layers
+    needs only the newest.
 
     Args:
         num_layers: T.
