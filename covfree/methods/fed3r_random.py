@@ -130,7 +130,7 @@ def fed3r_random(
 
     Raises:
         ValueError: if a number is out of its range.
-        TypeError: if ``num_features`` or ``seed`` is no integer, or ``ridge`` or ``sigma`` no number.
+        TypeError: if ``num_features`` or ``seed`` is not an integer, or ``ridge`` or ``sigma`` not a number.
 
     Source: Fanì, Camoriano, Caputo and Ciccone (2024); the automatic σ is covfree's.
 

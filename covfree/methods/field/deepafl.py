@@ -167,7 +167,7 @@ def deepafl(
         The method. Its clients send sums in each round; no single message replaces all rounds.
 
     Raises:
-        TypeError: if ``num_layers``, ``width``, ``inner`` or ``seed`` is no integer.
+        TypeError: if ``num_layers``, ``width``, ``inner`` or ``seed`` is not an integer.
         ValueError: if a number is out of range.
 
     Source: Tang, Huang, Fan et al. (2026), "DeepAFL: Deep Analytic Federated Learning". There clients send

@@ -83,7 +83,7 @@ def fedran(
         seed: the seed of the random features.
 
     Raises:
-        TypeError: if ``num_directions``, ``num_features`` or ``seed`` is no integer.
+        TypeError: if ``num_directions``, ``num_features`` or ``seed`` is not an integer.
         ValueError: if a number is out of its range.
 
     Source: FedRAN (2026), arXiv 2606.11480, "Accurate and Resource-Efficient Federated Continual Learning". c

@@ -57,7 +57,7 @@ def recursive_ridge(dim: int, num_classes: int, ridge: Scalar) -> RecursiveRidge
         The state, in float32, or in float64 if JAX has it enabled. Features are cast to this type.
 
     Raises:
-        TypeError: if ``dim`` or ``num_classes`` is no integer, or λ no number.
+        TypeError: if ``dim`` or ``num_classes`` is not an integer, or λ is not a number.
         ValueError: if ``dim`` or ``num_classes`` is below 1, or λ is not finite and above 0.
 
     Source: Fed3R (Fanì et al. 2024), the recursive formulation.
@@ -103,7 +103,7 @@ def update(
 
     Raises:
         ValueError: if shapes do not fit.
-        TypeError: if labels are no integers.
+        TypeError: if labels are not integers.
 
     Source: Fed3R (Fanì et al. 2024), the recursive formulation; there on the Gram matrix itself.
 
@@ -147,7 +147,7 @@ def downdate(
 
     Raises:
         ValueError: if shapes do not fit.
-        TypeError: if labels are no integers.
+        TypeError: if labels are not integers.
 
     Source: Stewart (1979), "The effects of rounding error on an algorithm for downdating a Cholesky
     factorization", here for a block of rows.

@@ -134,7 +134,7 @@ def safle(
         The method. Its clients send sums in each round; no single message replaces all rounds.
 
     Raises:
-        TypeError: if ``num_buckets``, ``group_size`` or ``seed`` is no integer.
+        TypeError: if ``num_buckets``, ``group_size`` or ``seed`` is not an integer.
         ValueError: if a number is out of range.
 
     Source: Bacellar, Munir, França, Lima, Marculescu and John (2026), "Single-Round Scalable Analytic

@@ -109,7 +109,7 @@ def corrected(method: Method[Any], rounds: int = 4, *, penalty: Scalar = 0.003) 
         ``first``, those of the given method, and ``penalty``.
 
     Raises:
-        TypeError: if ``method`` is no method.
+        TypeError: if ``method`` is not a method.
         ValueError: if the method's server knows no covariance of the features, or a number is out of range.
 
     Source: covfree; docs/corrected.md. It combines hybrid generative and discriminative training (Lasserre,

@@ -220,7 +220,7 @@ def refined(
         the given method, and ``params.shrinkage``.
 
     Raises:
-        TypeError: if ``method`` is no method.
+        TypeError: if ``method`` is not a method.
         ValueError: if the method has another head or an exact covariance, its clients send several means for
             a class, or a number is out of range.
 
@@ -248,7 +248,7 @@ def refined(
         raise ValueError(
             f"method: expected one whose covariance is estimated, got {method.name!r}, which is exact"
         )
-    # Rows of directions belong to no class, so they are no part of the scatter between a client's means:
+    # Rows of directions belong to no class, so they are not part of the scatter between a client's means:
     # methods that send them can be refined.
     with_directions = option(method.summary.make, "num_directions") is not None
     if not with_directions and option(method.summary.make, "num_subsets") != 1:

@@ -116,7 +116,7 @@ def select(candidates: Sequence[Method[H]], *, by: By = "errors", keep: float = 
         ``errors`` or ``losses``, and the number of examples kept aside (``counted``).
 
     Raises:
-        TypeError: if a candidate is no method.
+        TypeError: if a candidate is not a method.
         ValueError: if there are fewer than two candidates; if their clients send different messages, or apply
             a feature map or transforms; or if an argument is out of range.
 

@@ -143,7 +143,7 @@ def affine_map(
         strength: t, from 0 to 1.
 
     Raises:
-        TypeError: if ``own`` or ``target`` is no `Gaussian`.
+        TypeError: if ``own`` or ``target`` is not a `Gaussian`.
         ValueError: if shapes do not fit, or ``strength`` is outside [0, 1].
     """
     (own_unit, own_covariance), (unit, covariance) = (
