@@ -73,8 +73,9 @@ def audit_command(
         )
     many = len(np.unique(np.asarray(owners)[np.asarray(owners) >= 0]))
     text = (
-        f"{data.name}: {many:,} clients with a third of its examples; seed {seed}. Noise: ε = {epsilon:g}, "
-        f"δ = {delta:g}, one example, norms up to {bound:.4g}. Chance: AUC 0.5, named 10 %.\n\n{found}"
+        f"{data.name}: {many:,} clients with a third of its examples; seed {seed}. The noise hides one "
+        f"example: ε = {epsilon:g}, δ = {delta:g}, norms up to {bound:.4g}. By chance, an AUC is 0.5, and "
+        f"10 % are named.\n\n{found}"
     )
     print(text)
     if out is not None:

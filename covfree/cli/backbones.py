@@ -43,7 +43,7 @@ def show(console: Console) -> None:
     console.print(weights)
     console.print(
         "\nA repository is given with a commit: owner/name@commit.\n"
-        "Other files, .safetensors or .pth, may have the tensors' names of",
+        "Other files, .safetensors or .pth, must name their tensors as in",
         highlight=False,
     )
     for names, backbones in namings.items():

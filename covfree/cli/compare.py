@@ -193,8 +193,8 @@ def _check_places(name: str, source: Source, places: list[Federation]) -> None:
     """Raise ValueError if a partition cannot be made, or data with its own clients has several partitions."""
     if source.outline.clients is not None and len(places) > 1:
         raise ValueError(
-            f"--dataset: {name} has clients of its own; beside other data sets, whose clients are drawn, "
-            f"expected one value of --clients, --partition and --alpha, got {len(places)} combinations"
+            f"--dataset: {name} has clients of its own; expected one value of --clients, --partition and "
+            f"--alpha for the other data sets, got {len(places)} combinations"
         )
     for place in places:
         assigned(place, source.outline, seed=0)

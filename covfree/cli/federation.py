@@ -285,7 +285,7 @@ def join_command(
             content, stopped = join(client, folder, poll=poll, wait=wait and 60 * wait, say=say)
         except (TooFew, Stopped) as error:
             if isinstance(error, Stopped):
-                say("the server stopped; the same command goes on once it does")
+                say("the server stopped; run the same command again once the server runs again")
             say(str(error))
             raise typer.Exit(_NO_HEAD) from None
     write(out, content)

@@ -183,8 +183,8 @@ def finetune_command(
         at_least("restart", restart, 2)
         if None in starts.values() or part in ("head", "prompts"):
             raise ValueError(
-                "--restart: expected --train backbone or all, which move features, and closed-form heads "
-                f"alone as --init, got --train {part} --init {init}"
+                "--restart: expected --train backbone or all, which change the features, and only "
+                f"closed-form heads in --init, got --train {part} --init {init}"
             )
     algorithms = names_of("algorithm", algorithm, split_names(algorithm))
     with named_option("algorithm"):
@@ -206,7 +206,7 @@ def finetune_command(
             raise ValueError("--extractor-flops: expected none beside --images, whose network is counted")
     rates = rates_of(algorithms, part, client_lr, server_lr, mu, tune_rates)
     if part != "head" and images is None:
-        raise ValueError(f"--train {part}: expected --images, as features have no backbone left to train")
+        raise ValueError(f"--train {part}: expected --images, as a file of features has no network to train")
     check_prompts(algorithms, part, backbone, prompts, top)
     if part == "prompts" and (lora is not None or norms is not None):
         raise ValueError("--train prompts: expected neither --lora nor --norms, as the network stays")
@@ -227,7 +227,7 @@ def finetune_command(
     if images is not None:
         if source.images is None:
             raise ValueError(
-                f"--backbone: expected a network of covfree, through which to train, got {backbone}"
+                f"--backbone: expected a network of covfree, as only these can be trained, got {backbone}"
             )
         extractor_flops = _forward_flops(source.images.network)
     options = {"epochs": epochs, "batch_size": batch_size} | ({} if mu is None else {"mu": mu})

@@ -96,9 +96,7 @@ def check_descent(
     with named_option("temperature"):
         number = temperature_of(temperature)
     if set(starts) == {RANDOM} and isinstance(number, float):
-        raise ValueError(
-            f"--temperature: expected a head in closed form as --init, got {number} for {RANDOM}"
-        )
+        raise ValueError(f"--temperature: expected a closed-form head in --init, got {number} for {RANDOM}")
     return number
 
 
@@ -124,7 +122,7 @@ def check_stage(starts: Mapping[str, Variant | None]) -> None:
         if not method.one_shot:
             raise ValueError(f"--start-rounds: expected methods whose clients send once, got {name}")
     if not closed:
-        raise ValueError("--start-rounds: expected a closed-form head among --init, got random alone")
+        raise ValueError("--start-rounds: expected a closed-form head in --init, got random alone")
 
 
 def rates_of(

@@ -385,7 +385,7 @@ BAD = {
     "negative operations": (["--extractor-flops=-1"], "--extractor-flops: .*at least 0"),
     "a temperature of no head": (
         ["--init", "random", "--temperature", 0.1],
-        "--temperature: expected a head in closed form as --init, got 0.1 for random",
+        "--temperature: expected a closed-form head in --init, got 0.1 for random",
     ),
     "temperature 0": (["--temperature", 0], "--temperature: expected 'auto', 'none' or a number above 0"),
     "rounds 0": (["--rounds", 0], "--rounds: expected at least 1, got 0"),

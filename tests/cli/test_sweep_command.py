@@ -187,8 +187,8 @@ def test_several_data_sets(compare, cli, tmp_path):
     assert header == "| method | digits | mine |"
     outcome = compare("--dataset", f"digits,{tmp_path / 'own.npz'}", "--alpha", "1,2")
     assert outcome.is_one_line
-    assert "--dataset: own has clients of its own; beside other data sets, whose clients" in outcome.err
-    assert "expected one value of --clients, --partition and --alpha, got 2 combinations" in outcome.err
+    assert "--dataset: own has clients of its own; expected one value of --clients" in outcome.err
+    assert "--alpha for the other data sets, got 2 combinations" in outcome.err
 
 
 def test_what_is_on_no_client_is_said(compare, cli, tmp_path):

@@ -85,7 +85,9 @@ def test_the_command_prints_a_table_and_writes_a_picture(tmp_path, capsys):
     text = capsys.readouterr().out
     assert "the sum of all, central noise" in text
     kept = (tmp_path / "out" / "audit.md").read_text()
-    assert kept.startswith("digits: 20 clients with a third of its examples; seed 0. Noise: ε = 1, δ = 1e-05")
+    assert kept.startswith(
+        "digits: 20 clients with a third of its examples; seed 0. The noise hides one example: ε = 1"
+    )
     assert text.startswith(kept)
     assert {each.name for each in (tmp_path / "out").iterdir()} == {
         "audit.md",
