@@ -64,7 +64,7 @@ def diagnose_command(
     at_least("seed", seed, 0)
     chosen = next(iter(variants_of(method, option="method").values())).method
     if chosen.message is not None or chosen.message_rounds < len(chosen.rounds):
-        raise ValueError(f"--method: expected one whose clients send rows, got {method!r}")
+        raise ValueError(f"--method: expected one whose clients send class means, got {method!r}")
     data = of_file(dataset, test_file).load(seed)
     federation = federation_of(data, clients, partition, alpha)
     owners = assigned(federation, data, seed)
