@@ -174,7 +174,8 @@ def fedcof_oracle(
     Bytes up: 4·M·(d² + d) for M client-class pairs and d features; diagonal 8·M·d; spherical 4·M·(d + 1).
 
     Args:
-        shrinkage: see `fedcof`.
+        shrinkage: see `fedcof`. With clients' messages, or another ``covariance`` than ``"full"``, not a rule
+            that needs the rows themselves, such as `ledoit_wolf`.
         head: see `fedcof`.
         covariance: what clients send of each class's covariance.
         bias: see `fedcof`.
