@@ -18,7 +18,7 @@ from covfree.engine.batch import state_of_message
 from covfree.engine.examples import examples_of
 from covfree.engine.shapes import passed
 from covfree.engine.totals import serve
-from covfree.estimators.automatic import fair_numbers
+from covfree.estimators.automatic import SAMPLE
 from covfree.methods import Method, Round
 from covfree.methods.method import check_method
 from covfree.methods.rounds import dense
@@ -44,12 +44,10 @@ class _Known:
 
     Attributes:
         state: the method's state.
-        num_clients: K.
         done: how many of the method's rounds are done; one upload of messages can complete several rounds.
     """
 
     state: Any
-    num_clients: jax.Array
     done: int = field(metadata={"static": True})
 
 
@@ -60,12 +58,10 @@ class _Asked:
 
     Attributes:
         sent: the broadcast of the method's round; None if clients send their messages.
-        num_clients: K, if clients evaluate a round over their own rows; else None.
         done: the number of the method's rounds that are done.
     """
 
     sent: Any
-    num_clients: jax.Array | None
     done: int = field(metadata={"static": True})
 
 
@@ -98,16 +94,16 @@ class _Run:
 def _init(run: _Run, num_clients: int, key: PRNGKey) -> tuple[_Known, Any]:
     # A client keeps the key with which it made its rows, so that all rounds use the same rows.
     memory = jnp.zeros_like(jax.random.key_data(key)) if run.evaluated else ()
-    return _Known((), jnp.asarray(num_clients, jnp.int32), 0), memory
+    return _Known((), 0), memory
 
 
 def _broadcast(run: _Run, known: _Known) -> _Asked:
     each = run.asks(known.done)
     if each is None:
-        return _Asked(None, None, known.done)
+        return _Asked(None, known.done)
     state = known.state
     sent = state if each.broadcast is None else each.broadcast(each.own(run.method.params), state)
-    return _Asked(sent, known.num_clients if known.done < run.evaluated else None, known.done)
+    return _Asked(sent, known.done)
 
 
 def _client(
@@ -124,9 +120,8 @@ def _client(
     else:
         rows = method.summary.one_client(method.mapped(features), labels, run.num_classes, key)
         rows = method.sent(rows, key)
-    if asked.num_clients is not None:
-        number = fair_numbers(data.client[None], asked.num_clients)
-        rows = replace(rows, client=jnp.broadcast_to(number, rows.label.shape))
+    if asked.done < run.evaluated:
+        rows = _unnamed(method, rows)
     upload = dense(each.client(each.own(method.params), asked.sent, rows, run.num_classes))
     return upload, jax.random.key_data(key) if run.evaluated else memory, {}
 
@@ -175,11 +170,19 @@ def _class_sums(message: Message) -> tuple[Rows, jax.Array]:
     return replace(rows, mean=mean), jnp.where((count > 0).any(), matrix, 0)
 
 
+def _unnamed(method: Method[Any], rows: Rows) -> Rows:
+    """Return a client's rows without its number: sums with a place for each client would show its share.
+
+    If the method compares the rows of a client, all clients get the same number, which automatic shrinkage
+    does not sample.
+    """
+    return replace(rows, client=jnp.full(rows.label.shape, SAMPLE) if method.whole_clients else None)
+
+
 def _one_row(method: Method[Any], num_classes: int) -> Rows:
     """Make the rows of a client with one example, to find the shapes of uploads."""
     one = jnp.zeros((1, 2)), jnp.zeros(1, jnp.int32)
-    rows = method.summary.one_client(*one, num_classes, jax.random.key(0))
-    return replace(rows, client=jnp.zeros_like(rows.label))
+    return _unnamed(method, method.summary.one_client(*one, num_classes, jax.random.key(0)))
 
 
 def as_algorithm(
@@ -193,16 +196,15 @@ def as_algorithm(
     round on its own rows and uploads only sums of fixed size. Secure aggregation needs this. FedCOF then
     takes two rounds. In the first, clients upload `Moments`, which give, for class c, the mean μ_c and the
     numbers N_c of examples and K_c of client means. In the second, client k, which has n_kc examples with
-    mean μ_kc, uploads a multiple of Σ_c (N_c − 1)/(K_c − 1) n_kc (μ_kc − μ_c)(μ_kc − μ_c)ᵀ. With automatic
-    shrinkage the sums also have a place for each of up to 256 clients, with its class counts and a sum of its
-    deviations. Even a secure sum shows these to the server; ``covfree.fedcof(0.1)``, with a number, does not.
+    mean μ_kc, uploads a multiple of Σ_c (N_c − 1)/(K_c − 1) n_kc (μ_kc − μ_c)(μ_kc − μ_c)ᵀ.
 
     Rounds over clients' examples, such as those of `covfree.refined`, upload sums in either case, and so do
     all rounds of methods without a message, such as `covfree.deepafl`.
 
-    The head equals that of `covfree.fit` within rounding. (With ``uploads="sums"`` and more than 256 clients,
-    automatic shrinkage uses another sample of clients. It is chosen by clients' numbers, as the server does
-    not see their rows.) Random methods draw with each client's own key, as in a real federation.
+    The head equals that of `covfree.fit` within rounding. (With ``uploads="sums"``, automatic shrinkage
+    cannot tell clients apart and chooses another γ, see `covfree.automatic`. Sums by client would show the
+    server each client's classes and deviations, even behind secure aggregation.) Random methods draw with
+    each client's own key, as in a real federation.
 
     Args:
         method: e.g. ``covfree.fedcof()``, ``covfree.refined(covfree.fedcof())`` or ``covfree.deepafl()``.
