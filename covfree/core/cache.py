@@ -5,8 +5,10 @@ from __future__ import annotations
 import hashlib
 import os
 import re
+import stat
 import sys
 import warnings
+from contextlib import suppress
 from pathlib import Path
 
 import jax
@@ -15,17 +17,33 @@ _MOST_BYTES = 2**29
 
 
 def cache_folder() -> Path:
-    """Return the folder of computed files: ``COVFREE_CACHE``, else ``covfree`` in the user's cache."""
-    own, common = os.environ.get("COVFREE_CACHE"), os.environ.get("XDG_CACHE_HOME")
-    return Path(own) if own else (Path(common) if common else Path.home() / ".cache") / "covfree"
+    """Return the folder of computed files: ``COVFREE_CACHE``, else ``covfree`` in the user's cache.
+
+    The user's cache is ``XDG_CACHE_HOME``, if that is an absolute path, else ``~/.cache``.
+
+    Raises:
+        OSError: if the folder cannot be told, because the user has no home folder.
+    """
+    own, common = os.environ.get("COVFREE_CACHE"), os.environ.get("XDG_CACHE_HOME", "")
+    try:
+        if own:
+            return Path(own).expanduser()
+        # The XDG specification says to ignore relative paths.
+        return (Path(common) if os.path.isabs(common) else Path.home() / ".cache") / "covfree"
+    except RuntimeError as error:
+        raise OSError(
+            f"no home folder is known for the cache ({error}); set COVFREE_CACHE to a folder that can be "
+            "written"
+        ) from error
 
 
 def keep_compiled() -> None:
     """Let jax keep compiled functions in `cache_folder`, where later processes find them.
 
     Each kind of processor has a folder of its own, because code for one may crash another. If kept functions
-    take more than 512 MiB, all are deleted. jax's own settings (``JAX_COMPILATION_CACHE_DIR``,
-    ``JAX_ENABLE_COMPILATION_CACHE``) come first. If there is no folder that can be written, nothing is kept.
+    take more than 512 MiB when a process starts, all are deleted. jax's own settings
+    (``JAX_COMPILATION_CACHE_DIR``, ``JAX_ENABLE_COMPILATION_CACHE``, …) come first. Nothing is kept if other
+    users can write to the folder, or if this user cannot.
 
     Only AMD's processors under Linux are served: on some of Intel's, jaxlib 0.10 prints an error for each
     function that was kept (https://github.com/jax-ml/jax/issues/38445); others were not tried.
@@ -36,23 +54,43 @@ def keep_compiled() -> None:
     try:
         compiled = cache_folder() / "compiled"
         folder = compiled / hashlib.sha256(processor.encode()).hexdigest()[:16]
-        kept = list(compiled.glob("*/jit_*-cache"))
-        if sum(file.stat().st_size for file in kept) > _MOST_BYTES:
-            for file in kept:
-                file.unlink(missing_ok=True)
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        # What lies there is executed: another user's folder is not used.
-        if folder.stat().st_uid != os.getuid():
-            return
-    # RuntimeError: the user has no home folder.
-    except (OSError, RuntimeError):
+        cache_folder().mkdir(parents=True, exist_ok=True)
+        for each in (compiled, folder):
+            each.mkdir(mode=0o700, exist_ok=True)
+            # Files there are executed, and may be deleted: no other user may have put them there.
+            if not _is_own(each):
+                return
+        _limit(compiled)
+    except OSError:
         return
     jax.config.update("jax_compilation_cache_dir", str(folder))
     # By default, jax keeps only what took a second to compile.
-    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
-    jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
-    # A damaged file or a full disk costs a compilation; nothing else depends on what is kept.
+    for name, least in (("compile_time_secs", 0), ("entry_size_bytes", -1)):
+        if f"JAX_PERSISTENT_CACHE_MIN_{name.upper()}" not in os.environ:
+            jax.config.update(f"jax_persistent_cache_min_{name}", least)
+    # A damaged file costs a compilation in each run, until it is deleted; a full disk costs no more either.
     warnings.filterwarnings("ignore", "Error (reading|writing) persistent compilation cache")
+
+
+def _is_own(folder: Path) -> bool:
+    """Return whether this is a folder, not a link, that belongs to this user and that no other can write."""
+    status = folder.lstat()
+    return stat.S_ISDIR(status.st_mode) and status.st_uid == os.getuid() and not status.st_mode & 0o022
+
+
+def _limit(compiled: Path) -> None:
+    """Delete all kept functions if they take more than `_MOST_BYTES`."""
+    kept: dict[Path, int] = {}
+    for folder in compiled.iterdir():
+        if re.fullmatch("[0-9a-f]{16}", folder.name) and _is_own(folder):
+            for file in folder.glob("jit_*-[ca]*"):
+                # Another process may have deleted it.
+                with suppress(OSError):
+                    kept[file] = file.lstat().st_size
+    if sum(kept.values()) > _MOST_BYTES:
+        for file in kept:
+            with suppress(OSError):
+                file.unlink()
 
 
 def _processor() -> str:

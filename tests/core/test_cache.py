@@ -4,9 +4,11 @@ import os
 import subprocess
 import sys
 import warnings
+import zlib
 from pathlib import Path
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
 from covfree.core import cache
@@ -88,7 +90,7 @@ def test_a_large_folder_is_emptied(settings, monkeypatch, tmp_path):
     monkeypatch.setattr(cache, "_processor", lambda: "AuthenticAMD")
     monkeypatch.setattr(cache, "_MOST_BYTES", 10)
     (tmp_path / "features.npz").write_bytes(bytes(100))
-    (tmp_path / "compiled").mkdir()
+    (tmp_path / "compiled").mkdir(mode=0o700)
     (tmp_path / "compiled" / "theirs-cache").write_bytes(bytes(100))
     for size, left in ((10, 1), (11, 0)):
         cache.keep_compiled()
@@ -143,3 +145,95 @@ def test_without_a_home_nothing_is_kept(settings, monkeypatch):
     monkeypatch.setattr(cache, "_processor", lambda: "AuthenticAMD")
     cache.keep_compiled()
     assert not settings
+    with pytest.raises(OSError, match=r"no home folder is known .* set COVFREE_CACHE"):
+        cache.cache_folder()
+
+
+def test_where_the_cache_is(monkeypatch, tmp_path):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.delenv("COVFREE_CACHE", raising=False)
+    for common, expected in (("", ".cache"), ("relative", ".cache"), (str(tmp_path / "own"), "own")):
+        monkeypatch.setenv("XDG_CACHE_HOME", common)
+        assert cache.cache_folder() == tmp_path / expected / "covfree"
+    monkeypatch.setenv("COVFREE_CACHE", "~/mine")
+    assert cache.cache_folder() == tmp_path / "mine"
+
+
+def test_folders_that_others_can_write_and_links_keep_nothing(settings, monkeypatch, tmp_path):
+    monkeypatch.setenv("COVFREE_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(cache, "_processor", lambda: "AuthenticAMD")
+    cache.keep_compiled()
+    compiled = tmp_path / "cache" / "compiled"
+    folder = Path(str(settings.pop("jax_compilation_cache_dir")))
+    for shared in (compiled, folder):
+        assert shared.stat().st_mode & 0o077 == 0
+        shared.chmod(0o770)
+        cache.keep_compiled()
+        assert "jax_compilation_cache_dir" not in settings
+        shared.chmod(0o700)
+    folder.rename(tmp_path / "elsewhere")
+    folder.symlink_to(tmp_path / "elsewhere")
+    cache.keep_compiled()
+    assert "jax_compilation_cache_dir" not in settings
+
+
+def test_the_limit_survives_links_and_deletes_nothing_elsewhere(settings, monkeypatch, tmp_path):
+    monkeypatch.setenv("COVFREE_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(cache, "_processor", lambda: "AuthenticAMD")
+    monkeypatch.setattr(cache, "_MOST_BYTES", 10)
+    cache.keep_compiled()
+    folder = Path(str(settings["jax_compilation_cache_dir"]))
+    (tmp_path / "other").mkdir()
+    theirs = tmp_path / "other" / "jit_f-cache"
+    theirs.write_bytes(bytes(100))
+    (folder.parent / "0123456789abcdef").symlink_to(theirs.parent)
+    (folder / "jit_gone-cache").symlink_to(tmp_path / "nowhere")
+    (folder / "jit_g-cache").write_bytes(bytes(100))
+    (folder / "jit_g-atime").touch()
+    settings.clear()
+    cache.keep_compiled()
+    assert settings["jax_compilation_cache_dir"] == str(folder)
+    assert theirs.exists()
+    assert not list(folder.iterdir())
+
+
+def test_the_users_own_thresholds_stay(settings, monkeypatch, tmp_path):
+    monkeypatch.setenv("COVFREE_CACHE", str(tmp_path))
+    monkeypatch.setenv("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "5")
+    monkeypatch.setattr(cache, "_processor", lambda: "AuthenticAMD")
+    cache.keep_compiled()
+    assert set(settings) == {"jax_compilation_cache_dir", "jax_persistent_cache_min_entry_size_bytes"}
+
+
+@pytest.mark.slow
+@pytest.mark.skipif("AuthenticAMD" not in cache._processor(), reason="only AMD's processors are served")
+def test_kept_functions_hold_no_features(tmp_path):
+    """An array that a compiled function closes over would be kept with it, as plain numbers."""
+    rng = np.random.default_rng(0)
+    features = rng.normal(size=(120, 5)).astype(np.float32)
+    labels = np.arange(120) % 3
+    np.savez(tmp_path / "data.npz", features=features, labels=labels, is_test=np.arange(120) % 5 == 0)
+    subprocess.run(
+        [
+            *(sys.executable, "-c", "from covfree.cli import main; main()", "compare", "--seeds", "1"),
+            *("--dataset", "data.npz", "--clients", "4", "--methods", "fedncm,fed3r,fedcof,fedpft,ensemble"),
+        ],
+        env=os.environ | {"COVFREE_CACHE": str(tmp_path)},
+        cwd=tmp_path,
+        check=True,
+        capture_output=True,
+        timeout=300,
+    )
+    files = kept(tmp_path)
+    assert len(files) > 10
+    code = b"".join(_unpacked(file) for file in files)
+    assert b"fusion" in code
+    assert not any(row[:2].tobytes() in code for row in features)
+
+
+def _unpacked(file: Path) -> bytes:
+    """jax compresses what it keeps by zstandard, if that is installed, else by zlib."""
+    try:
+        return zlib.decompress(file.read_bytes())
+    except zlib.error:
+        return pytest.importorskip("zstandard").ZstdDecompressor().decompress(file.read_bytes())
