@@ -281,7 +281,8 @@ def check_integers(name: str, values: Any, minimum: int) -> np.ndarray:
 def check_type(name: str, value: Any, expected: type) -> None:
     """Raise a TypeError, which names the argument, if ``value`` is not of the expected type."""
     if not isinstance(value, expected):
-        raise TypeError(f"{name}: expected a {expected.__name__}, got {type(value).__name__}")
+        article = "an" if expected.__name__[0] in "AEIOU" else "a"
+        raise TypeError(f"{name}: expected {article} {expected.__name__}, got {type(value).__name__}")
 
 
 def check_choice(name: str, value: Any, choices: tuple[Any, ...]) -> None:

@@ -133,9 +133,11 @@ def _padded(array: Any, size: int, fill: Any) -> Any:
     length = array.shape[0]
     if length == size:
         return array
-    if fill < 0 and array.dtype.kind == "u":
-        # Clip, so that unsigned numbers beyond int32 become its largest number, not negative.
-        array = array.clip(0, np.iinfo(np.int32).max).astype(np.int32)
+    kind = jax.dtypes.canonicalize_dtype(array.dtype)
+    if fill < 0 and (array.dtype.kind == "u" or kind != array.dtype):
+        # Clip, as jax would truncate: numbers beyond int32 keep their sign.
+        limits = np.iinfo(np.int32)
+        array = array.clip(max(limits.min, np.iinfo(array.dtype).min), limits.max).astype(np.int32)
     if isinstance(array, jax.Array):
         if next(iter(array.devices())).platform != "cpu":
             return jnp.pad(array, [(0, size - length)] + [(0, 0)] * (array.ndim - 1), constant_values=fill)

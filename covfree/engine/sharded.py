@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from itertools import pairwise
 from typing import Any
@@ -46,6 +47,12 @@ def shard_rows(rows: Rows, mesh: Mesh, *, whole_clients: bool = False) -> Rows:
     for name in ("label", "client", "count"):
         check_int32(name, getattr(rows, name))
     rows = jax.tree.map(np.asarray, rows)
+    # Clip padding, which jax would truncate to numbers that may be classes.
+    least = np.iinfo(np.int32).min
+    for name in ("label", "client", "count"):
+        given = getattr(rows, name)
+        if given is not None and given.min(initial=0) < least:
+            rows = replace(rows, **{name: given.clip(least)})
     clients = None
     if whole_clients:
         if rows.client is None:

@@ -259,7 +259,7 @@ def _attacked(name: str, seen: _Seen, world: _World, difference: float, rng: np.
         if len(rivals) == _CANDIDATES - 1:
             named.append(own[0] > rivals.max())
     if not members:
-        raise ValueError("labels: expected classes with examples in all three parts, got none")
+        raise ValueError("labels: expected classes with examples in two of the three parts, got none")
     inside, outside = np.concatenate(members), np.concatenate(others)
     return Finding(
         name,

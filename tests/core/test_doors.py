@@ -90,6 +90,15 @@ def test_far_below_zero_is_padding():
     np.testing.assert_array_equal(counts, np.bincount(LABELS[3:]))
     assert covfree.summarise(NCM, FEATURES, labels, CLIENTS).count.sum() == EXAMPLES - 3
     assert as_int32("labels", labels).dtype == jnp.int32
+    # Clients' messages are padded to few lengths, and rows are put on devices.
+    labels[:3] = -(2**32) + 1
+    message = covfree.client_message(NCM, FEATURES, labels, num_classes=3)
+    np.testing.assert_array_equal(message.rows.count, np.bincount(LABELS[3:]))
+    mesh = jax.make_mesh((jax.device_count(),), ("data",))
+    rows = covfree.Rows(FEATURES, labels.clip(0) - (labels < 0) * 2**40, labels)
+    sharded = covfree.shard_rows(rows, mesh)
+    assert int((sharded.label == 0).sum()) == int((labels == 0).sum())
+    assert int((sharded.count > 0).sum()) == int((labels > 0).sum())
 
 
 # Misuse

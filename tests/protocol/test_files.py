@@ -357,7 +357,7 @@ def test_what_is_something_else_is_an_error_that_names_it(untyped, tmp_path):
         (
             lambda: covfree.solve_rows(covfree.fedncm(), covfree.Stream(str(tmp_path)), num_classes=3),
             TypeError,
-            "rows: expected a Inbox, got str",
+            "rows: expected an Inbox, got str",
         ),
     ):
         with pytest.raises(error, match=text):
