@@ -85,7 +85,7 @@ class Scatter:
         return symmetric_product(self.value.T) if self.factored else self.value
 
     def times(self, vectors: Float[Array, "dim columns"]) -> Float[Array, "dim columns"]:
-        """Compute the matrix, with its shift, times some column vectors."""
+        """Compute the matrix, ``shift·I`` included, times column vectors."""
         image = product(self.value, vectors)
         if self.factored:
             image = product(self.value.T, image)

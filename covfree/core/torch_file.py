@@ -141,7 +141,7 @@ def _unpickle(file: io.BufferedIOBase, path: Path) -> Any:
 
 
 class _Reader(pickle.Unpickler):
-    """An unpickler that knows tensors, storages and ``OrderedDict``; any other name is an error."""
+    """An unpickler that loads only tensors, storages and ``OrderedDict``; any other name is an error."""
 
     def __init__(self, file: io.BufferedIOBase, path: Path) -> None:
         super().__init__(file)

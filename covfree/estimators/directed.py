@@ -21,11 +21,13 @@ from covfree.estimators.scatter import Freedom, centred_rows
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class DirectedMoments:
-    """Sums over class means and residual directions; the sums of parts of the rows add up.
+    """Sums over rows that are class means or residual directions; the sums of parts of the rows add up.
+
+    A residual direction is a scaled singular vector of a client's deviations from its class means.
 
     Attributes:
-        moments: the numbers of examples and means of each class, and its feature sum.
-        degrees: the sum of the directions' counts, which are their degrees of freedom.
+        moments: for each class, the number of examples, the number of rows, and the sum of the features.
+        degrees: the degrees of freedom of all directions: the sum of these rows' ``count``.
     """
 
     moments: Moments

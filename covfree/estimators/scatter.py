@@ -63,7 +63,7 @@ class Freedom:
 
     @property
     def expected(self) -> Float[Array, ""]:
-        """Σ_j w_j ν_j, the factor of Σ in E[Σ̂]; 1 if no scatter has a degree of freedom."""
+        """The number Σ_j w_j ν_j in E[Σ̂] = Σ_j w_j ν_j Σ; 1 if all degrees of freedom ν_j are 0."""
         expected = (self.weight * self.degrees).sum()
         return jnp.where(expected > 0, expected, 1)
 
@@ -81,8 +81,8 @@ class Freedom:
     def effective(self) -> Float[Array, ""]:
         """The degrees of freedom ν of Σ̂ as a whole, by Satterthwaite's approximation.
 
-        ν = (Σ_j w_j ν_j)² / Σ_j w_j² ν_j matches mean and variance of the sum, and is Σ_j ν_j if weights are
-        equal.
+        With ν = (Σ_j w_j ν_j)² / Σ_j w_j² ν_j a single scatter, scaled, has the mean and the variance of
+        Σ̂ = Σ_j w_j S_j, whose scatters S_j have ν_j degrees of freedom. If weights are equal, ν = Σ_j ν_j.
         """
         # Divide by the largest weight, so that squares neither overflow nor vanish.
         largest = self.weight.max(initial=0)

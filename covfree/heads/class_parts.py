@@ -73,7 +73,7 @@ _class_parts.defvjp(_forward, _backward)
 
 
 def _one_class(block: jax.Array, kappa: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Return the rows t_r and log det(I + S_c/κ) of one class, given its rows y_r; padding rows stay 0."""
+    """Return t_r and log det(I + S_c/κ) of `class_parts` for one class with rows y_r; padding rows stay 0."""
     size, dim = block.shape
     block = block / jnp.sqrt(kappa)
     if size <= dim:

@@ -267,10 +267,12 @@ def _own_directions_sizes(labels: Any, num_classes: int) -> tuple[int, ...]:
 
 
 def _directions_cost(labels: Any, clients: Any, dim: int, *, num_directions: int, centred: bool) -> Cost:
-    """Count means and directions: min(num_directions, n − c, d) of a client with n examples of c classes.
+    """Count the rows, numbers and operations of all clients.
 
-    If not centred, it is min(num_directions, n, d), and each row has one more number. Operations of a client
-    are 2·n·d for means and residuals, 2·n·d·s for a product, and 9·s³ for an ``eigh``, with s = min(n, d).
+    A client with n examples of c classes sends c means, and min(num_directions, n − c, d) directions. If not
+    ``centred``, it sends min(num_directions, n, d) directions, and each row has one more number. Its
+    operations are 2·n·d for means and residuals, 2·n·d·s for the residuals' Gram matrix of size s =
+    min(n, d), and 9·s³ for the matrix's ``eigh``.
     """
     rows, sizes = client_sizes(labels, clients)
     degrees = sizes - rows if centred else sizes

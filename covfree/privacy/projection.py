@@ -41,7 +41,7 @@ class PublicProjection:
         )
 
     def basis(self, dim: int) -> Float[Array, "dim num_features"]:
-        """Return Q for features of dimension ``dim``."""
+        """Return the matrix Q, with random orthonormal columns, for features of dimension ``dim``."""
         if self.num_features > dim:
             raise ValueError(f"projection: expected at most the features' {dim}, got {self.num_features}")
         drawn = jax.random.normal(jax.random.key(self.seed), (dim, self.num_features), jnp.float32)

@@ -193,9 +193,9 @@ class Grid:
         return Upload(self.kind, upload.values + noise.reshape(upload.values.shape), upload.noises + noises)
 
     def deviation(self, noises: int) -> float:
-        """Return the standard deviation of ``noises`` draws together, for features divided by the clip.
+        """Return the standard deviation of the sum of ``noises`` draws, for features divided by the clip.
 
-        It holds for each number of the feature sums, or for the diagonal of the matrix.
+        It is that of the noise in each number of the class sums, or on the diagonal of the matrix.
         """
         return _deviation(self.kind, self.log_deviation, noises) * self.step
 
@@ -243,9 +243,9 @@ _LEAST = 32
 
 
 def _deviation(kind: Kind, log_deviation: int, noises: int) -> float:
-    """Return the standard deviation of ``noises`` draws together, in grid units.
+    """Return the standard deviation of the sum of ``noises`` draws of noise, in grid units.
 
-    It holds for each number of the sums, or for the diagonal of the matrix.
+    It is that of the noise in each number of the class sums, or on the diagonal of the matrix.
     """
     return 2.0**log_deviation * math.sqrt(noises * (2 if kind == "matrix" else 1))
 
@@ -253,7 +253,8 @@ def _deviation(kind: Kind, log_deviation: int, noises: int) -> float:
 def _limit(kind: Kind, weight: float) -> float:
     """Return the largest norm of a client's upload, for features divided by the clip.
 
-    The second moment adds up examples of all classes, so its limit is twice the weight.
+    The client's upload counts as at most ``weight`` examples. The matrix adds up examples of all classes, so
+    its limit is twice the weight.
     """
     return weight * (math.hypot(1, COUNT_SHARE, SQUARE_SHARE) if kind == "sums" else 2)
 

@@ -194,8 +194,9 @@ def _finite(features: jax.Array) -> jax.Array:
 def _padded_sizes(size: np.ndarray, whole: bool) -> np.ndarray:
     """Return the size to which each client's examples are padded, at most the largest client's size.
 
-    Sizes are 16 times powers of 4, so that few functions are compiled. Unless ``whole``, padding costs only
-    sorting, and neighbouring sizes are merged if this costs less than compiling another function.
+    Sizes are 16 times powers of 4, so that few functions are compiled. If clients take their examples in
+    batches (not ``whole``), padding costs only sorting; then neighbouring sizes are merged if this costs less
+    than compiling another function.
     """
     steps = np.ceil(np.log2(np.maximum(size, 16) / 16) / 2)
     padded = np.minimum(size.max(), (16 * 4**steps).astype(int))

@@ -53,7 +53,7 @@ class Server:
         return frozenset(self._shared)
 
     def adverts_for(self, client: int) -> list[Advert]:
-        """Return the adverts of a client's neighbours."""
+        """Return the adverts (`Advert`: a client's public keys) of a client's neighbours."""
         return [
             self._adverts[other] for other in self._session.neighbours_of(client) if other in self._adverts
         ]

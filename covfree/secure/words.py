@@ -51,9 +51,9 @@ class Encoding(Protocol):
 class FixedPoint:
     """Encodes a number x as the word round(x·2^bits) modulo 2⁶⁴; negative numbers are words above 2⁶³.
 
-    Sums of at most ``num_clients`` uploads do not wrap: each rounded integer is at most bound·2^bits + ½ in
-    absolute value, and bound·2^bits ≤ 2⁶²/K, so a sum is below 2⁶³. The error of a number in the sum is at
-    most K·2^−(bits + 1), plus float64's relative rounding, 2^−53.
+    The number `bits` is chosen such that bound·2^bits ≤ 2⁶²/K. So sums of at most K uploads do not wrap: each
+    integer is at most bound·2^bits + ½ in absolute value, and a sum is below 2⁶³. The error of a number in
+    the sum is at most K·2^−(bits + 1), plus float64's relative rounding, 2^−53.
 
     Attributes:
         bound: the largest absolute value of a number in an upload.

@@ -52,7 +52,7 @@ class DeepFeatures:
         return mapped
 
     def random(self, mapped: Float[Array, "*batch width"], index: int) -> Float[Array, "*batch inner"]:
-        """Compute gelu([Φ, 1] B), the random features of layer ``index`` (from 0), with Φ = ``mapped``."""
+        """Compute gelu([Φ, 1] B), with Φ = ``mapped`` and B the random matrix of layer ``index`` (from 0)."""
         return jax.nn.gelu(_affine(mapped, self._layer(index)), approximate=False)
 
     def drawn(self, dim: int) -> dict[str, jax.Array]:

@@ -119,7 +119,7 @@ def predicted_margins(
         return product(weights, jnp.square(rows).T), cross.reshape(*left.shape[:2], rows.shape[0])
 
     def apart(own: jax.Array, cross: jax.Array) -> jax.Array:
-        """Return Σ_s w_s (a_is − a_ls)² from the sums of `products`; at least 0 despite rounding."""
+        """Return Σ_s w_s (a_is − a_ls)² from the results of `products`; at least 0 despite rounding."""
         return jnp.maximum(own[:, chosen, None] + own[:, None, :] - 2 * cross, 0)
 
     def one_candidate(gamma: jax.Array) -> tuple[jax.Array, jax.Array]:

@@ -126,7 +126,7 @@ def implied_trace(
 ) -> Float[Array, ""]:
     """Solve Σ_j ν_j/(1 + w_j T) = ``left`` for T ≥ 0, with ν = ``degrees`` and w = ``weight``.
 
-    T estimates tr(HΣ), see `deterministic_equivalents`. The sum is convex and decreasing in T. So Newton's
+    T estimates tr(HΣ) in `deterministic_equivalents`. The sum is convex and decreasing in T. So Newton's
     method climbs from 0 to the root without overshooting; far from the root each step at least doubles T.
     """
 

@@ -35,10 +35,11 @@ def fair_numbers(rank: Any, senders: Any) -> Any:
 
 
 def _group_numbers(rank: Any, start: Any, end: Any, senders: Any, xp: Any) -> Any:
-    """Return new numbers, as `fair_numbers` does, for clients of equal key.
+    """Return new numbers, as `fair_numbers` does, for the clients of a group, which have equal keys.
 
-    The clients' ranks are ``start`` … ``end`` − 1. If the ranks drawn in k intervals are among them, the
-    first k clients get the numbers of these intervals; the others get 256 + rank.
+    All ranks are cut into 256 intervals, and one rank is drawn in each. The group has the ranks ``start`` …
+    ``end`` − 1. If k of the drawn ranks are among these, the group's first k clients get the numbers of the k
+    intervals; the others get 256 + rank.
     """
     size = xp.maximum(senders, SAMPLE)
     length, more = size // SAMPLE, size % SAMPLE

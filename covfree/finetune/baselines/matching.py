@@ -81,7 +81,7 @@ def _log_deviation(model: Model, centres: Array) -> Array:
 
 
 def _logit_chance(model: Model) -> Array:
-    """Compute the logit of p, log p/(1 − p), for each centre."""
+    """Compute log p/(1 − p) for each centre, with p the probability that a client has a copy of it."""
     return _logits(model.networks.chance, model.centres)[:, 0]
 
 
@@ -172,7 +172,7 @@ def summarise(
 
     The pool is the set of prompts that all clients share. At first each prompt of each client is a centre. A
     sweep visits the clients in turn. A client's prompts are assigned to centres optimally under the present
-    model; then Adam takes a step in all centres and networks along the gradient of the client's
+    model; then Adam takes a step in the centres and the model's `Networks` along the gradient of the client's
     `log_likelihood`. The new pool consists of the centres to which prompts were assigned in the last sweep,
     those with most prompts first. Centres beyond the pool's length are dropped.
 
@@ -181,7 +181,7 @@ def summarise(
         size: the number of prompts in the pool; each client sends this many.
         used: [pool] which prompts of the pool some client trained; the matching leaves out the others. The
             mask's length is the largest size that a pool may have.
-        networks: the networks to start from.
+        networks: the networks to start from, see `Model`.
         sweeps: passes over the clients.
         learning_rate: Adam's learning rate.
 

@@ -141,8 +141,8 @@ def pfpt(
     contains log p for prompts that the client has, but not log(1 − p) for the others. When the code assigns
     prompts, it also counts log-probabilities of the client's last assignment. Here likelihood and assignment
     follow `matching.log_likelihood`, so the assignment is the most likely one. The authors' code starts from
-    random assignments and draws new networks in each round; here matching starts from the most likely
-    assignments, and each round starts from the same networks.
+    random assignments, and draws in each round new networks, which compute p and the noise's deviation. Here
+    matching starts from the most likely assignments, and each round from the same networks.
 
     Args:
         model: from `prompt_model`.

@@ -1,4 +1,4 @@
-"""A closed-form head corrected by softmax regression in a few rounds of sums."""
+"""Correct a closed-form head by softmax regression, in a few rounds in which clients upload sums."""
 
 from __future__ import annotations
 

@@ -50,7 +50,7 @@ class Progress(NamedTuple):
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Numbers:
-    """The method's ``params`` and the exact covariance's shrinkage; ``vmap`` may sweep their numbers."""
+    """The method's ``params``, and the shrinkage of the examples' covariance; ``vmap`` may sweep both."""
 
     first: Any
     shrinkage: Shrinkage
@@ -136,7 +136,7 @@ def _images(
     trace: jax.Array,
     gram: ScatterChoice | None,
 ) -> jax.Array:
-    """Return the products of the exact system matrix with ``search.directions``.
+    """Return A times ``search.directions``, with A the exact matrix in the head's linear system A W = M.
 
     ``image`` is the exact within-class scatter times the directions, and ``trace`` the trace of that scatter.
     """

@@ -60,8 +60,9 @@ def begin(inverse: Factorisation, right: Float[Array, "dim columns"], most: int)
 def advance(search: Search, images: Float[Array, "dim asked"], most: int) -> Search:
     """Improve W by the products of A with ``search.directions``, and choose the next directions.
 
-    1. Compute the best W in the span of all directions so far: W = V G⁻¹ VᵀM with G = VᵀAV, and its residual
-       R = M − A W.
+    A W = M is the system to be solved; V are all directions so far, and P ≈ A⁻¹ (see `Search`).
+
+    1. Compute the best W in the span of V: W = V G⁻¹ VᵀM with G = VᵀAV, and its residual R = M − A W.
     2. Add α·H to W, where H = Π P R is a step beyond the span, with Π = I − V G⁻¹ (AV)ᵀ. The best length of
        the previous step Z is used: α = tr(ZᵀR′) / tr(ZᵀAZ), with R′ the residual from which Z was made.
     3. Take the leading directions of H as the next directions.

@@ -188,7 +188,7 @@ def finish(params: tuple[Any, ...], system: None, known: Known, *, maker: Maker)
 
 
 def best(known: Known) -> jax.Array:
-    """Return the index of the lowest score; of equal scores that of a finite head, and of these the first."""
+    """Return the index of the head with the lowest score; of equal ones, the first finite head."""
     worst = jnp.where(known.sound, 0, 1)
     return jnp.lexsort((worst, known.counted.scores))[0]
 

@@ -120,7 +120,7 @@ def _labelled(rows: Rows, used: jax.Array) -> Rows:
 
 
 def ask(params: tuple[Any, ...], state: tuple[Any, ...], *, steps: tuple[Step, ...]) -> tuple[Any, ...]:
-    """Return the broadcasts, one for each step that has a round."""
+    """Return the broadcasts of the methods' rounds: one for each `Step` that has a round."""
     tracks = tracks_of(state)
     found = []
     for step in steps:
