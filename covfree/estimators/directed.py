@@ -26,8 +26,8 @@ class DirectedMoments:
     A residual direction is a scaled singular vector of a client's deviations from its class means.
 
     Attributes:
-        moments: for each class, the number of examples, the number of rows, and the sum of the features.
-        degrees: the degrees of freedom of all directions: the sum of these rows' ``count``.
+        moments: for each class, the number of examples, the number of means, and the sum of the features.
+        degrees: the degrees of freedom of all directions together: the sum of these rows' ``count``.
     """
 
     moments: Moments

@@ -236,7 +236,7 @@ def _head_of(method: Method[Any], known: NoisySums, grid: Grid, total: Upload) -
 def _own_shrinkage(method: Method[Any]) -> Any:
     """Return γ if the method adds γI to the covariance; else 0.
 
-    Other shrinkage rules are ignored: they need the clients' class means, which a sum does not contain.
+    Other shrinkage rules need the clients' class means, so the server only adds the `noise_edge`.
     """
     plain = diagonal_loading(0.0).rule
     return method.params.strength if method.params.rule is plain else 0.0
