@@ -196,9 +196,9 @@ class PrivateSteps:
         return Upload(number, 0, [own.values, np.asarray(own.noises, np.int64)], []), memory
 
     def serve(self, state: _State, total: Any) -> tuple[_State, bool]:
-        """Return the next state, and True: the state is finite, as it has integers.
+        """Add a round's total to the state; return the state and True, as its integers are always finite.
 
-        The first total decides what sites send next.
+        From the first round's total, the server also chooses what sites send in the second round.
         """
         values, noises = (np.asarray(part) for part in total)
         counted = np.array(state.noises)

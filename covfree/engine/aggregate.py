@@ -34,8 +34,8 @@ def layout_of(method: Method[Any]) -> Layout:
     """Return the `Layout` of a method: which sums over examples it needs.
 
     Raises:
-        ValueError: if clients send neither sums nor one row for each client and class, or the method has
-            transforms.
+        ValueError: if clients send neither sums nor one row for each client and class, or if the
+            method transforms the rows before clients send them.
     """
     method.check_message()
     if method.transforms:

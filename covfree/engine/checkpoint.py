@@ -79,6 +79,8 @@ def load_state(
 ) -> tuple[State, dict[str, str]] | None:
     """Return a checkpoint's progress, and why each rejected file was rejected; None without a checkpoint.
 
+    ``forms`` are the shapes of what clients and server exchange in each round.
+
     Raises:
         ValueError: if the file is no checkpoint, or is of another run: its values differ from ``identity``.
     """

@@ -127,7 +127,7 @@ def _over_classes(
 
 
 def _sizes(length: int, dim: int) -> list[int]:
-    """Return the sizes to which classes are padded: 8, 16, … up to d, then d·4ⁿ, and last ``length``."""
+    """Return the sizes to which classes are padded: powers of 2 from 8 to d, then d·4ⁿ, last ``length``."""
     small = {2**power for power in range(_SMALLEST, dim.bit_length())}
     large = {dim * 4**power for power in range(length.bit_length())}
     return sorted(size for size in {*small, *large, length} if size <= length)

@@ -1,4 +1,4 @@
-"""Classifiers that score each class by a multivariate Student density, whose shape comes from few rows."""
+"""A classifier that scores classes by Student densities, whose covariances come from few rows."""
 
 from __future__ import annotations
 

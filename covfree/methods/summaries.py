@@ -166,7 +166,7 @@ def _own_examples(labels: Any, num_classes: int) -> tuple[int, ...]:
 
 
 def _examples_cost(labels: Any, clients: Any, dim: int) -> Cost:
-    """Count all features as if they were sent; no operations are needed."""
+    """Return the cost as if clients sent all features: one row for each example, and no operations."""
     kept = int(((np.asarray(labels) >= 0) & (np.asarray(clients) >= 0)).sum())
     return Cost(kept, kept * dim, 0)
 
@@ -206,7 +206,10 @@ def _mixtures(
 
 
 def _own_mixtures_sizes(labels: Any, num_classes: int) -> tuple[int, ...]:
-    """Bound the number of classes and the examples of the largest class; loosely if labels are traced."""
+    """Return upper bounds on the number of classes and on the examples of the largest class.
+
+    If labels are traced, both are the number of labels.
+    """
     size = max(1, labels.shape[0])
     if is_traced(labels):
         return size, size

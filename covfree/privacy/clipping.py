@@ -41,7 +41,7 @@ def bounded(integers: Int[np.ndarray, "rows dim"], bound: int) -> Int[np.ndarray
     rounding.
 
     Raises:
-        ArithmeticError: if a norm is above the bound: the promise would not hold.
+        ArithmeticError: if a norm is above the bound, as the promised ε and δ would then not hold.
     """
     norm = np.linalg.norm(integers.astype(np.float64), axis=1)
     if not (norm <= bound * (1 + 1e-12)).all():

@@ -99,8 +99,8 @@ class NoisySums:
     def present(self) -> np.ndarray:
         """Mask of the classes that count as present.
 
-        A class counts as present if its count is above 3 standard deviations of the noise. If the average
-        count is at most 6 standard deviations, or no count is above 3, all classes count as present.
+        A class counts as present if its count is above 3σ, with σ the standard deviation of the noise in a
+        count. If the average count is at most 6σ, or no count is above 3σ, all classes count as present.
         """
         clear = self.num_examples / len(self.counts) > 6 * self.count_deviation
         found = self.counts > 3 * self.count_deviation

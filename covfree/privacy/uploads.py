@@ -164,7 +164,7 @@ class Grid:
 
     @property
     def square_step(self) -> float:
-        """The squared norm, divided by B², that one grid unit of a class's squared norms represents."""
+        """The size of one grid unit of a class's sum of squared norms, in units of B², with B the clip."""
         return 1 / self.square if self.weight is None else self.step / SQUARE_SHARE
 
     def upload(

@@ -149,7 +149,7 @@ class Inbox(Mapping[str, Message]):
 
 
 def _largest(files: Iterable[Path]) -> int:
-    """Return the largest size of a file that is read, in bytes, derived from the files' median size."""
+    """Return the size in bytes above which a file is not read, derived from the files' median size."""
     sizes = []
     for file in files:
         with suppress(OSError):

@@ -21,7 +21,9 @@ def is_table(part: Any) -> bool:
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Parts:
-    """An upload as lists of arrays; for several delays or members the arrays have one more leading axis.
+    """An upload as lists of arrays.
+
+    Arrays of several clients, or of sums that arrive 0, 1, … rounds late, have one more leading axis.
 
     Attributes:
         sums: arrays that are added.

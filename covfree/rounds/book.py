@@ -144,7 +144,10 @@ class Book:
             )
 
     def load(self, first: Held, bank: Bank) -> Held:
-        """Load the saved run and return its state (``first`` without one); repeat a missing evaluation."""
+        """Load the saved run and return its state, or ``first`` if none is saved.
+
+        If the run broke off before the last saved round was evaluated, that round is evaluated now.
+        """
 
         def structure(saved: Saved) -> Any:
             here = self.simulation._replace(delays=saved.delays)

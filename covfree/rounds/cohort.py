@@ -51,7 +51,7 @@ class Members(NamedTuple):
 
 
 class Answers(NamedTuple):
-    """The members' uploads, memory and metrics after a round.
+    """The uploads, memory and metrics of a round's members, the clients that take part in it.
 
     Attributes:
         uploads: the sums over members, with a leading axis of delays; and each member's tables, with a

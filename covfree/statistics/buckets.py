@@ -24,7 +24,7 @@ class BucketFeatures:
     """SAFLe's map of features to one-hot vectors; see `bucket_features`.
 
     Attributes:
-        thresholds: [dim, L], the thresholds of each feature.
+        thresholds: [dim, L], the L numbers with which a feature is compared; each comparison gives a bit.
         seed: the seed of the permutation.
         group_size: G, the number of bits in a group.
     """

@@ -57,7 +57,7 @@ def _made(numbers: Numbers, features: Any, labels: Any, num_classes: int, *, mak
 
 
 def _report(numbers: Numbers, state: Any, *, first: Any) -> dict[str, Any]:
-    """Report the lowest loss so far, and the rank of the covariance that defines the metric."""
+    """Report the lowest loss so far, and the rank of Σ̃, the method's shrunk covariance."""
     if isinstance(state[0], Correction):
         return {"loss": state[0].descent.value, "rank": rank(state[0].metric)}
     return {} if first is None else first(numbers.first, state)

@@ -38,7 +38,7 @@ class Correction(NamedTuple):
         start: h₀, the head of the method.
         scale: β, the inverse temperature of h₀.
         unit: the unit of candidates of β: 1 over the standard deviation of h₀'s scores at the class means.
-        metric: Σ̃, factorised.
+        metric: the factorisation of Σ̃, the method's shrunk covariance.
         descent: the minimisation over [W; a], for the correction Wᵀ(x − μ_g) + a.
     """
 
@@ -88,7 +88,7 @@ class Plan:
     Attributes:
         system: the method's ``system``.
         head: the method's ``head``.
-        covariance: ``(params, *state) -> Scatter``, the matrix that defines the metric.
+        covariance: ``(params, *state) -> Scatter``, which computes Σ̃, the method's shrunk covariance.
         own: how many totals of the state the head needs; later ones are for ``covariance``. None for all.
         pairs: the largest number of pairs (s, y) that L-BFGS keeps, see `Descent`.
     """
@@ -192,7 +192,7 @@ def ask_losses(numbers: Numbers, state: tuple[Correction]) -> tuple[Asked, jax.A
 
 
 def losses_of(numbers: Numbers, sent: tuple[Asked, jax.Array], rows: Rows, num_classes: int) -> ScaledLosses:
-    """Compute a client's losses with β·h₀, at all candidates of β."""
+    """Compute a client's losses if the method's head h₀ has its scores scaled by β, for each candidate β."""
     asked, unit = sent
     scales = unit * jnp.asarray(_SCALES, unit.dtype)
     return scaled_losses(asked.scores, *_examples(rows), asked.centre, scales, num_classes)

@@ -1,4 +1,7 @@
-"""Refine a FedCOF head in rounds of products, so that it approaches the head of the exact covariance."""
+"""Refine a FedCOF head, in rounds in which clients send products of their scatter with directions.
+
+The head approaches that of the exact covariance.
+"""
 
 from __future__ import annotations
 
@@ -174,7 +177,7 @@ def _keep(progress: Progress, rows: Rows) -> Progress:
 
 
 def _report(numbers: Numbers, progress: Progress) -> dict[str, Any]:
-    """Report the predicted error once there has been a round of products."""
+    """Report the predicted error of the weights; nothing before clients have sent products."""
     return {"error": progress.search.error} if progress.search.span.shape[1] else {}
 
 

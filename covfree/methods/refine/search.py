@@ -47,7 +47,7 @@ class Search(NamedTuple):
 
 
 def begin(inverse: Factorisation, right: Float[Array, "dim columns"], most: int) -> Search:
-    """Return the state before the first products, with W = P M."""
+    """Return the search's first state, with W = P M, where P ≈ A⁻¹ is ``inverse`` and M is ``right``."""
     nothing = right[:, :0]
     # Set the pivot to 0: if Cholesky broke down it is NaN, and a run would reject the state as not finite.
     inverse = inverse._replace(smallest_pivot=jnp.zeros_like(inverse.smallest_pivot))

@@ -57,7 +57,10 @@ class Tracks(NamedTuple):
 
 
 def side_by_side(methods: Sequence[Method[Any]]) -> Tracks:
-    """Plan the i-th rounds of all methods as one round: first those over rows, then those over examples."""
+    """Plan common rounds: the i-th rounds of all methods become one.
+
+    First come the rounds over rows, then those over examples.
+    """
     track = [0] * len(methods)
     found: list[tuple[tuple[Step, ...], ...]] = []
     for examples in (False, True):

@@ -58,7 +58,7 @@ class AffineMap:
         return features + self.strength * product(self.inside(inside) - inside, self.basis.T)
 
     def inside(self, features: Float[Array, "examples rank"]) -> Float[Array, "examples rank"]:
-        """Apply T to coordinates Qᵀx in the subspace."""
+        """Apply the client's map T to features Qᵀx in the subspace, which the columns of Q span."""
         return self.target[None, :] + product(features - self.mean[None, :], self.matrix)
 
 
@@ -139,7 +139,7 @@ def affine_map(
     Args:
         own: the client's `client_gaussian`.
         target: the `barycentre`.
-        basis: Q.
+        basis: Q, orthonormal columns that span the subspace.
         strength: t, from 0 to 1.
 
     Raises:
