@@ -210,7 +210,7 @@ def serve_command(
     """Run the rounds until there is a head. If it is killed, start it again: it goes on where it stopped.
 
     The exit code is 3 if a round closed with too few answers, or covfree federation stop was called; the same
-    command opens the round again. Sites are told, and end with exit code 3 too.
+    command opens the round again. Sites get a message, and end with exit code 3 too.
 
     Example:
       covfree federation serve shared --key server.key --state server --out head.npz

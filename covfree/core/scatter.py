@@ -73,7 +73,7 @@ class Scatter:
         return Scatter.from_matrix(self.dense() + jnp.diag(diagonal))
 
     def dense(self) -> Float[Array, "dim dim"]:
-        """Compute the matrix [dim, dim] with its shift."""
+        """Compute the matrix [dim, dim], its ``shift·I`` included."""
         matrix = symmetric_product(self.value) if self.factored else self.value
         return matrix + self.shift * jnp.eye(self.dim, dtype=matrix.dtype)
 

@@ -165,7 +165,8 @@ class Steps:
     def skeleton(self, items: Sequence[Sequence[int]]) -> Any:
         """Return zeros with the shapes of the server's state after some rounds.
 
-        ``items[r][i]`` is the number of rows, from all clients, that table i of the uploads had in round r.
+        ``items[r][i]`` is the number of rows that all clients together sent in round r for the uploads' i-th
+        table (`covfree.rounds.Table`).
         """
         if not self._skeletons:
             self._skeletons.append(zeros_of(lambda: self.start()[0]))

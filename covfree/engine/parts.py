@@ -177,7 +177,7 @@ class FolderParts:
         self._cut()
 
     def leave_out(self, lost: LostMessage) -> None:
-        """Set the lost file aside and cut the other rows anew."""
+        """Leave out a message whose file was lost, and divide the rows of all other files into parts anew."""
         del self._found[lost.client]
         self.rejected[lost.client] = str(lost)
         self._cut()

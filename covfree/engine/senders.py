@@ -29,8 +29,8 @@ def senders(rows: Rows) -> np.ndarray:
 def numbers_of(rows: Rows, known: np.ndarray, types: RowTypes, part_rows: int) -> np.ndarray:
     """Number the clients in ``known`` from 0; those below 256 are the sample for automatic shrinkage.
 
-    Up to 256 clients are numbered in the order of ``known``, more by `sample_numbers`. With more, means are
-    read only for clients with equal counts of each class.
+    Up to 256 clients are numbered in the order of ``known``, more by `sample_numbers`. It needs the means of
+    those clients that have the same count of each class as another client; no other means are read.
     """
     if len(known) <= SAMPLE:
         return np.arange(len(known), dtype=np.int32)
@@ -58,7 +58,7 @@ def numbers_of_messages(
 
     Up to 256 clients are numbered in the messages' order, more by `sample_numbers`. ``counted`` has the
     labels and counts of each message's rows. ``rows`` reads a message's rows; it is called only for messages
-    with equal counts of each class.
+    that have the same count of each class as another message.
     """
     if len(counted) <= SAMPLE:
         return np.arange(len(counted), dtype=np.int32)

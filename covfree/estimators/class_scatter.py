@@ -78,7 +78,10 @@ def class_products(
 
 
 def class_squares(rows: Rows, moments: Moments) -> Float[Array, "classes dim"]:
-    """Compute the diagonals of `class_scatters` without the matrices; rows' covariances must be diagonals."""
+    """Compute the diagonal of each matrix of `class_scatters`, without forming the matrices.
+
+    ``rows.covariance``, if not None, must hold only the covariances' diagonals: [rows, dim].
+    """
     num_classes = moments.total.shape[0]
     valid = valid_rows(rows, num_classes)
     label = jnp.where(valid, row_labels(rows), num_classes)

@@ -127,7 +127,11 @@ def _over_classes(
 
 
 def _sizes(length: int, dim: int) -> list[int]:
-    """Return the sizes to which classes are padded: powers of 2 from 8 to d, then d·4ⁿ, last ``length``."""
+    """Return the numbers of rows to which classes are padded, in ascending order.
+
+    These are the powers of 2 from 8 to ``dim``, then ``dim``·4ⁿ for n ≥ 0, as far as they are at most
+    ``length``; and last ``length`` itself.
+    """
     small = {2**power for power in range(_SMALLEST, dim.bit_length())}
     large = {dim * 4**power for power in range(length.bit_length())}
     return sorted(size for size in {*small, *large, length} if size <= length)

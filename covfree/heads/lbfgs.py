@@ -38,7 +38,10 @@ def minimise(loss: Callable[..., jax.Array], start: Start, num_steps: int, *numb
         point = minimum(*primals)
 
         def newton(*numbers: Any) -> Start:
-            """Return the minimum minus a Newton step; the step is 0, but its derivatives are −dx."""
+            """Return the minimum x minus a Newton step, so that the result has the derivative dx.
+
+            The step is 0, but its derivative is −dx = H⁻¹ dg, see `minimise`.
+            """
 
             def second(direction: Start) -> Start:
                 return jax.jvp(lambda x: slope_of(x, *primals[1]), (point,), (direction,))[1]

@@ -194,7 +194,10 @@ def send_mixtures(num_components: int = 1, covariance: Structure = "diagonal") -
 def _mixtures(
     features: Any, labels: Any, clients: Any, sizes: tuple[int, ...], key: Any, **options: Any
 ) -> Rows:
-    """Fit mixtures; rows are ordered by client, class and component."""
+    """Fit a Gaussian mixture to each class of each client; make a row of each component.
+
+    Rows are ordered by client, class and component.
+    """
     if key is None:
         raise ValueError("key: expected a PRNG key as mixtures start from random examples, got None")
     if not labels.shape[0]:
@@ -252,7 +255,10 @@ def send_directions(num_directions: int, centred: bool = True) -> Summary:
 def _directions(
     features: Any, labels: Any, clients: Any, sizes: tuple[int, ...], key: Any, **options: Any
 ) -> Rows:
-    """Make means, ordered by client and class, then directions, ordered by client."""
+    """Make rows of class means, ordered by client and class; then of directions, ordered by client.
+
+    A client's directions are singular vectors, see `send_directions`.
+    """
     rows, senders, most = sizes
     more = {"num_rows": rows, "num_clients": senders, "client_size": most, **options}
     return directed_rows(features, labels, clients, **more)

@@ -146,9 +146,9 @@ def spent(releases: Iterable[Release | Promise], delta: float) -> float:
 
 
 def rho_for(epsilon: float, delta: float, *, real: bool = False) -> float:
-    """Return the largest sum of `Release.rho` whose ε at this δ is at most ``epsilon``.
+    """Return the largest ρ, summed over all releases (`Release.rho`), that spends at most ``epsilon`` at δ.
 
-    ``real`` is as in `Release`.
+    ``real`` says whether all noise is a Gaussian on the reals, see `Release`.
 
     Raises:
         ValueError: if ``epsilon`` is too small for this δ.

@@ -69,8 +69,8 @@ class Collected:
             message counts.
         solved: whether the clients sent ridge solutions, as AFL's clients do.
         receipts: the digest (hash) of each counted client's message, which shows if a later one is the same.
-        bounds: the ``max_count`` and ``max_norm`` of the last round in words, and where they come from. If
-            sites were judged, ``"sites"`` says how many were, and how many of them fail.
+        bounds: the ``max_count`` and ``max_norm`` of the last round in words, and where they come from. With
+            ``judge_sites``, ``"sites"`` says how many sites were judged, and how many of them fail.
         doubted: for each client that was counted in an earlier round but now exceeds the bounds, or fails
             `diagnose_sites` on all messages together, the reason. To leave such a client out, `forget` it.
         rounding: a bound, in Frobenius norm, on how far ``message.matrix`` is from the exact sum of the

@@ -46,7 +46,7 @@ class Labels(NamedTuple):
     num_classes: int
 
     def described(self, i: int, names: Sequence[str]) -> str:
-        """Describe in words at which classes of the other sites the moved classes of site i lie."""
+        """Describe in words which of site i's class means lie at other sites' mean of another class."""
         places = self.places[i]
         steps = Counter((c - there) % self.num_classes for c, there in places.items())
         step, number = steps.most_common(1)[0]

@@ -75,7 +75,10 @@ def add(first: Any, second: Any) -> Any:
 
 
 def packed(table: list[Any]) -> list[Any]:
-    """Remove a table's padding; on the host, as the new size depends on the values."""
+    """Remove the padding of a `Table`, given as its leaves.
+
+    It runs on the host, as the new size depends on the values.
+    """
     *_, kept = table
     return [as_array(np.asarray(part)[np.asarray(kept)]) for part in table]
 

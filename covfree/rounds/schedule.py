@@ -258,7 +258,10 @@ def rounds_to_meet(num_clients: int, per_round: int | float, share: float = 1.0)
 
 
 def _new_clients(unmet: int, met: int, drawn: int) -> np.ndarray:
-    """Return the chances of 0, 1, … new clients in a round, up to a factor; requires ``met`` ≥ ``drawn``."""
+    """Return the probabilities, up to a factor, that a round draws 0, 1, … clients for their first time.
+
+    A round draws ``drawn`` clients; ``met`` ≥ ``drawn`` clients were drawn before, and ``unmet`` never.
+    """
     j = np.arange(min(unmet, drawn))
     # The ratio is p_{j+1}/p_j. Add logarithms, as products of thousands of ratios overflow or underflow.
     ratio = (unmet - j) * (drawn - j) / ((j + 1) * (met - drawn + j + 1))

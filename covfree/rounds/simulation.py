@@ -212,7 +212,7 @@ class Simulation(NamedTuple):
 
 
 def _items(here: np.ndarray, part: Any) -> np.ndarray:
-    """Concatenate the table items of the members whose uploads arrive."""
+    """Concatenate the items of a table's ``part`` [clients, items, …], of those clients that are ``here``."""
     return np.asarray(part)[here].reshape(-1, *part.shape[2:])
 
 

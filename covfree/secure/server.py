@@ -96,7 +96,7 @@ class Server:
         return sorted(self._uploads)
 
     def take_agreed(self, agreed: Agreed) -> None:
-        """Step 4: check and store a client's signature of the list `came`."""
+        """Step 4: check and store a client's signature of `came`, the list of the clients that uploaded."""
         self._known(agreed.sender, self._uploads, "sent its upload")
         self._once(agreed.sender, self._agreed)
         if not signed_came(self._session, self._uploads, agreed):

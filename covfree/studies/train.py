@@ -150,7 +150,7 @@ def _first(training: Training, task: Task) -> _Stretch:
 
 
 def _next(training: Training, task: Task, before: _Stretch, result: Any, records: list[Record]) -> _Stretch:
-    """Run a closed-form stage of all clients on the trained network's features; return the next stretch.
+    """Run a closed-form stage of all clients on the trained network's features; return the next `_Stretch`.
 
     In the stage, clients receive the parts of the model that they receive in a round of training. They send
     the statistics of the method with which the first head was made.

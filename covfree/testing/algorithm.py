@@ -60,7 +60,7 @@ class _Subject:
         return cohort.start(self.algorithm, jax.random.key(1), num_clients=len(_SIZES))
 
     def result(self, state: Any) -> Any:
-        """Return the algorithm's result for a server's state, if clients remember what they start with."""
+        """Return the algorithm's result for a server's state and the memory with which clients start."""
         memory = jax.tree.map(lambda x: jnp.broadcast_to(x, (len(_SIZES), *x.shape)), self.start[1])
         return self.algorithm.result(self.algorithm.params, state, memory)
 

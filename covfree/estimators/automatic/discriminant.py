@@ -54,7 +54,10 @@ class Basis(NamedTuple):
 
     @classmethod
     def of(cls, covariance: Scatter, moments: Moments, offsets: Offsets, unit: Float[Array, ""]) -> Basis:
-        """Return the `Basis` of ``covariance / unit``; class means and z_j are divided by √unit first."""
+        """Return the `Basis` of a covariance that the caller has divided by ``unit``.
+
+        The class means and the offsets' directions z_j (`Offsets`) are divided by √unit here.
+        """
         centred, offset = (rows / jnp.sqrt(unit) for rows in (centred_means(moments), offsets.vector))
         values, vectors = eigh(covariance.core())
         rounding = _ROUNDING * jnp.finfo(values.dtype).eps * values.max(initial=0)

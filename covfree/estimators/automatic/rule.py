@@ -81,7 +81,7 @@ def _automatic(
 
 
 class _Case(NamedTuple):
-    """The quantities from which the rule chooses γ and s.
+    """The quantities from which the rule chooses γ and s in (Σ̂ + γI) s/(1 + γ/t), see `automatic`.
 
     Attributes:
         margins: the predicted margins for each candidate γ.

@@ -18,7 +18,12 @@ from covfree.methods.summaries import keep_examples
 
 
 class AflNumbers(NamedTuple):
-    """Hyperparameters, which ``vmap`` may sweep: the clients' γ, and the λ of the final solution."""
+    """Hyperparameters, which ``vmap`` may sweep.
+
+    Attributes:
+        gamma: γ, the ridge of each client's own solution.
+        ridge: λ, the ridge of the final solution.
+    """
 
     gamma: Scalar
     ridge: Scalar

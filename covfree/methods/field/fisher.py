@@ -173,8 +173,8 @@ def proto_hyper(
     scores are s = t(z) + zᵀU R + b. U, R and b are trained by the loss α T² KL(softmax(t/T) ‖ softmax(s/T)) +
     (1 − α) CE, where CE is the cross-entropy of s on the draws' labels. With α = 1 the head is LDA.
 
-    The paper's teacher is 0.7 LDA + 0.3 NB, and its student starts from NB. This is naive Bayes with one
-    variance, the mean of VᵀS_WV's diagonal. In a basis of the Fisher subspace with VᵀS_WV = I, NB, LDA and
+    The paper's teacher is 0.7 LDA + 0.3 NB, and its student starts from NB: naive Bayes with one variance,
+    the mean of VᵀS_WV's diagonal. In a basis of the Fisher subspace with VᵀS_WV = I, NB, LDA and
     all mixtures have the same scores t. Bytes up: 4·M·(d² + d) for M client-class pairs and d features.
 
     Args:

@@ -31,7 +31,7 @@ class _Numbers:
 
 
 class _Mean(NamedTuple):
-    """The sums that give the centre c.
+    """The sums of the first round, which give c, the mean of the features x.
 
     Attributes:
         number: n, the number of examples.
@@ -43,11 +43,11 @@ class _Mean(NamedTuple):
 
 
 class _Scale(NamedTuple):
-    """The sums that give the thresholds.
+    """The sums of the second round, which give the thresholds that turn each feature into bits.
 
     Attributes:
         number: n, the number of examples.
-        total: Σ(x − c).
+        total: Σ(x − c), for features x and their mean c, known from the first round.
         square: Σ(x − c)².
     """
 

@@ -157,9 +157,10 @@ def _mean(values: jax.Array, weight: jax.Array) -> jax.Array:
 def _combined(
     start: Head, scale: jax.Array, moments: Moments, point: jax.Array
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Add the correction at a point [W; a] to β·h₀ if h₀ is linear, else to 0.
+    """Return weights and biases of the correction at ``point`` [W; a], added to β·h₀ if h₀ is linear.
 
-    Returns weights and biases for centred features, and which classes are present.
+    The method's head h₀ is ``start``, and β is ``scale``. The biases are for centred features. The third
+    result is which classes are present.
     """
     weight, bias = point[:-1], point[-1]
     if not isinstance(start, LinearHead):
@@ -203,7 +204,10 @@ def _examples(rows: Rows) -> tuple[jax.Array, jax.Array, jax.Array]:
 
 
 def take_losses(numbers: Numbers, state: tuple[Correction], total: ScaledLosses) -> tuple[Correction]:
-    """Choose β: the minimum of the parabola in log β through the smallest loss and its two neighbours."""
+    """Choose β, the factor of h₀'s scores, from the clients' losses at all candidates of β.
+
+    It is at the minimum of the parabola in log β through the smallest loss and its two neighbours.
+    """
     (known,) = state
     scales = jnp.asarray(_SCALES, total.loss.dtype)
     came = total.number > 0

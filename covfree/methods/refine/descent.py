@@ -125,7 +125,7 @@ def last_point(descent: Descent) -> Float[Array, "rows classes"]:
 
 
 def _quasi_newton(slope: jax.Array, steps: jax.Array, changes: jax.Array, metric: Factorisation) -> jax.Array:
-    """Apply the approximate inverse of the Hessian to a gradient, by two loops over the pairs."""
+    """Multiply a gradient by L-BFGS's inverse Hessian: two loops over the pairs in ``steps``, ``changes``."""
 
     def inner(left: jax.Array, right: jax.Array) -> jax.Array:
         return jnp.sum(left * right)

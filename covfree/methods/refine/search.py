@@ -96,11 +96,12 @@ def advance(search: Search, images: Float[Array, "dim asked"], most: int) -> Sea
 
 
 def known_matrix(search: Search) -> Scatter:
-    """Make a positive definite matrix A′ that agrees with A on V (A′V = AV), and has A′W = M.
+    """Make a positive definite matrix A′ with A′V = AV (A's known products) and A′W = M.
 
-    With the symbols of `advance` and Ã = P⁻¹ it is (Ã − ÃV(VᵀÃV)⁻¹VᵀÃ)/α + (AV)G⁻¹(AV)ᵀ. This is the inverse
-    of αΠPΠᵀ + VG⁻¹Vᵀ, the matrix of the last step. If the step length is unknown, α is 1. If Ã is 0, as with
-    a relative shrinkage if no class has two rows, tI replaces it, with t = tr(VᵀAV)/q for q known directions.
+    In the symbols of `Search` and `advance`, with Ã = P⁻¹, A′ = (Ã − ÃV(VᵀÃV)⁻¹VᵀÃ)/α + (AV)G⁻¹(AV)ᵀ. This
+    is the inverse of αΠPΠᵀ + VG⁻¹Vᵀ, the matrix of the last step. If the step length is unknown, α is 1. If Ã
+    is 0, as with a relative shrinkage if no class has two rows, tI replaces it, with t = tr(VᵀAV)/q for the q
+    columns of V.
     """
     start, span, images = search.inverse.scatter, search.span, search.images
     if not span.shape[1]:
@@ -119,7 +120,10 @@ def known_matrix(search: Search) -> Scatter:
 
 
 def _length(search: Search, span: jax.Array, images: jax.Array) -> jax.Array:
-    """Compute the best length for the last step, from its product with A; 0 if it is not positive."""
+    """Compute α = tr(ZᵀR′) / tr(ZᵀAZ), the best length of the last step Z; 0 unless both traces are positive.
+
+    R′ is the residual from which Z was made. AZ comes from ``images``, A times the directions in ``span``.
+    """
     step, residual = search.step, search.residual
     along, curvature = jnp.sum(step * residual), jnp.sum(step * product(images, product(span.T, step)))
     return divide_or_zero(along, curvature, (along > 0) & (curvature > 0))

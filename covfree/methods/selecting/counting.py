@@ -23,10 +23,10 @@ MOST = 100.0
 
 
 class Count(NamedTuple):
-    """A client's upload, and the sum over clients.
+    """A client's upload in the round in which clients count errors; or the sum of these uploads.
 
     Attributes:
-        scores: the client's number of errors with each head, or the sum of its losses.
+        scores: the number of errors of each head on the client's examples kept aside, or the sum of losses.
         number: the number of examples that it keeps aside.
     """
 

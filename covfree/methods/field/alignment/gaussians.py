@@ -29,11 +29,11 @@ _ORTHONORMAL = 0.02
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Gaussian:
-    """Mean and covariance of a client's features in the subspace; for more clients, with a leading axis.
+    """Mean and covariance of a client's features in the subspace of a basis Q; or of many clients, stacked.
 
     Attributes:
-        mean: m.
-        covariance: Σ.
+        mean: m, the mean of Qᵀx over the client's features x.
+        covariance: Σ, the covariance of Qᵀx.
         count: number of examples.
     """
 
