@@ -278,7 +278,7 @@ def _by_class(scores: np.ndarray, labels: np.ndarray, data: FeatureSet) -> list[
 
 
 def _title(name: str, by_class: list[dict[str, Any]]) -> str:
-    """Return a figure's title in the table; for ``worst_class``, the title names the class."""
+    """Return the title of a metric in the table; for ``worst_class``, the title names the class."""
     title = {**_SHARES, **_OTHERS}[name]
     known = [record for record in by_class if record["recall"] is not None]
     if name == "worst_class" and known:

@@ -49,10 +49,10 @@ def lanes(one: Callable[..., Any], many: Callable[..., Any] | None = None) -> Ca
 
 
 def _many_lanes(one: Callable[..., Any], many: Any, axes: tuple[int | None, ...]) -> Callable[..., Any]:
-    """Return the function that computes ``one`` for all lanes: on CPUs in a loop, elsewhere by ``many``.
+    """Return the function that computes ``one`` for a whole batch: on CPUs in a loop, elsewhere by ``many``.
 
-    The function takes the arrays of ``one``. ``axes`` has 0 for an array whose first axis is the lanes, and
-    None for an array that all lanes share. ``many`` is described in `lanes`.
+    The function takes the arrays of ``one``. ``axes`` has 0 for an array whose first axis is the batch, and
+    None for an array that all elements share. ``many`` is described in `lanes`.
     """
 
     def loop(*arrays: Any) -> Any:

@@ -220,7 +220,10 @@ def _apply_primal(
     deficient: Bool[Array, ""],
     right: Float[Array, "size columns"],
 ) -> Float[Array, "size columns"]:
-    """Compute A⁻¹ B for B = ``right`` and a matrix A stored in full, by its pseudo-inverse if deficient."""
+    """Compute A⁻¹ B for B = ``right``, from the factorisation (``basis``, ``diagonal``) of A, stored in full.
+
+    If A is numerically singular (``deficient``), its pseudo-inverse is used.
+    """
     return cond_of_lanes(deficient, _by_eigenvectors, _by_cholesky, basis, diagonal, right)
 
 

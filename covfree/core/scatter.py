@@ -59,7 +59,7 @@ class Scatter:
 
     @property
     def unshifted(self) -> Scatter:
-        """The same matrix with shift 0."""
+        """The matrix without its multiple of the identity, ``shift``·I."""
         return Scatter(self.value, jnp.zeros_like(self.shift), self.factored)
 
     def with_factor(self, factor: Float[Array, "more dim"]) -> Scatter:

@@ -175,7 +175,12 @@ def with_numbers(rows: Rows, axis_name: AxisName | None = None, few: bool = Fals
 @jax.tree_util.register_static
 @dataclass(frozen=True)
 class _Kept:
-    """A state's pytree structure, and the positions of leaves that are ``rows.mean``, to avoid copies."""
+    """What rebuilds a state returned without ``rows.mean``, a large array that would be copied.
+
+    Attributes:
+        structure: the state's pytree structure.
+        places: the positions of the leaves that are ``rows.mean``.
+    """
 
     structure: Any
     places: tuple[int, ...]

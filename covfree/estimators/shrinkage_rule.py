@@ -33,7 +33,7 @@ class Shrinkage:
 
     Attributes:
         strength: the number that a user may sweep or differentiate; the rule defines its meaning.
-        rule: ``(strength, covariance, moments, freedom, statistics) -> (a, b)``; see `apply`.
+        rule: ``(strength, covariance, moments, freedom, statistics) -> (a, b)`` of the result a·Σ̂ + b·I.
         statistics: a function from any chunk of rows to the sums that the rule needs. Its arguments are the
             chunk's y_r (Σ̂ = Σ_r y_r y_rᵀ over all rows), the chunk's rows, the moments of *all* rows, and
             the weight w_c of each class if y_r = √(w_c n_r) (x_r − μ_c), as in `centred_rows`, else None.

@@ -220,7 +220,7 @@ def estimating(method: Method) -> tuple[Method, Within]:
 
 
 def _oracle_merge(shrinkage: Shrinkage, message: Message, num_classes: int) -> tuple[Moments, Spread]:
-    """Compute the state after the oracle's rounds from the class means and covariances of all clients."""
+    """Compute the state after `fedcof_oracle`'s rounds, from all clients' class means and covariances."""
     if message.matrix is None:
         sent_matrix(message.rows.covariance, "covariance with each of")
     as_matrix_shrinkage(shrinkage)

@@ -224,7 +224,10 @@ def _own_mixtures_sizes(labels: Any, num_classes: int) -> tuple[int, ...]:
 def _mixtures_cost(
     labels: Any, clients: Any, dim: int, *, num_components: int, covariance: Structure
 ) -> Cost:
-    """Count 50 EM steps, though EM may end sooner and equal examples need fewer components."""
+    """Return the `Cost` of `send_mixtures`, an upper bound: 50 EM steps, and as many components as allowed.
+
+    EM may end sooner, and equal examples need fewer components.
+    """
     sizes = pair_sizes(labels, clients)
     components = np.clip(sizes // 2, 1, num_components)
     rows, full = int(components.sum()), covariance == "full"

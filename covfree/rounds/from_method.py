@@ -161,7 +161,10 @@ def _message(message: Message, client: AnyArray) -> Sent:
 
 
 def _class_sums(message: Message) -> tuple[Rows, jax.Array]:
-    """Convert a client's ridge solution W to its class sums, ``matrix`` times W, which the server can add."""
+    """Return a client's class means in place of its ridge solution W, and the matrix C that it sends with W.
+
+    The server can add class sums, which are C W, but not W.
+    """
     rows, matrix = message.rows, jnp.asarray(message.matrix)
     sums = product(matrix, jnp.asarray(rows.mean).T).T
     count = jnp.asarray(rows.count)

@@ -61,7 +61,7 @@ class BucketFeatures:
         )
 
     def drawn(self, dim: int) -> dict[str, jax.Array]:
-        """Draw the order of the dim·L bits from the seed."""
+        """Draw from the seed the order of all bits, L for each of the ``dim`` features."""
         size = dim * jnp.shape(self.thresholds)[1]
         return {"order": jax.random.permutation(derive(jax.random.key(self.seed), "permutation"), size)}
 

@@ -56,7 +56,7 @@ class DeepFeatures:
         return jax.nn.gelu(_affine(mapped, self._layer(index)), approximate=False)
 
     def drawn(self, dim: int) -> dict[str, jax.Array]:
-        """Draw A [dim + 1, h] and all B [T, h + 1, f] from the seed."""
+        """Draw the random weights from the seed: A [dim + 1, h], and B_1 … B_T as an array [T, h + 1, f]."""
         every = [self._layer(index) for index in range(len(self.layers))]
         return {"input": self._weights("input", dim, self.num_features), "random": jnp.stack(every)}
 

@@ -106,7 +106,7 @@ def client_rows(
         num_rows: rows of the result, static: `count_rows`, or an upper bound such as ``len(labels)``. Unused
             rows are padding. Too small a number is an error; under ``jit`` rows are lost.
         num_subsets: the largest number of random subsets of a client's class, static; see
-            `subset_class_means`. None for as many as ``subset_size`` allows, which grows with n_kc.
+            `subset_class_means`. None for as many as ``subset_size`` allows, more in larger classes.
         subset_size: the smallest number of examples in a subset, unless the client has fewer of the class.
         covariance: if given, also compute the unbiased variance of each feature about the mean
             (``"diagonal"``), or its average over features (``"spherical"``).

@@ -96,7 +96,7 @@ def centring(case: Case) -> None:
 
 
 def doubling(case: Case) -> None:
-    """If all counts are doubled, the estimate is at least doubled, up to a multiple of I."""
+    """If all counts double, A − tr(A)/d·I of the estimate A is multiplied by a number of at least 2."""
     rows = paired(case.about.dim)
     once, twice = (found.seen for found in case.compiled(rows, replace(rows, count=2 * rows.count)))
     (shape, length), (other, doubled) = _shape(once), _shape(twice)
@@ -106,7 +106,7 @@ def doubling(case: Case) -> None:
 
 
 def merging(case: Case) -> None:
-    """Two rows of equal class and mean act like one row with both counts, up to scale and a multiple of I."""
+    """Two rows of equal class and mean act like one of their total count, up to scale and a multiple of I."""
     rows = paired(case.about.dim)
     first = np.flatnonzero((rows.label >= 0) & (np.arange(len(rows.label)) % 5 == 0))
     count, label = rows.count.copy(), rows.label.copy()

@@ -96,9 +96,9 @@ def log_likelihood(
     With probability p_i a client has one prompt from centre i, drawn from N(θ_i, diag σ_i²). If prompt w_j
     comes from centre z_j, and no two prompts from the same centre, the log-likelihood is
 
-        Σ_j [log N(w_j; θ_z, σ_z) + log p_z/(1 − p_z)] + Σ_i log(1 − p_i),    z = z_j.
+        Σ_j [log N(w_j; θ_z, σ_z) + log(p_z/(1 − p_z))] + Σ_i log(1 − p_i),    z = z_j.
 
-    The second sum is over all centres ``open_to``, since log p_z = log p_z/(1 − p_z) + log(1 − p_z).
+    The second sum is over all centres ``open_to``, since log p_z = log(p_z/(1 − p_z)) + log(1 − p_z).
 
     Args:
         model: the centres θ, and the networks that compute σ and p.

@@ -96,7 +96,7 @@ def ridge_at_home(
 
 @jit
 def _weights(head: LinearHead, features: jax.Array, labels: jax.Array, places: jax.Array) -> jax.Array:
-    """Return each client's W_k, [clients, dim, classes]; see `ridge_at_home`.
+    """Return the weights W_k of each client k's head, [clients, dim, classes]; see `ridge_at_home`.
 
     ``places`` [clients, most examples] are the indices of a client's examples, filled up with −1.
     """

@@ -21,7 +21,10 @@ from covfree.statistics.groups import subset_groups
 
 
 def _average_scores(params: Any, system: None, moments: Moments) -> LinearHead:
-    """Average the scores: Σ_k n_kc [w_kc, b_kc]/N_c is the class mean of the rows."""
+    """Make the head of averaged scores: for class c, the mean of the clients' [w_kc, b_kc] with weights n_kc.
+
+    Client k's [w_kc, b_kc] is a row with count n_kc, so this is the class mean in ``moments``.
+    """
     mean = moments.mean
     return head_for_present(mean[:, :-1].T, mean[:, -1], moments.present)
 

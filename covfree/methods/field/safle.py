@@ -43,7 +43,7 @@ class _Mean(NamedTuple):
 
 
 class _Scale(NamedTuple):
-    """The sums of the second round, which give the thresholds that turn each feature into bits.
+    """The second round's sums, for the thresholds that turn features into bits; c is the mean of the first.
 
     Attributes:
         number: n, the number of examples.

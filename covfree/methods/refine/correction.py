@@ -101,7 +101,7 @@ class Plan:
 
 
 def _own_head(first: Any, state: tuple[Any, ...], plan: Plan) -> tuple[Any, Head]:
-    """Compute the system and the head from the method's state."""
+    """Compute the method's regularised matrix, None if it has none, and its head, from its state."""
     state = state[: plan.own]
     system = None if plan.system is None else plan.system(first, *state)
     return system, plan.head(first, system, *state)
@@ -187,7 +187,7 @@ def _first_asked(start: Head, moments: Moments, zero: jax.Array) -> Asked:
 
 
 def ask_losses(numbers: Numbers, state: tuple[Correction]) -> tuple[Asked, jax.Array]:
-    """Return the broadcast of the round of losses: h₀ with β = 1, and the unit of the candidates of β."""
+    """Return the broadcast for choosing β, the scale of h₀: the head h₀, and the unit of β's candidates."""
     (known,) = state
     return _first_asked(known.start, known.moments, known.descent.trial), known.unit
 

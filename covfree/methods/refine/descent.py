@@ -117,8 +117,8 @@ def descend(
 def last_point(descent: Descent) -> Float[Array, "rows classes"]:
     """Return the point to use if the minimisation ends here.
 
-    It is the trial, whose loss is unknown. But until two pairs (s, y) are known, the step to the trial may be
-    many times too long, so the best known point is returned.
+    It is ``trial``, though the loss there was not evaluated. But until L-BFGS has two pairs (s, y), see
+    `Descent`, the step to ``trial`` may be many times too long; then the best evaluated point is returned.
     """
     pairs = jnp.any(descent.steps != 0, axis=(1, 2)).sum()
     return jnp.where(pairs < 2, descent.point, descent.trial)

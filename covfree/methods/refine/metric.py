@@ -73,7 +73,7 @@ def _refined(
 
 
 def _of_totals(numbers: Any, *state: Any, gram: bool) -> Scatter:
-    """Compute a shrunk covariance from the state's `Moments`, and its scatter or (``gram``) Gram matrix."""
+    """Compute a shrunk covariance from the state's `Moments` and its scatter (if ``gram``, Gram matrix)."""
     nodes = jax.tree.leaves(state, is_leaf=lambda node: isinstance(node, (Moments, Scatter)))
     moments = next(node for node in nodes if isinstance(node, Moments))
     scatter = next(node for node in nodes if isinstance(node, Scatter))

@@ -102,7 +102,7 @@ def _ask(numbers: Numbers, progress: Progress) -> tuple[jax.Array, jax.Array | N
 
 
 def _take(numbers: Numbers, progress: Progress, answer: Answer, *, plan: RefinePlan) -> Progress:
-    """Improve the weights by the sum of the clients' answers: the server function of a round of products.
+    """Improve the weights by the sum of the clients' answers, which are their scatters times directions.
 
     If clients are missing, sums are scaled up by degrees of freedom: the scatter of missing clients is
     assumed to be as large, for each degree of freedom, as that of the clients that answered. If nobody
@@ -165,7 +165,7 @@ def _finish(
     *,
     plan: RefinePlan,
 ) -> Any:
-    """Make the head from the present weights, or a Student head from the matrix that gives those weights."""
+    """Make the head from the current weights; a nonlinear head, from the matrix that gives these weights."""
     if plan.head is not None:
         return plan.head(numbers.first, known_matrix(search), moments, None, *own)
     return (lda_head_of if plan.gram is None else ridge_head_of)(search.weight, moments)

@@ -43,7 +43,7 @@ class Step:
 
 
 class Tracks(NamedTuple):
-    """The common rounds of all methods; each has a step for every state in `Running.tracks` after it.
+    """The common rounds of all methods. A round consists of steps; each makes one state in `Running.tracks`.
 
     Attributes:
         over_rows: the steps of each round over rows.
@@ -102,7 +102,7 @@ def terms(
     steps: tuple[Step, ...],
     share: float,
 ) -> tuple[Any, ...]:
-    """Compute the terms of each step's round from the rows not kept aside (all rows if ``share`` is 0)."""
+    """Compute, for each step's round, the sums over rows not kept aside (over all if ``share`` is 0)."""
     if share:
         rows = _labelled(rows, ~kept_aside(rows.mean, share))
     own = [(step.each, params[step.who]) for step in steps if step.each is not None]

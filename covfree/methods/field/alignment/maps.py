@@ -1,4 +1,4 @@
-"""Maps of clients' features to the barycentre, for one client or all clients of a simulation."""
+"""Maps of clients' features to one Gaussian (the barycentre), for one client or all in a simulation."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ from covfree.methods.field.alignment.gaussians import (
 class AffineMap:
     """A client's map: x + strength · Q (T(Qᵀx) − Qᵀx) with T(z) = target + matrix (z − mean).
 
-    It changes features only in the subspace.
+    It changes features only in the subspace that the columns of Q span.
 
     Attributes:
         basis: Q, with orthonormal columns.
         mean: the mean of the client's features in the subspace; in an `Alignment`, with a client axis.
         matrix: a symmetric matrix, see `affine_map`; in an `Alignment`, with a client axis.
-        target: mean of the barycentre.
+        target: mean of the barycentre, the Gaussian to which all clients' features are moved.
         strength: how far to move features: 1 all the way to the barycentre, 0 not at all.
     """
 
