@@ -131,8 +131,8 @@ class SentenceEncoder:
     ) -> Float[np.ndarray, "texts features"]:
         """Compute features of texts. Up to rounding, a text's features do not depend on the other texts.
 
-        Texts of similar length share a batch. So that few functions are compiled, a batch has 2ⁿ columns (at
-        least 8) or ``max_tokens``.
+        Texts of similar length share a batch. So that few functions are compiled, all texts of a batch are
+        padded to the same number of tokens: a power of two from 8 on, or ``max_tokens`` if that is less.
 
         Args:
             params: from `load`.

@@ -35,7 +35,7 @@ def deviations(
     """Compute ``values − mean``; a difference that may be rounding error of the mean becomes exactly 0.
 
     The mean must come from `weighted_means` or `Moments`. Deviations of equal values are then exactly 0;
-    with rounding errors in their place, a shrinkage rule that ignores scale would see a spread.
+    a shrinkage rule that ignores scale would take rounding errors for variance.
     """
     centred = values - mean
     noise = _ROUNDING * jnp.finfo(centred.dtype).eps * jnp.abs(mean)

@@ -212,12 +212,12 @@ class Moments:
 
     @property
     def hidden_degrees(self) -> Float[Array, ""]:
-        """Σ_c (N_c − K_c): the degrees of freedom of examples about the means of their rows."""
+        """Σ_c (N_c − K_c), N_c examples in K_c rows: the degrees of freedom of examples about row means."""
         return (self.count - self.num_rows.astype(self.count.dtype)).sum()
 
     @property
     def spread_degrees(self) -> Float[Array, ""]:
-        """Σ_c (K_c − 1) over the present classes: the degrees of freedom of rows about class means."""
+        """Σ_c (K_c − 1) over classes with K_c ≥ 1 rows: the degrees of freedom of rows about class means."""
         return jnp.maximum(self.num_rows.astype(self.total.dtype) - 1, 0).sum()
 
 

@@ -125,8 +125,8 @@ def serve(
         poll: seconds between checks of the folder.
         say: function that is called with each line of progress.
 
-    If the server stops because of an error, waiting sites are told. A killed process tells nobody; it is
-    expected to be started again.
+    If the server stops because of an error, it writes a message to the folder, which ends the wait of the
+    sites. A killed process writes none; it is expected to be started again.
 
     Raises:
         TooFew: if a round ended with too few answers; another call waits for more.

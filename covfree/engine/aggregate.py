@@ -303,7 +303,7 @@ def _check_dim(total: Aggregate[Any], dim: int, name: str) -> None:
 
 
 def _settled(total: Aggregate[H]) -> Aggregate[H]:
-    """Return the total; merge its waiting rows if they are many and take more memory than the merged rows."""
+    """Return the total; merge the rows in ``waiting`` if they are many and take more memory than ``rows``."""
     rows, size = (
         sum(len(table.count) for table in total.waiting),
         sum(table.nbytes for table in total.waiting),

@@ -62,7 +62,7 @@ def _is_rule(node: Any) -> bool:
 
 
 def _given(strength: Any, *_: Any) -> tuple[jax.Array, jax.Array]:
-    """Return the pair ``strength`` = (a, b): a shrinkage rule, aΣ̂ + bI, whose result is already known."""
+    """Return ``strength``, the pair (a, b) of a shrinkage to aΣ̂ + bI: a rule that was evaluated before."""
     return strength[0], strength[1]
 
 

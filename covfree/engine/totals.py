@@ -123,7 +123,10 @@ class How(NamedTuple):
 
 
 def have_few_numbers(clients: Any) -> bool:
-    """Return whether all clients' numbers are below `SAMPLE`; False if they are traced or None."""
+    """Return whether all clients' numbers are below `SAMPLE` (automatic shrinkage samples these clients).
+
+    False if they are traced or None.
+    """
     if clients is None or is_traced(clients):
         return False
     return int(np.asarray(clients).max(initial=0)) < SAMPLE

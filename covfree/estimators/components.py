@@ -64,7 +64,7 @@ def client_groups(rows: Rows, num_classes: int) -> Integer[Array, " rows"]:
 
 
 def client_parts(rows: Rows, moments: Moments) -> ClientParts:
-    """Split √n_r (x_r − μ_c) into √n_r (x̄_kc − μ_c) and √n_r (x_r − x̄_kc); see `ClientParts`."""
+    """Split rows' deviations from class means into parts between and within clients; see `ClientParts`."""
     group = client_groups(rows, moments.total.shape[0])
     size = max(1, group.shape[0])
     inside = replace(rows, label=group, covariance=None, sketch=None)

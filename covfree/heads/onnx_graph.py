@@ -70,7 +70,7 @@ class _Graph:
         self.onnx, self.nodes, self.arrays = onnx, list[Any](), list[Any]()
 
     def node(self, kind: str, *inputs: Any, **attributes: Any) -> str:
-        """Add a node; return its output's name. Inputs are such names, or arrays to be stored in float32."""
+        """Add a node; return its output's name. Inputs are output names, or arrays to store in float32."""
         name = f"t{len(self.nodes)}"
         names = [each if isinstance(each, str) else self._stored(each) for each in inputs]
         self.nodes.append(self.onnx.helper.make_node(kind, names, [name], **attributes))

@@ -166,7 +166,7 @@ def _search(
     low: Float[Array, ""],
     high: Float[Array, ""],
 ) -> Float[Array, ""]:
-    """Find the β in [low, high] where the loss is smallest: where its slope changes sign, or an end."""
+    """Find the inverse temperature in [low, high] with the smallest loss: a zero of its slope, or an end."""
     precision = jnp.sqrt(jnp.finfo(gap.dtype).eps)
 
     def unfinished(state: Any) -> Any:

@@ -103,7 +103,7 @@ class Method(Generic[H]):
 
     @property
     def message_rounds(self) -> int:
-        """How many rounds a client's message replaces: all those over rows; 0 if clients send sums."""
+        """How many rounds a client's message replaces: all rounds over rows; 0 if clients send sums."""
         sends_sums = self.message is None and self.summary.stays
         return 0 if sends_sums else self.rounds_over_rows
 

@@ -48,11 +48,11 @@ def student(prior: Scalar = 1.0, *, rank: int | None = None) -> Student:
         prior: κ/d, above 0: Σ̃ weighs as much as κ observations of a class. Of 0.3, 0.5 and 1, the default
             was safest: at worst, over five seeds of 17 federations, 0.7 points below LDA
             (experiments/student.md).
-        rank: with None the server keeps all rows, and the head contains them. With a number r it keeps C·d·r
-            sums instead, from which Nyström's formula gives r directions of each class. Give a number if no
-            machine holds all rows (`Generated` rows, a `Stream`, secure sums). The sums take two more rounds,
-            and are exact for classes of at most r + 1 rows. On four federations r = 16 lost at most 0.3
-            points, and r = 8 up to 0.8 (experiments/student.md).
+        rank: with None the server keeps all rows (clients' class means), and the head contains them. With a
+            number r it keeps C·d·r sums instead, from which Nyström's formula gives r directions of each
+            class. Give a number if no machine holds all rows (`Generated` rows, a `Stream`, secure sums). The
+            sums take two more rounds, and are exact for classes of at most r + 1 rows. On four federations
+            r = 16 lost at most 0.3 points, and r = 8 up to 0.8 (experiments/student.md).
 
     Raises:
         ValueError: if a number is out of range.

@@ -53,7 +53,7 @@ def moments_in(state: Any) -> Moments | None:
 
 
 def from_means(weighting: Weighting) -> Within:
-    """Make FedCOF's estimator, in which the K_c rows of class c have K_c − 1 degrees of freedom."""
+    """Make FedCOF's estimator, from class means: K_c means of class c have K_c − 1 degrees of freedom."""
     weight = bound(_class_weight, weighting=weighting)
     factor = bound(within_factor, weighting=weighting)
     return Within(first_moments, factor, bound(_class_freedom, weight=weight), class_weight=weight)
@@ -68,7 +68,7 @@ def _class_freedom(moments: Moments, *, weight: Callable[[Moments], jax.Array]) 
 
 
 def from_variances() -> Within:
-    """Make the estimator from the variances that clients sent and the scatter of their means."""
+    """Make the estimator that adds the variances that clients sent and the scatter of their class means."""
     freedom = bound(_class_freedom, weight=_equal_weight)
     return Within(example_moments, _between_factor, freedom, _sent_variances)
 

@@ -61,7 +61,7 @@ class NoisySums:
 
     @classmethod
     def of(cls, grid: Grid, total: Upload) -> NoisySums:
-        """Return the sums and counts in the total of all uploads, which has integers on the grid."""
+        """Convert the total of all uploads, in integer multiples of grid steps, to noisy sums and counts."""
         deviation = grid.deviation(total.noises)
         counts = total.values[:, -2] * grid.count_step
         squares = total.values[:, -1].sum() * grid.square_step

@@ -179,9 +179,9 @@ def _dim_of(before: Collected, dim: int | None) -> int | None:
 
 
 def _again(messages: Mapping[Any, Message] | Inbox, client: Any, counted: str | None) -> str | None:
-    """Describe what a client that was counted sent again, and which message counts.
+    """Describe a further message of a client that was counted before, and say which message counts.
 
-    ``counted`` is the receipt of the message that was counted. None if the message is that same file.
+    ``counted`` is the receipt of the earlier message. Return None if the message is the same file.
     """
     try:
         receipt = receipt_of(messages, client)

@@ -174,10 +174,11 @@ def _class_sums(message: Message) -> tuple[Rows, jax.Array]:
 
 
 def _unnamed(method: Method[Any], rows: Rows) -> Rows:
-    """Return a client's rows without its number: sums with a place for each client would show its share.
+    """Return a client's rows without its number.
 
-    If the method compares the rows of a client, all clients get the same number, which automatic shrinkage
-    does not sample.
+    With it, automatic shrinkage would upload sums with an entry for each client, and show this client's share
+    of the total. If the method compares the rows of a client, all clients get the same number, for which
+    automatic shrinkage has no entry.
     """
     return replace(rows, client=jnp.full(rows.label.shape, SAMPLE) if method.whole_clients else None)
 

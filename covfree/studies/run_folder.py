@@ -73,7 +73,7 @@ def check_settings(folder: Path, settings: Mapping[str, Any], resume: bool) -> N
 
 
 def check_data(folder: Path, contents: Mapping[str, str]) -> None:
-    """Raise ValueError if a folder's runs are on data of the same name with other, or unknown, contents.
+    """Raise ValueError if runs in the folder used data of the same name with other or unknown contents.
 
     ``contents`` has a digest of each data set, by name.
     """

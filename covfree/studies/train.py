@@ -177,7 +177,7 @@ def _moved(task: Task, params: Any) -> Task:
 
 
 def _keep(stretch: _Stretch, checkpoint: Path) -> None:
-    """Save the model and records with which a stretch starts; remove the previous stretch's checkpoint."""
+    """Save model and records at the start of a stretch of rounds; remove the last stretch's checkpoint."""
     checkpoint.mkdir(parents=True, exist_ok=True)
     leaves: Any = {f"leaf{i}": np.asarray(leaf) for i, leaf in enumerate(jax.tree.leaves(stretch.model))}
     about = json.dumps({"number": stretch.number, "records": stretch.records})

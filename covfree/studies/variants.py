@@ -149,7 +149,7 @@ def _of_user(name: str, make: Any, given: Mapping[str, Any]) -> Method:
 def with_noise(variants: Mapping[str, Variant], noise: str) -> dict[str, Variant]:
     """Return the methods with noise on the counts that clients send.
 
-    ``noise`` names a law and its ε, such as ``laplace:1``.
+    ``noise`` names a distribution and its ε, such as ``laplace:1``.
     """
     kind, _, epsilon = noise.partition(":")
     try:

@@ -67,7 +67,7 @@ class _Subject:
     def scores(self, result: Any) -> np.ndarray | None:
         """Return a result's scores of the examples; None if the result is no classifier.
 
-        If the result has a model for each client, the model of client ``_FEW`` scores.
+        If the result has a model for each client, the scores are those of client ``_FEW``'s model.
         """
         model = result.of(_FEW) if hasattr(result, "of") else result
         return np.asarray(model(jnp.asarray(self.features))) if callable(model) else None

@@ -152,7 +152,7 @@ class Case:
         return jax.jit(of_all), structures
 
     def compiled(self, *given: Any, shared: Any = None) -> list[Found]:
-        """Return the outcome of each input by the compiled function, in float64 if the case is ``exact``."""
+        """Return the compiled function's result for each input, in float64 if the case is ``exact``."""
         run, structures = self._run
         structures["given"] = jax.tree.structure(given[0])
         shared = self.shared if shared is None else shared
@@ -258,7 +258,7 @@ def gradients(case: Case) -> None:
 
 
 def assert_copied(tree: Any, what: str) -> None:
-    """Raise AssertionError unless a pytree's leaves are finite and its copies have the same structure."""
+    """Raise AssertionError unless a pytree's leaves are finite and copies of it have its tree structure."""
     assert_numbers(tree, what)
     leaves, structure = jax.tree.flatten(tree)
     assert isinstance(hash(structure), int)

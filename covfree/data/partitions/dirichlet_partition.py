@@ -274,7 +274,7 @@ def _concentration(alpha: object, num_partitions: int) -> np.ndarray:
 def _class_splits(
     counts: list[int], alpha: np.ndarray, self_balancing: bool, rng: np.random.Generator
 ) -> np.ndarray:
-    """Draw one partition for `dirichlet`: the client of each example, in the order of `by_class`."""
+    """Draw one partition for `dirichlet`: the client of each example, with examples sorted by class."""
     num_partitions = alpha.size
     average = sum(counts) / num_partitions
     sizes = np.zeros(num_partitions, np.int64)

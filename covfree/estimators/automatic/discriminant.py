@@ -114,7 +114,7 @@ def predicted_margins(
     def products(rows: jax.Array, weights: jax.Array) -> tuple[jax.Array, jax.Array]:
         """Return Σ_s w_s a_ls² and Σ_s w_s a_is a_ls for each row w of ``weights``.
 
-        Here a = ``rows``, l is any class, and i a chosen class.
+        The matrix a = ``rows`` has a row for each class: l is any class, and i one of the classes ``chosen``.
         """
         left = rows[chosen][None, :, :] * weights[:, None, :]
         size = weights.shape[0] * chosen.shape[0]

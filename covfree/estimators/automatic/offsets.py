@@ -195,10 +195,10 @@ def _ratio(
     level: Float[Array, ""],
     weight: Float[Array, " classes"],
 ) -> tuple[Float[Array, ""], Float[Array, ""]]:
-    """Estimate ρ = tr Δ/tr Σ and tr(Σ)/d by maximum likelihood, from ``square`` = ‖z_j‖²/d and tr(Σ̂)/d.
+    """Estimate ρ = tr Δ/tr Σ and tr(Σ)/d by maximum likelihood.
 
-    Δ is the covariance of offsets, Σ the covariance within clients. ``level`` is tr(Σ̂)/d, and ``weight`` is
-    the weight of each class in Σ̂.
+    Δ is the covariance of clients' offsets, Σ the covariance within clients. ``square`` is ‖z_j‖²/d, for the
+    vectors z_j in ``offsets``; ``level`` is tr(Σ̂)/d, and ``weight`` the weight of each class in Σ̂.
     """
     used, holders, tiny = offsets.strength > 0, offsets.unseen > 0, jnp.finfo(level.dtype).tiny
     unseen = offsets.copies * holders.sum(dtype=level.dtype)

@@ -1,4 +1,4 @@
-"""SAFLe: least squares on tables of bucketed features; the thresholds come from sums over clients."""
+"""SAFLe: least squares on features in buckets; sums over clients give the thresholds between buckets."""
 
 from __future__ import annotations
 

@@ -57,7 +57,7 @@ def metric_of(method: Method[Any]) -> tuple[tuple[Round, ...], Callable[..., Sca
 def _terms(
     numbers: Any, state: tuple[Any, ...], rows: Rows, num_classes: int, *, client: Any, own: int
 ) -> Any:
-    """Compute a client's terms of a FedCOF round that follows the ``own`` rounds of a method."""
+    """Compute a client's summands for a FedCOF round, which follows the ``own`` rounds of a method."""
     return client(as_shrinkage("auto"), state[own:], rows, num_classes)
 
 

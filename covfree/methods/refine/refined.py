@@ -68,7 +68,7 @@ class RefinePlan:
         covariance: ``(params, *totals) -> Scatter``, the method's shrunk covariance.
         directions: q, the largest number of directions of a round; None for as many as the head has
             independent columns.
-        head: the method's ``head`` if it is nonlinear, else None; its system is `known_matrix`.
+        head: the method's ``head`` if it is nonlinear, else None; it gets `known_matrix` as its system.
     """
 
     gram: ScatterChoice | None

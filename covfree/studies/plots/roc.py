@@ -34,7 +34,7 @@ def plot(path: Path, title: str, findings: Sequence[Finding]) -> list[Path]:
 
 
 def _curve(finding: Finding) -> tuple[np.ndarray, np.ndarray]:
-    """Return the shares of non-members and of members whose score reaches each threshold."""
+    """Return the shares of non-members and of members with a score of at least t, for each score t."""
     thresholds = np.unique(np.r_[finding.members, finding.others])[::-1]
     shares = [
         1 - np.searchsorted(np.sort(each), thresholds, side="left") / len(each)
