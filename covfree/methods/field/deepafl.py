@@ -34,11 +34,11 @@ class _Known(NamedTuple):
 
 
 class _Layer(NamedTuple):
-    """The sums from which a layer is solved, in the symbols of `deepafl`.
+    """The sums from which a layer is solved, with F the layer's random features, one example a row.
 
     Attributes:
         gram: FᵀF.
-        cross: Fᵀ(Y − ΦW).
+        cross: Fᵀ(Y − ΦW), for one-hot labels Y, the features Φ before the layer and the head W on them.
     """
 
     gram: Float[Array, "inner inner"]

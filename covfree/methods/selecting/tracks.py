@@ -134,7 +134,7 @@ def ask(params: tuple[Any, ...], state: tuple[Any, ...], *, steps: tuple[Step, .
 
 
 def tracks_of(state: tuple[Any, ...]) -> tuple[tuple[Any, ...], ...]:
-    """Return the states in `Running.tracks`; before the first round one empty state."""
+    """Return the methods' states, `Running.tracks`; before the first round all share one empty state."""
     return state[0].tracks if state else ((),)
 
 
