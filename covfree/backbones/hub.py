@@ -146,7 +146,8 @@ def _fetched(hub: Any, repository: str, commit: str, file: str) -> Path | None:
         cached = hub.try_to_load_from_cache(repository, file, revision=commit)
         if cached is None:
             cached = hub.hf_hub_download(repository, file, revision=commit)
-    except errors.LocalEntryNotFoundError as error:  # the hub did not answer; a subclass of the next error
+    # This error means that the hub did not answer. Catch it first, as it is a subclass of the next one.
+    except errors.LocalEntryNotFoundError as error:
         raise _failed(repository, error) from error
     except errors.EntryNotFoundError:
         return None

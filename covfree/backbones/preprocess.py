@@ -12,8 +12,8 @@ from covfree.backbones.table import Preprocessing, Spec
 from covfree.core.optional import optional
 from covfree.core.types import AnyArray
 
-# The largest allowed ratio of an image's sides. An image is resized before it is cropped, so a damaged header
-# might ask for a huge resized image.
+# The largest allowed ratio of an image's sides. An image is resized before it is cropped, so with the
+# sizes in a damaged header the resized image could be huge.
 _LONGEST = 1000
 
 

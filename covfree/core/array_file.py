@@ -37,7 +37,8 @@ def read_tensors(path: Path) -> tuple[dict[str, np.ndarray], dict[str, str]]:
     try:
         with safetensors.safe_open(path, framework="numpy") as file:
             return {name: file.get_tensor(name) for name in file.keys()}, file.metadata() or {}  # noqa: SIM118
-    except (safetensors.SafetensorError, AttributeError, TypeError) as error:  # NumPy has no float8
+    # A data type that NumPy lacks, such as float8, raises an AttributeError or a TypeError.
+    except (safetensors.SafetensorError, AttributeError, TypeError) as error:
         raise ValueError(
             f"{path}: expected a safetensors file of arrays; it is damaged, cut short or of another kind "
             f"({error})"

@@ -68,7 +68,8 @@ def keep_compiled() -> None:
     for name, least in (("compile_time_secs", 0), ("entry_size_bytes", -1)):
         if f"JAX_PERSISTENT_CACHE_MIN_{name.upper()}" not in os.environ:
             jax.config.update(f"jax_persistent_cache_min_{name}", least)
-    # A damaged file costs a compilation in each run, until it is deleted; a full disk costs no more either.
+    # Silence these warnings: a damaged file, until it is deleted, or a full disk costs only a compilation in
+    # each run.
     warnings.filterwarnings("ignore", "Error (reading|writing) persistent compilation cache")
 
 

@@ -205,7 +205,7 @@ def check_row_structure(rows: Rows, *, dim: int | None = None) -> None:
     ):
         if array is None and name in ("client", "covariance", "sketch"):
             continue
-        if not hasattr(array, "dtype"):  # of a list, jax would take each number for a leaf
+        if not hasattr(array, "dtype"):  # jax would treat each number of a list as an array
             kind = None if array is None else type(array).__name__
             raise TypeError(f"{name}: expected an array of {expected}, got {kind}")
         if not _holds(_dtype(array), expected):

@@ -80,6 +80,6 @@ def jit(function: Callable[..., _R], *, plain: bool = False, **how: Any) -> Call
     def compiled() -> Any:
         return outermost() if _options(plain) else inside
 
-    # Tests count how much was compiled.
+    # With ``_cache_size``, tests count the compilations.
     vars(call)["_cache_size"] = lambda: compiled()._cache_size()
     return call

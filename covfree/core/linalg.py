@@ -175,7 +175,7 @@ def diagnostics(factorisation: Factorisation) -> Diagnostics:
     core = scatter.core()
     values = eigh(core)[0] + scatter.shift
     cut = rank_cut(values)
-    hidden = scatter.dim - core.shape[0]  # number of eigenvalues that the dual lacks: all equal the shift
+    hidden = scatter.dim - core.shape[0]  # eigenvalues that the smaller YYᵀ lacks: all equal the shift
     kept = jnp.where(factorisation.deficient, values > cut, True)
     hidden_kept = jnp.logical_and(~factorisation.deficient, hidden > 0)
     # An eigenvalue below eps·λ_max is only known to be that small; eigh may even return a negative one.

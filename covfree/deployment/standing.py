@@ -99,7 +99,7 @@ class Standing(Machine):
         self._sums: Sums | None = None
         self.turn, self.stopped, self._items = 0, None, list[list[int]]()
         self.history = list[dict[str, Any]]()
-        # The last turn in which each site's upload counted; it tells the site which memory to use.
+        # The last turn in which each site's upload counted; from it the site knows which memory to use.
         self._counted = np.full(len(self._numbers), -1, np.int32)
         self._form: Parts | None = None
         self._state, _ = self._steps.start()

@@ -85,7 +85,7 @@ def certify(method: Method[Any], collected: Collected, *, num_classes: int) -> C
     matrix = np.asarray(message.matrix, np.float64)
     step = float(np.trace(matrix)) / len(matrix) or 1.0
     system = _system(method, message, matrix, num_classes)
-    # S is linear in A; compute the slope s.
+    # The regularised matrix S is linear in the message's matrix A; compute the slope s.
     moved = np.diagonal(_system(method, message, matrix + step * np.eye(len(matrix)), num_classes) - system)
     slope = float(np.abs(moved).max()) / step
     values = np.linalg.eigvalsh(system)

@@ -33,7 +33,8 @@ _SEEN = 2.33
 # Warn if the rounding of features exceeds this share of their standard deviation within classes.
 ROUNDING = 0.01
 # Fed3R and AFL fail if rounding of squares exceeds this share of the variance, as they need directions of
-# small variance: at an offset of 40 to 200 on the digits, of 80 on Caltech-101's 1280 features.
+# small variance. They failed at a `Diagnosis.offset` of 40 to 200 on the digits, and of 80 on Caltech-101's
+# 1280 features.
 OF_SQUARES = 1e-4
 # Above this relative error of Σ̂ the verdict recommends methods that estimate no covariance.
 _UNRELIABLE = 0.5

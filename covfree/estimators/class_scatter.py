@@ -61,7 +61,7 @@ def class_products(
     place = (jnp.cumsum(blocks) - blocks)[label[order]] * _BLOCK + rank
     # Each block holds rows of one class. There are Σ_c ceil(count_c/_BLOCK), at most ``num_blocks``.
     num_blocks = -(-size // _BLOCK) + num_classes + 1
-    # Row `size` is zero; unused positions in blocks point to it.
+    # Row number ``size`` of ``padded`` is zero; unused positions in blocks point to it.
     table = jnp.full(num_blocks * _BLOCK, size).at[place].set(order)
     owner = jnp.full(num_blocks, num_classes, label.dtype).at[place // _BLOCK].set(label[order])
     padded = jnp.concatenate([factor, jnp.zeros((1, dim), factor.dtype)])

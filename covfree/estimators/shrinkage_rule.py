@@ -14,9 +14,10 @@ from covfree.core.linalg import Scatter
 from covfree.core.types import Moments, Rows, Scalar
 from covfree.estimators.scatter import Freedom
 
-# Function from (strength, Σ̂, moments, freedom, row statistics) to (a, b).
+# Function from (strength, Σ̂, moments, freedom, row statistics) to (a, b); the shrunk covariance is a·Σ̂ + b·I.
 Rule: TypeAlias = Callable[[jax.Array, Scatter, Moments, Freedom, Any], tuple[jax.Array, jax.Array]]
-# Function from (y_r, the rows, first moments of all rows, w_c or None) to terms that add up over rows.
+# Function from (y_r, rows, first moments of all rows, w_c or None) to terms that are added up over all rows.
+# Here Σ̂ = Σ_r y_r y_rᵀ, and w_c is the weight of each class.
 Statistics: TypeAlias = Callable[
     [Float[Array, "rows dim"], Rows, Moments, Float[Array, " classes"] | None], Any
 ]

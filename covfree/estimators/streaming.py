@@ -60,7 +60,7 @@ def init(dim: int, dtype: Any = float) -> CovarianceState:
     check_positive("dim", dim)
     if jax.dtypes.canonicalize_dtype(dtype) not in (np.float32, np.float64):
         raise TypeError(f"dtype: expected float32 or float64, got {np.dtype(dtype).name}")
-    # An array for each field, so that the state may be donated to `update`.
+    # Make a separate array for each field, so that the state may be donated to `update`.
     return CovarianceState(
         num_examples=jnp.zeros((), dtype),
         num_rows=jnp.zeros((), jnp.int32),

@@ -56,7 +56,7 @@ def fisher_directions(
     solved = solve(factorise(covariance), means)
     rounding = _ROUNDINGS * jnp.finfo(means.dtype).eps
     found, floor = jnp.zeros_like(means), jnp.zeros((), means.dtype)
-    nothing = jnp.sqrt(share)[:, None]  # M times this vector is 0 up to rounding: project it out
+    nothing = jnp.sqrt(share)[:, None]  # ``means`` times this vector is 0 up to rounding: project it out
     for _ in range(2):
         means, solved = (x - product(product(x, nothing), nothing.T) for x in (means, solved))
         inner = product(means.T, solved)

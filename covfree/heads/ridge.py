@@ -12,7 +12,7 @@ from covfree.core.types import AnyArray, LinearHead, Moments, Scalar
 from covfree.heads.columns import fitting, head_for_present, resolved_sums, unit_columns
 from covfree.statistics.targets import TargetSums
 
-# A Schur complement below this multiple of eps·(N + λ) is rounding error.
+# A Schur complement below this multiple of eps·(N + λ), for N examples and the ridge λ, is rounding error.
 _ROUNDING = 32
 
 

@@ -95,7 +95,7 @@ class Promise:
         )
 
     def __str__(self) -> str:
-        # Only the simulations `private_rounds` and `private_training` add noise on the reals.
+        # Only the simulations `private_rounds` and `private_training` add noise that is no integer.
         simulated = any(each.real for each in self.releases)
         only = "in a simulation only, as JAX's generator protects nobody, " if simulated else ""
         text = f"{only}hides {self.hidden} from {self.against}"
@@ -156,7 +156,7 @@ def rho_for(epsilon: float, delta: float, *, real: bool = False) -> float:
     check_above_zero("epsilon", epsilon)
     check_delta(delta)
     low, high = 1e-12, epsilon + 1.0
-    while _epsilon(high, delta, real) <= epsilon:  # for a large δ, ε may be below ρ
+    while _epsilon(high, delta, real) <= epsilon:  # for a large δ, ρ may be above ε + 1
         high *= 2
     for _ in range(100):
         middle = math.sqrt(low * high)

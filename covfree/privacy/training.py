@@ -82,7 +82,7 @@ def private_training(
         for epoch in range(training.epochs)
     )
     promise = Promise(spent(releases, delta), delta, "example", "replace_one", "local", None, releases)
-    # ρ = Δ²/2σ² with Δ = 2·clip.
+    # The noise σ follows from ρ = Δ²/(2σ²); replacing an example moves a sum by at most Δ = 2·clip.
     private = PerExample(clip, clip * (2 / part) ** 0.5)
     params = algorithm.params._replace(training=replace(training, private=private))
     client = bound(_client, client=algorithm.client)

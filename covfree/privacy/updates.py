@@ -132,7 +132,8 @@ def private_updates(
     deviation = 2.0**_LOG_DEVIATION * math.sqrt(honest)
     # Allow for the last bit of float rounding, so that the cost is not above ρ.
     allowed = math.sqrt(2 * rho_for(epsilon, delta) / number) * deviation * (1 - 1e-12)
-    # Sums on a finer grid could wrap. If this limits the grid, there is more noise than ε requires.
+    # Sums on a finer grid could exceed the range of words and wrap around. If that range limits the grid, the
+    # noise is larger than ε requires.
     bound = min(math.floor(allowed / moved), _ROOM // most)
     if bound < _LEAST:
         short, expected = ("num_clients", "fewer") if _ROOM // most < _LEAST else ("epsilon", "a larger one")

@@ -20,8 +20,8 @@ from covfree.privacy.discrete import RandomBytes, summed_discrete_gaussians
 Kind: TypeAlias = Literal["sums", "matrix"]
 
 # Beside its features an example has two coordinates: the count, and the squared norm, from which the server
-# judges whether noise would drown a second moment. The constants are the largest values of the two, in units
-# of the features' largest norm. They cost 5 % more noise.
+# judges whether a second moment would be lost in the noise. The constants are the largest values of the two
+# coordinates, in units of the features' largest norm. The two coordinates cost 5 % more noise.
 COUNT_SHARE = 0.3
 SQUARE_SHARE = 0.15
 # If an example is replaced, its features move by up to twice their largest norm. Then the count's share can
@@ -123,7 +123,7 @@ class Grid:
             one = math.hypot(1, share, SQUARE_SHARE)
             bound = math.floor(most / (one if add else math.hypot(2, SQUARE_SHARE)))
             count, square = math.floor(share * bound), math.floor(SQUARE_SHARE * bound)
-        # Sums on a finer grid could exceed int64. If this limits it, there is more noise than ρ requires.
+        # Sums on a finer grid could exceed int64. If that limits the grid, the noise exceeds what ρ requires.
         bound = min(bound, _MOST[kind] if weight is None else _MOST_OF_CLIENT)
         count, square = min(count, bound), min(square, bound)
         if bound < _LEAST:

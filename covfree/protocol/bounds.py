@@ -106,7 +106,8 @@ def _range(values: Iterable[float], least: float) -> _Range | None:
     if len(logs) < _FEWEST:
         return None
     median = float(np.median(logs))
-    # Take the lower of two values: with four values, interpolation would include the largest.
+    # If the quartile lies between two values, take the lower: with four values, interpolation would include
+    # the largest.
     upper = (float(np.quantile(logs, 0.75, method="lower")) - median) / 0.6745
     spread = max(1.4826 * float(np.median(np.abs(logs - median))), upper)
     factor = math.exp(min(max(_DEVIATIONS * spread, math.log(least)), _LARGEST))

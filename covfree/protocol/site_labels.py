@@ -11,11 +11,13 @@ from jaxtyping import Float
 
 from covfree.protocol.sites_model import Means, Model
 
-# The largest probability that any honest site has a moved class, if means are Gaussian and shifted all alike.
+# The largest probability that any class of any honest site counts as moved (see `Labels`), if means are
+# Gaussian and a site shifts all its means alike.
 _LEVEL = 0.01
 # A site fails if more than this share of its examples is in classes that moved.
 _SHARE = 0.3
-# A moved class must fit its new class: its squared distance from there is below this times the expected one.
+# A class counts as moved to another only if it fits there: the squared distance of its mean from the other
+# sites' mean must be below this many times the expected one.
 _FIT = 3.0
 # Two classes count as swapped only if each has at least this many examples; means of fewer may mislead.
 _PAIR = 3

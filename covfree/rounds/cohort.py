@@ -134,8 +134,8 @@ def answers(
                 return sums.plus(jax.tree.map(by_delay, term)), None
 
             nothing = empty, (chunk[1], jnp.ones(width, bool), metrics)
-            # Uploads leave the branch rounded, as a real client sends them. If they were added inside the
-            # branch, a product could become part of a fused multiply-add.
+            # Add the uploads after the branch: then they are rounded first, as a real client sends them.
+            # Inside the branch, a product could become part of a fused multiply-add.
             parts, others = jax.lax.cond(chunk[0].client[0] >= 0, lambda: at_once(*chunk), lambda: nothing)
             return jax.lax.scan(plus, sums, (parts.sums, chunk[0].arrives))[0], (parts.tables, *others)
 

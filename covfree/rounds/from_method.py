@@ -137,7 +137,7 @@ def _server(run: _Run, known: _Known, total: Any) -> _Known:
 
 def _result(run: _Run, known: _Known, memory: Any) -> Any:
     rounds = run.method.rounds
-    # There is no head before the first round, even if it was undone, nor after a round that gives none.
+    # There is no head until a round has ended without being undone, nor after a round that gives none.
     if not known.done or not (known.done == len(rounds) or rounds[known.done - 1].head):
         return None
     return solve_totals(run.method, *known.state)
@@ -169,7 +169,7 @@ def _class_sums(message: Message) -> tuple[Rows, jax.Array]:
     sums = product(matrix, jnp.asarray(rows.mean).T).T
     count = jnp.asarray(rows.count)
     mean = sums / jnp.maximum(count, 1).astype(sums.dtype)[:, None]
-    # A client without examples sends nothing, not γI.
+    # Without examples the matrix is only the regulariser γI: send zeros in its place.
     return replace(rows, mean=mean), jnp.where((count > 0).any(), matrix, 0)
 
 

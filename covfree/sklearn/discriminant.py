@@ -148,7 +148,7 @@ class FederatedDiscriminant(ClassifierMixin, BaseEstimator):
         num_classes = len(self.classes_)
         try:
             total = self.total_ or aggregate.zero(method, num_classes=num_classes)
-        except ValueError:  # messages of this method do not add up
+        except ValueError:  # messages of this method cannot be added up
             seed = check_random_state(self.random_state).randint(2**31 - 1)
             self._head = fit(method, X, labels, clients, num_classes=num_classes, key=jax.random.key(seed))
             return self

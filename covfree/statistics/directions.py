@@ -86,8 +86,8 @@ def directed_rows(
     directions, rest = _of_clients(residual, senders, client_size, num_directions)
     dim, hidden = features.shape[1], senders.hidden[:, None]
     place = jnp.arange(num_directions, dtype=hidden.dtype)[None, :]
-    # If q ≥ d, split a_k (``hidden``) over the client's d directions as evenly as integers allow; else each
-    # direction counts 1.
+    # If q (``num_directions``) ≥ d, split the degrees of freedom a_k (``hidden``) over the client's d
+    # directions as evenly as integers allow; else each direction counts 1.
     share = (hidden + dim - 1 - place) // dim if num_directions >= dim else jnp.minimum(hidden, 1)
     count = jnp.where(place < jnp.minimum(hidden, dim), share, 0)
     rows = with_vectors(means, senders.client, directions, count, DIRECTION)

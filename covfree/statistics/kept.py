@@ -14,7 +14,8 @@ from covfree.core.types import AnyArray
 
 # The hash's leading bits that are compared with the share.
 _BITS = 24
-# Xor with this changes a column's multiplier. The multipliers are odd and this is even, so no result is 0.
+# A column's multiplier xor this is the multiplier for the rest that float32 loses. It is never 0, as the
+# multipliers are odd and this is even.
 _LOWER = 0x5BD1E994
 
 

@@ -207,5 +207,5 @@ def _run(session: Any, output: str | None, given: np.ndarray) -> np.ndarray:
     output = output or session.get_outputs()[0].name
     try:
         return session.run([output], {session.get_inputs()[0].name: given})[0]
-    except Exception as error:  # onnxruntime's own errors
+    except Exception as error:  # onnxruntime raises errors of its own classes
         raise ValueError(f"network: onnxruntime cannot run it on inputs {given.shape} ({error})") from error

@@ -222,7 +222,7 @@ def check_transform(
         moving=lambda given: {"numbers": given.step},
         put=lambda given, numbers: given._replace(step=numbers["numbers"]),
         way=lambda given: {},
-        exact=False,  # random draws differ in float64
+        exact=False,  # random draws in float64 differ from those in float32
         about=_About(unbiased_for, reference),
     )
     name = getattr(getattr(transform, "apply", transform), "__name__", repr(transform))

@@ -140,7 +140,7 @@ def _urn_draws(
         urn = urns[client]
         while True:
             fresh = len(classes.items)
-            # Compare α·fresh / (α·fresh + m) in a form that neither overflows nor is 0/0 for any α.
+            # True with probability α·fresh / (α·fresh + m), m = len(urn); no overflow and no 0/0 for any α.
             if uniform() * (fresh + len(urn) / alpha) < fresh:
                 drawn = classes.items[int(uniform() * fresh)]
                 break

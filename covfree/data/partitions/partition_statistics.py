@@ -149,7 +149,7 @@ def partition_statistics(
         sizes=sizes,
         classes_per_client=np.bincount(pair_clients, minlength=num_clients),
         clients_per_class=np.bincount(pair_labels, minlength=num_classes),
-        label_entropy=np.abs(entropy).astype(np.float64),  # no -0.0, and no integers when there are no pairs
+        label_entropy=np.abs(entropy).astype(np.float64),  # no −0.0, and floats even without pairs
         pair_clients=pair_clients,
         pair_labels=pair_labels,
         pair_counts=pair_counts.astype(np.int64),

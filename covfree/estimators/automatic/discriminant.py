@@ -73,8 +73,8 @@ class Basis(NamedTuple):
             return product(product(rows, factor.T), vectors) * scale[None, :]
 
         means, inside = coordinates(centred), coordinates(offset)
-        # A strong z_j has small coordinates along small eigenvalues, and rounding drowns them. Adding the
-        # coordinates of the residual, twice, restores them.
+        # An offset's direction z_j of large norm has small coordinates along small eigenvalues, and rounding
+        # loses them. Adding the coordinates of the residual, twice, restores them.
         for _ in range(2):
             inside += coordinates(offset - product(product(inside * scale[None, :], vectors.T), factor))
         outside = product(centred, centred.T) - product(means, means.T)
@@ -102,7 +102,7 @@ def predicted_margins(
     strength, used, told_apart = offsets.strength, offsets.strength > 0, offsets.told_apart
     number = used.astype(values.dtype)
     # Estimate T ≈ tr(HΣ), with H = (Σ̂ + γI)⁻¹, from the remainder of Σ̂ if it suffices (``told_apart``),
-    # else from the remainder and the z_j, which have the covariances (λ_jρ + c)Σ.
+    # else from the remainder and the z_j, which have covariances (λ_jρ + c)Σ; for the symbols see `Offsets`.
     rows = jnp.concatenate([number, jnp.where(offsets.unseen > 0, offsets.copies, 0)])
     reached = jnp.concatenate([strength, offsets.unseen])
     within = Freedom(
@@ -128,12 +128,13 @@ def predicted_margins(
     def one_candidate(gamma: jax.Array) -> tuple[jax.Array, jax.Array]:
         inverse, hidden = 1 / (spectrum + gamma), 1 / (floor + gamma)
         whole = (inverse * spectrum).sum() + (dim - values.shape[0]) * hidden * floor
-        # Sum of 1 − z_jᵀHz_j; the stronger an offset, the smaller its term.
+        # The sum of 1 − z_jᵀHz_j over the offsets' directions z_j, with H = (Σ̂ + γI)⁻¹; strong offsets have
+        # small terms.
         left = jnp.where(used, 1 - product(jnp.square(vectors), inverse[:, None])[:, 0], 0).sum()
         in_offsets = jnp.where(told_apart, number.sum() - left, 0)
         trace, optimism = deterministic_equivalents(whole - in_offsets, within)
         noise = 1 + offsets.noise * trace
-        # Solve Σ_j a_j = left for T_Δ ≈ tr(HΔ), with a_j = 1/(noise + λ_j T_Δ).
+        # Solve Σ_j 1/(noise + λ_j T_Δ) = left for T_Δ ≈ tr(HΔ), with Δ the covariance of one offset.
         by_offsets = jnp.clip(noise * left, 1e-9 * number.sum(), number.sum())
         offset_trace = jnp.where(
             told_apart, implied_trace(by_offsets, number, strength / noise), offsets.ratio * trace
@@ -141,7 +142,8 @@ def predicted_margins(
         part = 1 / (noise + strength * offset_trace)
         square, felt = strength * jnp.square(part), noise * part
 
-        # Squared distances between the means under H and HΣ̂H; outside the basis H is ``hidden`` · I.
+        # Squared distances between class means under H = (Σ̂ + γI)⁻¹ and under HΣ̂H. Outside the basis, H is
+        # ``hidden`` · I.
         own, cross = products(means, jnp.stack([inverse, jnp.square(inverse) * spectrum]))
         out = jnp.stack([hidden, jnp.square(hidden) * floor])[:, None]
         own, cross = (
@@ -163,7 +165,7 @@ def predicted_margins(
         offset = offset / jnp.where(square.sum() > 0, square.sum(), 1)
         offset = jnp.where(told_apart, offset, offsets.ratio * variance)
         owed = trace * unknown + own[1][chosen][:, None] - cross[1]
-        # Errors of the class mean: its noise, and the offsets in it that H does not suppress.
+        # Add errors of the class mean: its noise, and what H = (Σ̂ + γI)⁻¹ leaves of the offsets in it.
         more_noise = unknown + offsets.noise * own[0][chosen][:, None]
         variance = variance * (1 + more_noise) + offset * (1 + own[2][chosen][:, None])
         return 0.5 * distance - owed, variance

@@ -17,7 +17,8 @@ from covfree.estimators.moments import row_clients, row_counts, row_labels, vali
 from covfree.estimators.scatter import Freedom
 
 # A direction of offsets is split off from Σ̂ only if its strength λ_j (see `Offsets`) is above this share of
-# the mean of Σ_c w_c n_ck over clients k; below it, rounding would dominate.
+# the mean over clients k of Σ_c w_c n_ck: w_c is the weight of class c in Σ̂, and n_ck the number of k's
+# examples of c. Below it, rounding would dominate.
 _LEAST_STRENGTH = 1e-3
 # Offsets are separated only if at least this share of the degrees of freedom lies within clients.
 _LEAST_WITHIN = 0.25
@@ -27,7 +28,8 @@ _RATIOS = np.concatenate([[0.0], np.logspace(-3, 4, 113)])
 
 # Two values of twice the log-likelihood count as equal if they differ by less than this.
 _TOLD = 0.01
-# The sample counts as complete if Σ_c w_c N_c of other clients is at most this multiple of the sample's.
+# The sample counts as complete if Σ_c w_c N_c, with N_c examples of class c, is for the other clients at most
+# this multiple of the same sum for the sample.
 _NEGLIGIBLE = 1e-4
 
 

@@ -19,8 +19,8 @@ from covfree.statistics.kept import mixed
 SAMPLE = 256
 # The bits of the hash that orders clients with equal counts, and the largest number of `projections`.
 BITS = 16
-# Sorted clients are cut into 256 intervals, and one client is drawn from each. This is its position in the
-# interval, in 256ths; the positions are evenly spread and scrambled.
+# Sorted clients are cut into 256 intervals, and one client is drawn from each. Entry i is the position of the
+# client drawn in interval i, in 256ths of the interval; the positions are evenly spread and scrambled.
 _DRAWN = ((np.arange(SAMPLE) * 157) % SAMPLE).astype(np.int32)
 
 
@@ -106,7 +106,7 @@ def sample_numbers(keys: Any, projected: Any, senders: Any, xp: Any) -> Any:
     share = (1 / members.astype(projected.dtype))[:, None]
     away = projected - _sums(projected, group, xp)[group] * share
     spread = _sums(abs(away), group, xp)[group] * share
-    # Cells along each column: all columns together give at least 16 bits.
+    # Cut each column into this many cells: a client's cells in all columns then take at least 16 bits.
     cells = 2 ** -(-BITS // away.shape[1])
     cell = xp.floor((away / xp.where(spread > 0, spread, 1) + 4) * (cells / 8))
     cell = xp.clip(xp.nan_to_num(cell), 0, cells - 1).astype(np.uint32)

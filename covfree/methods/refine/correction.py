@@ -111,7 +111,7 @@ def begin(first: Any, state: tuple[Any, ...], *, plan: Plan) -> tuple[Correction
     """Make the first state of the correction, from the head that the method's state gives."""
     system, start = _own_head(first, state, plan)
     moments = moments_in(state)
-    assert moments is not None  # or `metric_of` would have raised
+    assert moments is not None  # `metric_of` raises an error if it is None
     # If the covariance is the head's own system, reuse it: the automatic shrinkage takes long to compile.
     metric = factorise(system if plan.covariance == plan.system else plan.covariance(first, *state))
     metric = _usable(metric)

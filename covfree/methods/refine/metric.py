@@ -22,8 +22,8 @@ from covfree.methods.refine.refined import RefinePlan
 from covfree.methods.refine.search import Search
 from covfree.methods.rounds import Round, bound, option, phases
 
-# How much is added to the diagonal for rounding, in units of the rounding of ‖μ_g‖². For means of 10³ to 10⁶
-# standard deviations, up to 1.5 units were needed.
+# This many times eps·‖μ_g‖², a rounding error, is added to the covariance's diagonal; μ_g is the mean of all
+# examples. At means of 10³ to 10⁶ standard deviations, up to 1.5 times were needed.
 _ROUNDING = 4
 
 

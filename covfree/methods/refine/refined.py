@@ -251,8 +251,8 @@ def refined(
         raise ValueError(
             f"method: expected one whose covariance is estimated, got {method.name!r}, which is exact"
         )
-    # Rows of directions belong to no class, so they are not part of the scatter between a client's means:
-    # methods that send them can be refined.
+    # Refinement needs one mean of each class from each client. Residual directions, which some methods send
+    # too, do no harm: their rows have no class (label −2), and do not enter the scatter between these means.
     with_directions = option(method.summary.make, "num_directions") is not None
     if not with_directions and option(method.summary.make, "num_subsets") != 1:
         raise ValueError(
@@ -269,7 +269,7 @@ def refined(
     exact = as_shrinkage(shrinkage)  # pyright: ignore[reportArgumentType]
     check_loading(exact)
     covariance = method.system if gram is None else shared_covariance(method)
-    assert covariance is not None  # or `refinable_head` would have raised
+    assert covariance is not None  # `refinable_head` raises an error if it is None
     plan = RefinePlan(gram, covariance, directions, head)
     own = [replace(each, numbers=bound(of_first, inner=each.numbers)) for each in method.rounds]
     # `_begin`, at the server, needs all of the method's numbers; the client's part of this round needs none.

@@ -61,7 +61,8 @@ def draw(title: str, results: Sequence[Result], width: float | None = None) -> F
         notes.append(FRONT)
     if missing := [point.title for point in every if point not in points]:
         notes.append(f"not shown, as there is no accuracy: {', '.join(missing)}")
-    # Height in inches grows with the lines of labels, more on a narrow page, where labels stack up.
+    # The height in inches grows with the number of lines in labels, faster on a narrow page, where labels
+    # stack up.
     line = 0.055 if width >= figures.PAGE or len(results) <= _FEW else 0.055 * figures.PAGE / width
     height = 1.8 + line * sum(_in_lines(point.title).count("\n") + 1 for point in points)
     _describe(figure, axes, down, notes, height)

@@ -10,7 +10,7 @@ Sides = Float[np.ndarray, "4"]
 Places = Float[np.ndarray, "points 2"]
 
 _GAP = 1.2  # gap between any two boxes
-_DASH = 5.0  # gap between marks moved apart sideways, which shows the line to their true place
+_DASH = 5.0  # gap between marks that are moved apart sideways; the line to a mark's true place shows in it
 _SPACE = 9.0  # gap between texts side by side, which would otherwise read as one line
 _OWN = 5.0  # a label should be this much nearer to its own point than to any other
 _ANGLES = np.linspace(0, 2 * np.pi, 24, endpoint=False)

@@ -12,7 +12,8 @@ from covfree.studies.plots import style as figures
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-# Values beyond these are drawn at the edge.
+# Points outside these limits are drawn at the edge: spread (x axis) is clipped to ±_SPREAD, and agreement
+# (y axis) to the range from _LOW to _HIGH.
 _SPREAD, _LOW, _HIGH = 40.0, -1.5, 2.5
 # The largest number of names that are written.
 _NAMED = 24

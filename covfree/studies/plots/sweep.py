@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-_PANELS = 3  # beside each other on a page
+_PANELS = 3  # the number of panels side by side on a page
 _TICKS = 7  # the largest number of tick labels that fit below a panel
 _DASHES = ("-", "--", "-.", (0, (6, 1, 1, 1, 1, 1)), (0, (3, 1)), (0, (9, 1, 3, 1)))
 _WORDS = {"alpha": "alpha of the partition", "clients": "number of clients"}
