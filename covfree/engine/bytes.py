@@ -132,7 +132,7 @@ def _numbers(leaves: Iterable[Any]) -> int:
 
 
 def of_rounds(method: Method[Any], labels: AnyArray, clients: AnyArray, dim: int) -> list[Passed]:
-    """Return the shapes (`Passed`) of what clients receive and upload, for each round after their messages.
+    """Return the shapes (`Passed`) of what clients receive and upload in each round that no message replaces.
 
     Args:
         method: see `sent_bytes`.

@@ -33,7 +33,7 @@ class Step:
         parent: the index, before the round, of the state from which it is computed.
         who: the index of the first method that has this state; its ``params`` are used.
         each: that method's round; None if its rounds over rows (or over examples) have ended.
-        received: that method's ``received``.
+        received: that method's `Method.received`, which stores clients' rows in the state.
     """
 
     parent: int
