@@ -49,7 +49,7 @@ def _own_sizes(labels: Any, num_classes: int) -> tuple[int, ...]:
 
 
 def _cost(labels: Any, clients: Any, dim: int) -> Cost:
-    """Bound the cost of a client with n examples of C classes by 100 steps of 8·n·d·C; no step if C = 1."""
+    """Bound a client's cost by 100 steps of 8·n·d·C operations (n examples, C classes); no step if C = 1."""
     rows = count_rows(labels, clients)
     classes, examples = (sizes.astype(float) for sizes in client_sizes(labels, clients))
     trained = 8 * _STEPS * examples * dim * np.where(classes > 1, classes, 0)

@@ -145,7 +145,7 @@ class Server:
         return total
 
     def _rebuilt(self, client: int, own: Mapping[int, bytes], fits: Callable[[int, bytes], bool]) -> bytes:
-        """Return a client's secret, rebuilt from t of its shares, ``own``.
+        """Return a client's secret, rebuilt from t of its shares, ``own``; t is the session's threshold.
 
         Some shares may be false, so several choices of t shares are tried until ``fits`` accepts the secret.
         """

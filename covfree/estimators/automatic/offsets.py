@@ -110,7 +110,7 @@ def client_sums(
 
 
 def no_offsets(moments: Moments, freedom: Freedom) -> Offsets:
-    """Return `Offsets` without directions: all rows then count as independent."""
+    """Return the `Offsets` if there are no `ClientSums`: all rows then count as independent."""
     dtype, (num_classes, dim) = freedom.weight.dtype, moments.total.shape
     zero = jnp.zeros((), dtype)
     return Offsets(

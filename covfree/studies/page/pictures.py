@@ -43,9 +43,9 @@ def as_svg(figure: Figure, prefix: str) -> str:
 
 
 def _rewritten(tag: str, prefix: str, ids: dict[str, str]) -> str:
-    """Return a tag of the drawing with the page's ids and colours, and with rounded numbers.
+    """Return an SVG tag with the page's ids and colours in place of its own, and with rounded numbers.
 
-    ``ids`` has the new attribute for each id that stays.
+    ``ids`` maps each id that is kept to its new attribute; other ids are removed.
     """
     tag = re.sub(r' id="([^"]*)"', lambda found: ids.get(found[1], ""), tag)
     tag = re.sub(r"(url\(|href=\")#", rf"\g<1>#{prefix}", tag)
