@@ -170,7 +170,11 @@ def pooled(features: Any) -> np.ndarray:
 
 
 def one_of(name: str | None, names: Sequence[str], argument: str, owner: str) -> str:
-    """Return ``name`` or, if None, the only one of ``names``; else a ValueError lists ``owner``'s names."""
+    """Return ``name`` or, if it is None, the only one of ``names``.
+
+    Raises:
+        ValueError: if ``name`` is not in ``names``, or is None although ``names`` are not exactly one.
+    """
     if name is None and len(names) == 1:
         return names[0]
     if name is None or name not in names:

@@ -80,7 +80,7 @@ def _is_own(folder: Path) -> bool:
 
 
 def _limit(compiled: Path) -> None:
-    """Delete all kept functions if they take more than `_MOST_BYTES`."""
+    """Delete all files of compiled functions if they take more than `_MOST_BYTES`."""
     kept: dict[Path, int] = {}
     for folder in compiled.iterdir():
         if re.fullmatch("[0-9a-f]{16}", folder.name) and _is_own(folder):

@@ -111,7 +111,7 @@ class Sums:
     """
 
     def __init__(self, own: Session, names: Sequence[str]) -> None:
-        """Begin the sum of the session ``own``; ``names`` are the sites' names, in the order of numbers."""
+        """Begin a secure sum. ``own`` is its session; ``names`` are the sites' names, ordered by number."""
         self.session, self._names, self._server = own, names, secure.Server(own)
 
     def asks(self, step: str) -> dict[str, np.ndarray]:

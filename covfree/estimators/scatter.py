@@ -68,7 +68,7 @@ class Freedom:
         return jnp.where(expected > 0, expected, 1)
 
     def scaled(self, scale: Scalar) -> Freedom:
-        """Return the `Freedom` of ``scale`` times the estimate."""
+        """Return the degrees of freedom of the estimate times ``scale``."""
         return Freedom(self.degrees, self.weight * scale)
 
     def joined(self, other: Freedom) -> Freedom:

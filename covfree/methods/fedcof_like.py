@@ -49,7 +49,7 @@ class Spread(NamedTuple):
 def _degrees(within: Within, first: Any) -> jax.Array:
     """Return the number by which to divide the scatter Ŵ to make it an unbiased covariance.
 
-    For N examples of C classes it is N − C, or less if classes have a single row.
+    For N examples of C classes it is N − C, or less if a class has a single row, and so no scatter.
     """
     return jnp.maximum(moments_of(first).within_degrees, 1) * within.freedom(first).expected
 

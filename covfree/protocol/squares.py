@@ -15,7 +15,9 @@ _LONGEST = 2**16
 
 
 def rounding(num_examples: float, *dtypes: np.dtype) -> float:
-    """Return a bound on the rounding error of an entry a_ij = Σ x_i x_j, in units of √(a_ii a_jj).
+    """Return a bound on the rounding error of a sum a_ij = Σ x_i x_j over examples x.
+
+    The bound is in units of √(a_ii a_jj), where i and j number the features.
 
     If n = ``num_examples`` products x_i x_j are added one by one in float32, the error is at most
     n·u·Σ|x_i x_j|, with u = 2⁻²⁴, and Σ|x_i x_j| ≤ √(a_ii a_jj) by Cauchy and Schwarz. Half of this bound is

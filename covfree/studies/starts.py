@@ -47,8 +47,8 @@ class Start(NamedTuple):
     """The head that training starts from.
 
     Attributes:
-        head: a linear head, perhaps on mapped features. A fitted temperature has already divided the scores
-            of a closed-form head.
+        head: a linear head, perhaps on mapped features. If a temperature was fitted, a closed-form head's
+            scores are already divided by it.
         records: the history up to round 0: a record per closed-form round, or one without costs if random.
         temperature: a number by which a closed-form head's scores are still to be divided, or None.
     """

@@ -85,7 +85,7 @@ class RefinePlan:
 
 
 def _begin(first: Any, state: tuple[Any, ...], total: Any, *, plan: RefinePlan) -> Progress:
-    """Compute the refinement's first state: the server function of the method's own last round."""
+    """Compute the refinement's first state; the server does it in the method's own last round."""
     totals = (*state, total)
     moments = moments_of(totals[0])
     right = (centred_means(moments) if plan.gram is None else resolved_sums(moments)).T
