@@ -76,7 +76,7 @@ def _one(study: Study, lost: Sequence[LeftOut]) -> str:
 
 
 def _several(study: Study, lost: Sequence[str]) -> str:
-    """Return a title of the settings that all federations share, then ``lost``: lines on examples left out."""
+    """Return a title of the settings that all federations share, then ``lost``: lines on unused examples."""
     clients, partitions, alphas = (
         {getattr(place, name) for place in study.federations} for name in ("clients", "partition", "alpha")
     )
