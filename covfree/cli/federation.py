@@ -298,7 +298,7 @@ def stop_command(
     key: Annotated[Path, typer.Option(help="The server's private key.")],
     reason: Annotated[str, typer.Option(help="What the server and all sites are told.")],
 ) -> None:
-    """Stop the server and all sites before there is a head; ``serve`` opens the round again.
+    """Stop the server and all sites before there is a head; the command serve opens the round again.
 
     Example:
       covfree federation stop shared --key server.key --reason "oslo has the wrong photos"
