@@ -75,7 +75,7 @@ class Style:
             momentum=self.momentum,
             epsilon=self.epsilon,
             dtype=self.dtype,
-            use_fast_variance=False,  # True computes E[x²] − E[x]², which cancels
+            use_fast_variance=False,  # True computes E[x²] − E[x]², which loses digits
             name=name,
         )
 

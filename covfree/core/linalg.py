@@ -116,7 +116,7 @@ def _factors(
     scale = jnp.ldexp(jnp.ones_like(diagonal), exponent)
     root = cholesky(core * scale[:, None] * scale[None, :])
     smallest = jnp.square(jnp.diagonal(root)).min(initial=jnp.inf)
-    # NaN pivots compare False, so they count as a breakdown.
+    # A comparison with NaN is False, so a NaN pivot counts as a breakdown.
     sound = allowed & (smallest > _PIVOT_NOISE * jnp.finfo(core.dtype).eps)
 
     def eigen(core: jax.Array, root: jax.Array, scale: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -178,7 +178,7 @@ def diagnostics(factorisation: Factorisation) -> Diagnostics:
     hidden = scatter.dim - core.shape[0]  # eigenvalues that the smaller YYᵀ lacks: all equal the shift
     kept = jnp.where(factorisation.deficient, values > cut, True)
     hidden_kept = jnp.logical_and(~factorisation.deficient, hidden > 0)
-    # An eigenvalue below eps·λ_max is only known to be that small; eigh may even return a negative one.
+    # Raise eigenvalues below eps·λ_max to that: they may be rounding, and eigh may even return negative ones.
     values = jnp.maximum(values, jnp.finfo(values.dtype).eps * values.max(initial=0))
     smallest = jnp.where(kept, values, jnp.inf).min(initial=jnp.inf)
     smallest = jnp.where(hidden_kept, jnp.minimum(smallest, scatter.shift), smallest)

@@ -39,7 +39,7 @@ def deviations(
     """
     centred = values - mean
     noise = _ROUNDING * jnp.finfo(centred.dtype).eps * jnp.abs(mean)
-    # NaN compares False, so it is kept.
+    # A comparison with NaN is False, so NaN is kept.
     return jnp.where(jnp.abs(centred) <= noise, 0, centred)
 
 
@@ -66,7 +66,8 @@ def settled(
     limit = _CANCELLED + _GROWTH * jnp.sqrt(terms.astype(values.dtype))
     noise = limit * jnp.finfo(values.dtype).eps * size
     still = jax.lax.stop_gradient(values)
-    # NaN compares False, so it is kept, as is a sum whose size overflows. The derivative does not change.
+    # A comparison with NaN is False, so NaN is kept, as is a sum whose size overflows. Derivatives stay those
+    # of ``values``.
     within = ((jnp.abs(still).max(1, initial=0) <= noise) & jnp.isfinite(noise))[:, None]
     return values - jnp.where(within, still, 0)
 

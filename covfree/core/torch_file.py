@@ -91,7 +91,7 @@ def _from_zip(file: io.BufferedIOBase, path: Path) -> dict[str, np.ndarray]:
 def _from_legacy(file: io.BufferedIOBase, path: Path) -> dict[str, np.ndarray]:
     file.seek(0)
     start = file.read(8)
-    if not start.startswith((b"\x80", b"PK")):  # a pickle, or a truncated archive
+    if not start.startswith((b"\x80", b"PK")):  # how a pickle, or a truncated archive, starts
         raise _WrongFile(
             f"path: {path}: expected weights written by torch.save, got another format, "
             f"which starts with {start!r}"

@@ -160,5 +160,5 @@ def write_file(
 
 
 def _entry(name: str) -> ZipInfo:
-    # `ZipInfo` has a constant time by default, so that equal features give equal files.
+    # `ZipInfo` has a constant time stamp by default, so that equal features give equal files.
     return ZipInfo(f"{name}.npy")

@@ -173,7 +173,7 @@ def _offset(mean: Float[Array, " dim"], covariance: Scatter) -> Float[Array, ""]
 
 def _condition(covariance: Scatter) -> Float[Array, ""]:
     values = eigh(covariance.core())[0] + covariance.shift
-    # The core of a factor has only some of the eigenvalues; all others equal the shift.
+    # If Σ̂ is stored as a factor, its core has only some of the eigenvalues; all others equal the shift.
     smallest = covariance.shift if covariance.factored else values[0]
     regular = smallest > linalg.rank_cut(values)
     return jnp.where(regular, values[-1] / jnp.where(regular, smallest, 1), jnp.inf)

@@ -66,7 +66,8 @@ def fisher_directions(
         # ``values`` are the eigenvalues of S_B in coordinates in which S_W is the identity.
         root = root / jnp.maximum(jnp.sqrt(jnp.where(kept, values, 0)) / apart, 1)
         found = found + product(solved, product(vectors * root[None, :], vectors.T))
-        # The rounding errors of C columns add up to a length √C times larger.
+        # Eigenvalues of the next pass up to this are rounding: the errors of C columns add up to a length √C
+        # times larger.
         floor = jnp.maximum(floor, len(values) * jnp.square(rounding) * values.max())
         strong = jnp.where(kept[None, :], vectors, 0)
         means, solved = (x - product(product(x, strong), strong.T) for x in (means, solved))

@@ -103,7 +103,7 @@ def maximise(
 
         spread = jax.lax.map(one, (share.T, mean, divisor))
     else:
-        # Examples are centred and scaled, so cancellation stays below the floor.
+        # Examples are centred and scaled, so the rounding error of this difference is below the floor.
         square = product(share.T, jnp.square(values)) / divisor[:, None] - jnp.square(mean)
         spread = jnp.maximum(square, 0) + _FLOOR
         if covariance == "spherical":

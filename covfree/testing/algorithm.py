@@ -123,7 +123,7 @@ def pure(subject: _Subject) -> None:
 
 def empty(subject: _Subject) -> None:
     """A client without examples uploads zero, and its memory does not change."""
-    # Check from the first memory, often 0, and from one that examples have changed.
+    # Check with the first memory, which is often 0, and with one that a client with examples has changed.
     for before in (subject.start[1], subject.answer(subject.data(0))[1]):
         upload, memory = subject.answer(subject.data(_EMPTY), memory=before)
         parts = Parts.of(upload)

@@ -15,9 +15,9 @@ from covfree.core.types import Rows
 from covfree.estimators.moments import row_clients
 from covfree.statistics.kept import mixed
 
-# The automatic rule keeps sums of clients with numbers below this.
+# The automatic rule uses sums over a client's rows for the clients with numbers below this.
 SAMPLE = 256
-# The bits of the hash that orders clients with equal counts, and the largest number of `projections`.
+# The number of bits of the hash that orders clients with equal counts, and the most `projections`.
 BITS = 16
 # Sorted clients are cut into 256 intervals, and one client is drawn from each. Entry i is the position of the
 # client drawn in interval i, in 256ths of the interval; the positions are evenly spread and scrambled.

@@ -91,7 +91,7 @@ def outcome_of(scores: Any, labels: Any) -> Outcome:
     own = jnp.take_along_axis(shifted, jnp.where(kept, labels, 0)[:, None], axis=1)[:, 0]
     return Outcome(
         label=jnp.where(kept, labels, classes),
-        # NaN compares False, so an example with NaN has no prediction.
+        # A comparison with NaN is False, so an example with a NaN score has no prediction.
         predicted=jnp.where(largest > -jnp.inf, scores.argmax(1), classes).astype(jnp.int32),
         kept=kept,
         confidence=jnp.where(largest == -jnp.inf, 0, jnp.exp(shifted.max(1) - total)),

@@ -22,11 +22,11 @@ from covfree.methods.refine.descent import Descent, begin_descent, descend, last
 from covfree.methods.within import moments_in
 from covfree.statistics.softmax import ScaledLosses, SoftmaxSums, scaled_losses, softmax_sums
 
-# Candidates of β, in units of `Correction.unit`.
+# Candidates of β, the factor of the method's scores, in units of `Correction.unit`.
 _SCALES = np.logspace(-1, 3, 17)
-# The weight of a penalty on the candidate's square, which is added to the mean loss. The penalty hardly
-# matters if classes overlap. If the head separates the examples, it bounds β: the loss alone would fall
-# forever, and all probabilities become 0 or 1.
+# The weight of a penalty on the candidate's square, which is added to the mean loss. It hardly matters if
+# classes overlap. If the head separates the examples, it bounds β: without it a larger β would always have a
+# smaller loss, until all probabilities are 0 or 1.
 _CONFIDENCE = 1e-5
 
 
@@ -165,7 +165,7 @@ def _combined(
     weight, bias = point[:-1], point[-1]
     if not isinstance(start, LinearHead):
         return weight, bias, moments.present
-    # Scale by β after the product, so that the offset has the same rounding in all rounds.
+    # Multiply by β after the product, so that the bias has the same rounding in all rounds.
     own = start.bias + product(moments.grand_mean[None, :], start.weight)[0]
     present = moments.present if start.present is None else start.present > 0
     return weight + scale * start.weight, bias + scale * own, present

@@ -95,7 +95,7 @@ def descend(
     steps, changes = (push(descent.steps, move), push(descent.changes, change))
     steps, changes = (steps, changes) if descent.steps.shape[0] else (descent.steps, descent.changes)
     ahead = _quasi_newton(slope, steps, changes, metric)
-    # Reject a step that overflows, or whose predicted decrease does: no later step could recover.
+    # Reject a step if it, or its predicted decrease, overflows: no later step could recover.
     sound &= jnp.isfinite(ahead).all() & jnp.isfinite(jnp.sum(slope * ahead))
     steps, changes = jnp.where(sound, steps, descent.steps), jnp.where(sound, changes, descent.changes)
     better = sound & (first | (value <= known + _ENOUGH * along + rounding))
