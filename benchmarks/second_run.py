@@ -3,6 +3,9 @@
 Run ``python benchmarks/second_run.py [--out FILE]``. Four methods on made data; each run is a process of its
 own, with one cache folder for all of them. Data of similar size share nearly all compiled functions, because
 tables are padded to few sizes; larger data share those that do not depend on the number of rows.
+
+With ``--dataset FILE --methods all``, another job instead: these methods on the file's features, with nothing
+kept, the first time, and again.
 """
 
 from __future__ import annotations
@@ -31,31 +34,31 @@ def main() -> None:
     """Print seconds, and write all of it as JSON."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, help="JSON file to write")
+    parser.add_argument("--dataset", type=Path, help="features, instead of made data")
+    parser.add_argument("--methods", default=METHODS)
     arguments = parser.parse_args()
     results = {}
+    runs = [("nothing kept", "first", "false"), ("first run", "first", "true"), ("again", "first", "true")]
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        made(folder / "first.npz", 3_000)
-        made(folder / "similar.npz", 3_050)
-        made(folder / "larger.npz", 3_400)
-        for run, data, cache in (
-            ("nothing kept", "first", "false"),
-            ("first run", "first", "true"),
-            ("again", "first", "true"),
-            ("data of similar size", "similar", "true"),
-            ("larger data", "larger", "true"),
-            ("these again", "larger", "true"),
-        ):
+        if arguments.dataset is not None:
+            (folder / "first.npz").symlink_to(arguments.dataset.resolve())
+        else:
+            for file, size in (("first", 3_000), ("similar", 3_050), ("larger", 3_400)):
+                made(folder / f"{file}.npz", size)
+            runs += [("data of similar size", "similar", "true"), ("larger data", "larger", "true")]
+            runs += [("these again", "larger", "true")]
+        for run, data, cache in runs:
             results[run] = spent(
                 folder,
                 *(sys.executable, "-c", "from covfree.cli import main; main()", "compare", "--seeds", "1"),
-                *("--methods", METHODS, "--dataset", f"{data}.npz", "--out", run.replace(" ", "-")),
+                *("--methods", arguments.methods, "--dataset", f"{data}.npz", "--out", run.replace(" ", "-")),
                 COVFREE_CACHE=str(folder / "cache"),
                 JAX_ENABLE_COMPILATION_CACHE=cache,
             )
             print(f"{run:20}", *(f"{key} {value:.3g}" for key, value in results[run].items()), sep="  ")
     if arguments.out is not None:
-        write(arguments.out, {"machine": machine(), "seconds": results})
+        write(arguments.out, {"machine": machine(), "methods": arguments.methods, "seconds": results})
 
 
 if __name__ == "__main__":

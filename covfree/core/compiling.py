@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable
 from functools import cache, wraps
 from importlib.metadata import version
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import jax
 import numpy as np
@@ -48,7 +48,13 @@ def _options(plain: bool) -> dict[str, bool | int]:
     return quick_options() | (_PLAIN if plain else {})
 
 
-def jit(function: Callable[..., _R], *, plain: bool = False, **how: Any) -> Callable[..., _R]:
+# Arrays of at most this many numbers in all are small: `jit` with ``plain="small"``.
+_SMALL = 2**18
+
+
+def jit(
+    function: Callable[..., _R], *, plain: bool | Literal["small"] = False, **how: Any
+) -> Callable[..., _R]:
     """Return the function, compiled as by ``jax.jit``, and on CPUs with `quick_options`.
 
     Inside another ``jit`` the options of that ``jit`` hold.
@@ -56,30 +62,34 @@ def jit(function: Callable[..., _R], *, plain: bool = False, **how: Any) -> Call
     Args:
         function: the function to be compiled.
         plain: whether LLVM skips its optimisations, which take two thirds of compilation. Use it for long
-            functions that spend their time in products and factorisations, which libraries compute.
+            functions that spend their time in products and factorisations, which libraries compute. With
+            ``"small"``, LLVM skips them for arguments of at most 2¹⁸ numbers: a few milliseconds a call are
+            less than half a second of compilation, unless there are hundreds of calls.
         how: further arguments of ``jax.jit``.
     """
     inside = jax.jit(function, **how)
 
     @cache
-    def outermost() -> Callable[..., _R]:
+    def outermost(plain: bool) -> Callable[..., _R]:
         return jax.jit(function, compiler_options=_options(plain), **how)
 
     @wraps(function)
     def call(*args: Any, **kwargs: Any) -> _R:
         # Inside a caller's ``jit`` a new array is traced even if no argument is, so test one too.
         leaves = jax.tree.leaves((args, kwargs))
-        if not _options(plain) or is_traced(*leaves, jax.device_put(np.float32(0))):
+        if not _options(True) or is_traced(*leaves, jax.device_put(np.float32(0))):
             return inside(*args, **kwargs)
-        return outermost()(*args, **kwargs)
+        if plain == "small":
+            return outermost(sum(map(np.size, leaves)) <= _SMALL)(*args, **kwargs)
+        return outermost(plain)(*args, **kwargs)
 
     # Provide the other methods of a jitted function, as in `solve_rows.lower(...)`.
     for name in ("lower", "trace", "eval_shape", "clear_cache"):
         setattr(call, name, getattr(inside, name))
 
-    def compiled() -> Any:
-        return outermost() if _options(plain) else inside
+    def made() -> list[Any]:
+        return [outermost(True), outermost(False)] if _options(True) else [inside]
 
     # With ``_cache_size``, tests count the compilations.
-    vars(call)["_cache_size"] = lambda: compiled()._cache_size()
+    vars(call)["_cache_size"] = lambda: sum(each._cache_size() for each in made())
     return call

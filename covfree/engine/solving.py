@@ -24,7 +24,7 @@ def head_of(method: Method[Any], state: tuple[Any, ...]) -> Any:
     return _head(method.system, method.head, method.params, numbers, method.feature_map, state)
 
 
-@partial(jit, static_argnums=(0, 1))
+@partial(jit, plain="small", static_argnums=(0, 1))
 def _head(
     system: Any, head: Callable[..., Any], params: Any, numbers: Any, feature_map: Any, state: tuple[Any, ...]
 ) -> Any:

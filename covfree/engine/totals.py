@@ -71,7 +71,7 @@ def serve(each: Round, params: Any, state: tuple[Any, ...], total: Any) -> tuple
     return (*state, total) if each.server is None else _call(each.server, params, state, total)
 
 
-@partial(jit, static_argnums=0)
+@partial(jit, plain="small", static_argnums=0)
 def _call(function: Callable[..., Any], *arguments: Any) -> Any:
     return function(*arguments)
 
@@ -149,7 +149,7 @@ def total_over_rows(rows: Rows, how: How, each: Round, params: Any, sent: Any) -
     return as_total(own) if how.axis_name is None else _across(own, how.axis_name)
 
 
-_compiled_total = jit(total_over_rows, static_argnums=(1, 2))
+_compiled_total = jit(total_over_rows, plain="small", static_argnums=(1, 2))
 
 
 @dataclass(frozen=True, eq=False)
@@ -215,7 +215,7 @@ def _keeps_form(function: Callable[[Any], Any], state: Any) -> bool:
     return before == after
 
 
-_compiled = jit(_in_memory, static_argnames=("rounds", "how"))
+_compiled = jit(_in_memory, plain="small", static_argnames=("rounds", "how"))
 _guarded = compiled(("rounds", "how"))(_in_memory)
 
 

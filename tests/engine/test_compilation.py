@@ -81,6 +81,21 @@ def test_what_is_compiled_quickly_can_be_called_anywhere(monkeypatch):
     compiling._options.cache_clear()
 
 
+def test_small_arguments_are_compiled_plainly(monkeypatch):
+    """Only their shapes decide, so equal calls give equal bits."""
+    monkeypatch.setattr(compiling, "_SMALL", 6)
+    seen = []
+    original = jax.jit
+    monkeypatch.setattr(jax, "jit", lambda f, **how: seen.append(how) or original(f, **how))
+    total = compiling.jit(lambda x, y: (x * y).sum(), plain="small")
+    for size, number in ((3, 2), (4, 3), (3, 3), (4, 3)):
+        assert total(jnp.ones(size), jnp.ones(size)) == size
+        assert len(seen) == number
+    (_, plain, quick) = (how.get("compiler_options", {}) for how in seen)
+    assert plain.items() > quick.items()
+    assert total._cache_size() == 2
+
+
 @pytest.mark.parametrize(
     "method", [covfree.fedncm(), covfree.naive_bayes(), covfree.fedcof(0.1, head="student")]
 )
