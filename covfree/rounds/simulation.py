@@ -63,7 +63,10 @@ class Round(NamedTuple):
 
 
 class Simulation(NamedTuple):
-    """The part of a run that no round changes. An upload is at most ``delays`` − 1 rounds late, or lost."""
+    """What stays the same in all rounds of a run (`Held` is what changes).
+
+    An upload arrives 0 to ``delays`` − 1 rounds late, or never.
+    """
 
     algorithm: Algorithm
     federation: Federation

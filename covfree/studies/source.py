@@ -103,7 +103,15 @@ def of_file(dataset: str, test_file: Path | None) -> Source:
 
 
 def of_images(source: str, backbone: str, weights: str | None) -> Source:
-    """Return a source of images; their features are computed once and then cached."""
+    """Return the `Source` whose data is the features that a backbone computes from images.
+
+    They are computed when first asked for, and cached in a file.
+
+    Args:
+        source: the name or path of an image set, see `covfree.data.load_images`.
+        backbone: a name in `BACKBONES`, or an ONNX file, see `onnx_of`.
+        weights: the backbone's weights, see `find_weights`; None for an ONNX file.
+    """
     if re.search(r"\.onnx(:|$)", backbone):
         if weights is not None:
             raise ValueError(f"--weights: expected none, as {backbone} holds its own")

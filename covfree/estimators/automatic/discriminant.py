@@ -73,8 +73,9 @@ class Basis(NamedTuple):
             return product(product(rows, factor.T), vectors) * scale[None, :]
 
         means, inside = coordinates(centred), coordinates(offset)
-        # An offset's direction z_j of large norm has small coordinates along small eigenvalues, and rounding
-        # loses them. Adding the coordinates of the residual, twice, restores them.
+        # Rows of `offset` (the z_j of `Offsets`) may be long. Rounding errors are then larger than the rows'
+        # coordinates along eigenvectors of small eigenvalues. The coordinates of the residual, added twice,
+        # restore these.
         for _ in range(2):
             inside += coordinates(offset - product(product(inside * scale[None, :], vectors.T), factor))
         outside = product(centred, centred.T) - product(means, means.T)
