@@ -105,7 +105,7 @@ def of_file(dataset: str, test_file: Path | None) -> Source:
 def of_images(source: str, backbone: str, weights: str | None) -> Source:
     """Return the `Source` whose data is the features that a backbone computes from images.
 
-    They are computed when first asked for, and cached in a file.
+    The features are computed when first asked for, and cached in a file.
 
     Args:
         source: the name or path of an image set, see `covfree.data.load_images`.
