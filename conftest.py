@@ -14,7 +14,7 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 # Nearly all tests run once on small data: what takes time is compiling. XLA's costly optimisations
 # matter where rounding is the subject, as they put operations together: see `optimised`.
 os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
-# XLA's newer emitters of fused loops take twice as long to compile as the older, for code as fast; and many
+# XLA's newer emitters of fused loops take twice as long to compile as the older; and many
 # small modules for LLVM take longer than one. A jaxlib aborts on a flag that it does not know, so each is
 # for the versions that are known to have it: those before the last column.
 _JAXLIB = tuple(map(int, version("jaxlib").split(".")[:2]))

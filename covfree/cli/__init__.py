@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import importlib.util
 import io
-import os
 import sys
 import warnings
 from typing import Any
@@ -31,7 +30,6 @@ def main(command: Any = None) -> None:
     warnings.formatwarning = lambda message, *_: f"covfree: {message}\n"
     # Collect garbage less often: jax's tracing makes many long-lived objects, and each collection scans them.
     gc.set_threshold(50_000, 20, 50)
-    _compile_quickly()
     from covfree.cli.app import run
     from covfree.core.cache import keep_compiled
     from covfree.core.threads import limit_lapack_threads
@@ -40,13 +38,3 @@ def main(command: Any = None) -> None:
     limit_lapack_threads()
     keep_compiled()
     sys.exit(run(sys.argv[1:], *([] if command is None else [command])))
-
-
-def _compile_quickly() -> None:
-    """Add the flags of `quick_options` to ``XLA_FLAGS``, which XLA reads when jax first computes."""
-    from covfree.core.compiling import quick_options
-
-    given = [os.environ.get("XLA_FLAGS", "")]
-    for flag, value in quick_options().items():
-        given.append(f"--{flag}={str(value).lower()}")
-    os.environ["XLA_FLAGS"] = " ".join(given).strip()

@@ -67,7 +67,8 @@ class Answers(NamedTuple):
     metrics: dict[str, Array]
 
 
-@partial(jit, static_argnames=("longest", "width", "mesh"))
+# Not by `jit`: in loops of training, its quicker compilation costs a fifth of each round.
+@partial(jax.jit, static_argnames=("longest", "width", "mesh"))
 def answers(
     algorithm: Algorithm,
     broadcast: Any,
