@@ -43,7 +43,7 @@ def keep_compiled() -> None:
     Each kind of processor has a folder of its own, because code for one may crash another. If kept functions
     take more than 512 MiB when a process starts, all are deleted. jax's own settings
     (``JAX_COMPILATION_CACHE_DIR``, ``JAX_ENABLE_COMPILATION_CACHE``, …) come first. Nothing is kept if other
-    users can write to the folder, or if this user cannot.
+    users can write to the folder or replace it or one above it, or if this user cannot write to it.
 
     Only AMD's processors under Linux are served: on some of Intel's, jaxlib 0.10 prints an error for each
     function that was kept (https://github.com/jax-ml/jax/issues/38445); others were not tried.
@@ -52,13 +52,12 @@ def keep_compiled() -> None:
     if "AuthenticAMD" not in processor or jax.config.values["jax_compilation_cache_dir"] is not None:
         return
     try:
-        compiled = cache_folder() / "compiled"
+        compiled = cache_folder().resolve() / "compiled"
         folder = compiled / hashlib.sha256(processor.encode()).hexdigest()[:16]
-        cache_folder().mkdir(parents=True, exist_ok=True)
-        for each in (compiled, folder):
+        # Files there are executed, and may be deleted: no other user may have put them there.
+        for each in reversed((folder, *folder.parents)):
             each.mkdir(mode=0o700, exist_ok=True)
-            # Files there are executed, and may be deleted: no other user may have put them there.
-            if not _is_own(each):
+            if not (_is_own(each) if each in (compiled, folder) else _is_safe(each)):
                 return
         _limit(compiled)
     except OSError:
@@ -79,8 +78,18 @@ def _is_own(folder: Path) -> bool:
     return stat.S_ISDIR(status.st_mode) and status.st_uid == os.getuid() and not status.st_mode & 0o022
 
 
+def _is_safe(folder: Path) -> bool:
+    """Return whether this is a folder, not a link, in which only root and this user can replace folders.
+
+    In a sticky folder, such as ``/tmp``, others can write, but not rename what is not theirs.
+    """
+    status = folder.lstat()
+    kept = not status.st_mode & 0o022 or status.st_mode & stat.S_ISVTX
+    return stat.S_ISDIR(status.st_mode) and status.st_uid in (0, os.getuid()) and bool(kept)
+
+
 def _limit(compiled: Path) -> None:
-    """Delete all files of compiled functions if they take more than `_MOST_BYTES`."""
+    """Delete empty files of compiled functions, and all if they take more than `_MOST_BYTES`."""
     kept: dict[Path, int] = {}
     for folder in compiled.iterdir():
         if re.fullmatch("[0-9a-f]{16}", folder.name) and _is_own(folder):
@@ -88,8 +97,10 @@ def _limit(compiled: Path) -> None:
                 # Another process may have deleted it.
                 with suppress(OSError):
                     kept[file] = file.lstat().st_size
-    if sum(kept.values()) > _MOST_BYTES:
-        for file in kept:
+    full = sum(kept.values()) > _MOST_BYTES
+    for file, size in kept.items():
+        # An empty file, such as from a full disk, would be useless forever: jax never writes a file again.
+        if full or size == 0:
             with suppress(OSError):
                 file.unlink()
 

@@ -177,6 +177,58 @@ def test_folders_that_others_can_write_and_links_keep_nothing(settings, monkeypa
     assert "jax_compilation_cache_dir" not in settings
 
 
+@pytest.mark.parametrize(("mode", "is_kept"), [(0o775, False), (0o777, False), (0o1777, True), (0o755, True)])
+def test_folders_above_that_others_can_write_keep_nothing(settings, monkeypatch, tmp_path, mode, is_kept):
+    """Who can write to a folder above can put another folder in the place of the cache."""
+    above = tmp_path / "above"
+    above.mkdir()
+    above.chmod(mode)
+    for cache_folder in (above, above / "covfree", above / "own" / "covfree"):
+        settings.clear()
+        monkeypatch.setenv("COVFREE_CACHE", str(cache_folder))
+        monkeypatch.setattr(cache, "_processor", lambda: "AuthenticAMD")
+        cache.keep_compiled()
+        assert ("jax_compilation_cache_dir" in settings) == is_kept
+
+
+def test_a_link_above_is_resolved(settings, monkeypatch, tmp_path):
+    (tmp_path / "link").symlink_to(tmp_path / "own")
+    monkeypatch.setenv("COVFREE_CACHE", str(tmp_path / "link" / "covfree"))
+    monkeypatch.setattr(cache, "_processor", lambda: "AuthenticAMD")
+    cache.keep_compiled()
+    folder = Path(str(settings["jax_compilation_cache_dir"]))
+    assert folder.is_relative_to(tmp_path / "own" / "covfree")
+    (tmp_path / "own").chmod(0o770)
+    settings.clear()
+    cache.keep_compiled()
+    assert not settings
+
+
+def test_new_folders_are_the_users_alone(settings, monkeypatch, tmp_path):
+    monkeypatch.setenv("COVFREE_CACHE", str(tmp_path / "own" / "covfree"))
+    monkeypatch.setattr(cache, "_processor", lambda: "AuthenticAMD")
+    before = os.umask(0o002)
+    try:
+        cache.keep_compiled()
+    finally:
+        os.umask(before)
+    assert settings
+    assert all(each.stat().st_mode & 0o777 == 0o700 for each in (tmp_path / "own").rglob("*"))
+    assert (tmp_path / "own").stat().st_mode & 0o777 == 0o700
+
+
+def test_empty_files_are_deleted(settings, monkeypatch, tmp_path):
+    """jax never writes a file again, so an empty one would cost a compilation in each run."""
+    monkeypatch.setenv("COVFREE_CACHE", str(tmp_path))
+    monkeypatch.setattr(cache, "_processor", lambda: "AuthenticAMD")
+    cache.keep_compiled()
+    folder = Path(str(settings["jax_compilation_cache_dir"]))
+    (folder / "jit_f-cache").touch()
+    (folder / "jit_g-cache").write_bytes(b"code")
+    cache.keep_compiled()
+    assert [file.name for file in kept(tmp_path)] == ["jit_g-cache"]
+
+
 def test_the_limit_survives_links_and_deletes_nothing_elsewhere(settings, monkeypatch, tmp_path):
     monkeypatch.setenv("COVFREE_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(cache, "_processor", lambda: "AuthenticAMD")
