@@ -31,9 +31,11 @@ def padded_rows(rows: Rows, size: int) -> Rows:
 
     def fill(leaf: Any, value: int = 0) -> np.ndarray:
         leaf = np.asarray(leaf)
-        # Widen an unsigned type, which cannot hold −1.
-        dtype = np.promote_types(leaf.dtype, np.int8) if value < 0 else leaf.dtype
-        return np.concatenate([leaf, np.full((short, *leaf.shape[1:]), value, dtype)])
+        # Widen an unsigned type, which cannot hold −1; NumPy would widen uint64 to a float.
+        if value < 0:
+            wide = np.int64 if leaf.dtype == np.uint64 else np.promote_types(leaf.dtype, np.int8)
+            leaf = leaf.astype(wide, copy=False)
+        return np.concatenate([leaf, np.full((short, *leaf.shape[1:]), value, leaf.dtype)])
 
     client = None if rows.client is None else fill(rows.client, -1)
     return replace(jax.tree.map(fill, rows), label=fill(rows.label, -1), client=client)

@@ -47,12 +47,8 @@ def shard_rows(rows: Rows, mesh: Mesh, *, whole_clients: bool = False) -> Rows:
     for name in ("label", "client", "count"):
         check_int32(name, getattr(rows, name))
     rows = jax.tree.map(np.asarray, rows)
-    # Clip padding, which jax would truncate to numbers that may be classes.
-    least = np.iinfo(np.int32).min
     for name in ("label", "client", "count"):
-        given = getattr(rows, name)
-        if given is not None and given.min(initial=0) < least:
-            rows = replace(rows, **{name: given.clip(least)})
+        rows = replace(rows, **{name: _narrow(getattr(rows, name), name != "count")})
     clients = None
     if whole_clients:
         if rows.client is None:
@@ -81,6 +77,18 @@ def shard_rows(rows: Rows, mesh: Mesh, *, whole_clients: bool = False) -> Rows:
     local = jax.tree.map(lambda *leaves: np.concatenate(leaves), *parts)
     sharding = NamedSharding(mesh, PartitionSpec(mesh.axis_names))
     return jax.tree.map(partial(jax.make_array_from_process_local_data, sharding), local)
+
+
+def _narrow(column: Any, signed: bool) -> Any:
+    """Return a column with padding that int32 can hold, and as int32 if ``signed``; None and floats stay."""
+    if column is None or column.dtype.kind not in "iu":
+        return column
+    least = np.iinfo(np.int32).min
+    if column.min(initial=0) < least:
+        # Clip padding, which jax would truncate to numbers that may be classes.
+        column = column.clip(least)
+    # Unsigned 64-bit integers and the −1 of padding would become floats, which merge large numbers.
+    return column.astype(np.int32, copy=False) if signed else column
 
 
 def _check_sharded(method: Any, rows: Any) -> None:

@@ -1,5 +1,6 @@
 """Totals over devices, and over parts that are made on the way, are those of one table in memory."""
 
+import warnings
 from functools import partial
 
 import federations
@@ -15,6 +16,7 @@ from precision import FLOAT32, relative_error
 
 import covfree
 from covfree.core.sums import PART
+from covfree.engine.parts import padded_rows
 
 if hasattr(jax, "shard_map"):
     shard_map = jax.shard_map
@@ -145,6 +147,38 @@ def test_integers_that_int32_cannot_hold(mesh):
     label = np.array([0, 2**32])
     with pytest.raises(ValueError, match=r"label: .*4294967296 at position 1"):
         covfree.shard_rows(covfree.Rows(np.ones((2, 2), np.float32), np.ones(2, int), label), mesh)
+
+
+@pytest.mark.parametrize("whole_clients", [False, True])
+def test_unsigned_labels_and_clients_stay_integers(mesh, whole_clients):
+    """As floats, clients above 2²⁴ would merge."""
+    labels, clients = np.arange(41) % 3, 2**24 + np.arange(41)
+    means = np.random.default_rng(0).normal(size=(41, 2)).astype(np.float32)
+    signed, unsigned = (
+        covfree.shard_rows(
+            covfree.Rows(means, np.ones(41, np.int32), labels.astype(dtype), clients.astype(dtype)),
+            mesh,
+            whole_clients=whole_clients,
+        )
+        for dtype in (np.int64, np.uint64)
+    )
+    assert (unsigned.label.dtype, unsigned.client.dtype) == (np.int32, np.int32)
+    assert set(np.unique(unsigned.client)) == {-1, *clients}
+    np.testing.assert_array_equal(unsigned.label, signed.label)
+    np.testing.assert_array_equal(unsigned.client, signed.client)
+
+
+def test_padding_keeps_unsigned_integers():
+    labels = np.array([2**53 + 1, 3], np.uint64)
+    padded = padded_rows(covfree.Rows(np.ones((2, 2)), np.ones(2), labels, labels), 3)
+    assert padded.label.tolist() == padded.client.tolist() == [2**53 + 1, 3, -1]
+    assert padded.label.dtype == padded.client.dtype == np.int64
+
+
+def test_half_precision_counts_give_no_warning(mesh):
+    rows = covfree.Rows(np.ones((2, 2), np.float32), np.ones(2, np.float16), np.zeros(2, np.int32))
+    with warnings.catch_warnings(action="error"):
+        assert float(covfree.shard_rows(rows, mesh).count.sum()) == 2
 
 
 def test_clients_that_must_stay_whole_have_to_be_known(mesh):
