@@ -7,7 +7,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import jax
 import numpy as np
 
 from covfree.backbones import Backbone
@@ -18,6 +17,7 @@ from covfree.core.optional import optional
 from covfree.core.types import LinearHead
 from covfree.heads.file import SavedHead
 from covfree.heads.onnx_graph import head_to_onnx
+from covfree.studies.predictions import scores_of
 
 # The oldest version of the ONNX operators in which heads can be written.
 _OLDEST = 13
@@ -113,7 +113,7 @@ def export_onnx(
             features = partial(_run, session, output)
         model = _joined(onnx, before, saved, output)
     given = np.random.default_rng(0).normal(size=(4, *shape)).astype(np.float32)
-    theirs = np.asarray(jax.jit(saved.head)(np.asarray(features(given)).reshape(len(given), -1)))
+    theirs = scores_of(saved.head, np.asarray(features(given)).reshape(len(given), -1))
     session = _session(model)
     # Check a batch of one too, as the exported file takes any batch size.
     ours = np.stack(

@@ -11,6 +11,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+import covfree
 from covfree.core import cache
 
 # A command of one function, which prints how many compiled functions were found and the function's value.
@@ -281,6 +282,31 @@ def test_kept_functions_hold_no_features(tmp_path):
     code = b"".join(_unpacked(file) for file in files)
     assert b"fusion" in code
     assert not any(row[:2].tobytes() in code for row in features)
+
+
+def test_kept_functions_hold_no_head(tmp_path):
+    for name in ("onnx", "onnxruntime"):
+        pytest.importorskip(name)
+    weight = np.random.default_rng(0).normal(size=(70, 50)).astype(np.float32)
+    covfree.save_head(covfree.LinearHead(weight, np.zeros(50, np.float32)), tmp_path / "head.npz")
+    subprocess.run(
+        [
+            *(sys.executable, "-c", "from covfree.cli import main; main()", "export"),
+            *("--head", "head.npz", "--out", "head.onnx"),
+        ],
+        env=os.environ
+        | {
+            "JAX_COMPILATION_CACHE_DIR": str(tmp_path / "kept"),
+            "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+        },
+        cwd=tmp_path,
+        check=True,
+        capture_output=True,
+        timeout=120,
+    )
+    code = b"".join(_unpacked(file) for file in (tmp_path / "kept").glob("*-cache"))
+    assert b"fusion" in code or b"dot" in code
+    assert not any(row[:2].tobytes() in code for row in weight)
 
 
 def _unpacked(file: Path) -> bytes:
