@@ -111,10 +111,11 @@ def test_other_processors_keep_nothing(settings, monkeypatch, tmp_path, processo
     assert not list(tmp_path.iterdir())
 
 
-def test_a_folder_of_the_users_own_stays(settings, monkeypatch, tmp_path):
+@pytest.mark.parametrize("own", ["own", ""])
+def test_a_folder_of_the_users_own_stays(settings, monkeypatch, tmp_path, own):
     monkeypatch.setenv("COVFREE_CACHE", str(tmp_path))
     monkeypatch.setattr(cache, "_processor", lambda: "AuthenticAMD")
-    monkeypatch.setitem(cache.jax.config.values, "jax_compilation_cache_dir", "own")
+    monkeypatch.setitem(cache.jax.config.values, "jax_compilation_cache_dir", own)
     cache.keep_compiled()
     assert not settings
 
