@@ -60,7 +60,7 @@ class SecureSums:
         neighbours: the number of other sites with which each site shares masks, an even number; None for all.
         threshold: how many of a site's neighbours must stay to the end; None for the smallest number above
             half.
-        holders: for a method: a class is summed only if at least this many sites have examples of it, see
+        holders: for a method: a class is summed only if at least this many sites, 3 or more, have it, see
             `covfree.secure.common_classes`. None sums every class.
 
     Raises:

@@ -42,21 +42,21 @@ class _State(NamedTuple):
 def common_classes(algorithm: Algorithm, holders: int) -> Algorithm:
     """Return an algorithm that first counts each class's clients, and leaves out classes with few clients.
 
-    If only one client has a class, the sum of this class is that client's own sum, even under masks. So in a
-    round before the algorithm's own ones, each client uploads C numbers: 1 for each class that it has, 0 for
-    others. Their sums K_c are the numbers of clients with class c. The server announces the classes with
-    K_c ≥ ``holders``, and clients leave the examples of other classes out of everything they send. FedCOF
-    then takes three rounds of sums: K_c, class sums, and scatter. The head never predicts a class that was
-    left out.
+    If only one client has a class, the sum of this class is that client's own sum, even under masks; of two,
+    each learns the other's class mean from the total. So in a round before the algorithm's own ones, each
+    client uploads C numbers: 1 for each class that it has, 0 for others. Their sums K_c are the numbers of
+    clients with class c. The server announces the classes with K_c ≥ ``holders``, and clients leave the
+    examples of other classes out of everything they send. FedCOF then takes three rounds of sums: K_c, class
+    sums, and scatter. The head never predicts a class that was left out.
 
     A client must trust the announcement, as it does not see K_c.
 
     Args:
         algorithm: ``covfree.rounds.as_algorithm(method, num_classes=C, uploads="sums")``.
-        holders: the least number of clients that hold a class, at least 2; more if some may be corrupt.
+        holders: the least number of clients that hold a class, at least 3; more if some may be corrupt.
 
     Raises:
-        ValueError: if ``holders`` is below 2, or if the algorithm has no fixed number of rounds or of
+        ValueError: if ``holders`` is below 3, or if the algorithm has no fixed number of rounds or of
             classes, as its uploads are then not sums by class. A run raises if no class has enough holders.
 
     >>> import covfree
@@ -66,8 +66,8 @@ def common_classes(algorithm: Algorithm, holders: int) -> Algorithm:
     3
     """
     check_algorithm(algorithm)
-    if check_positive("holders", holders) < 2:
-        raise ValueError(f"holders: expected at least 2 clients, got {holders}")
+    if check_positive("holders", holders) < 3:
+        raise ValueError(f"holders: expected at least 3 clients, got {holders}")
     if algorithm.rounds is None or algorithm.num_classes is None:
         raise ValueError(f"algorithm: expected sums of a method's classes, got {algorithm.name!r}")
     return replace(

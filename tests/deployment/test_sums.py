@@ -258,7 +258,7 @@ def test_an_announcement_without_a_class_ends_the_federation(tmp_path):
         ({"sums": SecureSums(0.0)}, "sums: bound: expected a finite number above 0"),
         ({"sums": SecureSums(1e6, threshold=1)}, "sums: threshold: expected above half of 4 neighbours"),
         ({"sums": SecureSums(1e6, neighbours=3)}, "sums: neighbours: expected an even number"),
-        ({"sums": SecureSums(1e6, holders=1)}, "holders: expected at least 2"),
+        ({"sums": SecureSums(1e6, holders=2)}, "holders: expected at least 3 clients, got 2"),
         ({"sums": SecureSums(1e6, holders=9)}, "holders: expected at most the number of sites, 5, got 9"),
         ({"algorithm": "fedpft"}, "sums"),
         ({"algorithm": "fedcof", "judge_sites": True}, "judge_sites: expected an algorithm whose sites send"),

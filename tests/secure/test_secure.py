@@ -423,11 +423,11 @@ def test_classes_of_few_clients_are_left_out_of_sums():
             ValueError, match="no class is held by 100 clients or more: nothing is left to learn"
         ):
             learn()
-    with pytest.raises(ValueError, match="holders: expected at least 2"):
-        secure.common_classes(sums, 1)
+    with pytest.raises(ValueError, match="holders: expected at least 3 clients, got 2"):
+        secure.common_classes(sums, 2)
     model = finetune.linear_model(covfree.LinearHead(jnp.zeros((5, 3)), jnp.zeros(3)))
     with pytest.raises(ValueError, match="algorithm: expected sums of a method's classes, got 'fedavg'"):
-        secure.common_classes(finetune.fedavg(model), 2)
+        secure.common_classes(finetune.fedavg(model), 3)
 
 
 def test_means_of_groups_are_those_of_clients_that_hold_a_group_s_examples():
