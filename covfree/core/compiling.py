@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable
 from functools import cache, wraps
@@ -45,11 +46,40 @@ def _options(plain: bool) -> dict[str, bool | int]:
     """
     if jax.default_backend() != "cpu":
         return {}
-    return quick_options() | (_PLAIN if plain else {})
+    given = os.environ.get("XLA_FLAGS", "")
+    return quick_options() | {flag: value for flag, value in _PLAIN.items() if plain and flag not in given}
 
 
-# Arrays of at most this many numbers in all are small: `jit` with ``plain="small"``.
+# An array of at most this many numbers is small.
 _SMALL = 2**18
+_EXPONENTIALS = {"exp", "exp2", "expm1", "log", "log1p", "logistic", "tanh", "erf", "pow"}
+
+
+def _is_short(jaxpr: Any, repeated: bool = False) -> bool:
+    """Return whether a program has only small arrays, no random numbers, and no exponential in a loop.
+
+    Exponentials in loops are those of training and of expectation maximisation. ``repeated`` says whether the
+    program is a loop's body.
+    """
+    for equation in jaxpr.eqns:
+        name = equation.primitive.name
+        if any(math.prod(each.aval.shape) > _SMALL for each in equation.outvars):
+            return False
+        if name.startswith(("random", "threefry")) or (repeated and name in _EXPONENTIALS):
+            return False
+        values = jax.tree.leaves(list(equation.params.values()), is_leaf=lambda x: hasattr(x, "jaxpr"))
+        inner = [getattr(value, "jaxpr", value) for value in values]
+        again = repeated or name in ("while", "scan")
+        if not all(_is_short(each, again) for each in inner if hasattr(each, "eqns")):
+            return False
+    return True
+
+
+def _form(leaf: Any) -> Any:
+    """Return what ``jax.jit`` compiles for: an array's shape and data type, a static argument itself."""
+    if isinstance(leaf, jax.Array | np.ndarray):
+        return leaf.shape, leaf.dtype
+    return type(leaf) if isinstance(leaf, float) else leaf
 
 
 def jit(
@@ -63,8 +93,8 @@ def jit(
         function: the function to be compiled.
         plain: whether LLVM skips its optimisations, which take two thirds of compilation. Use it for long
             functions that spend their time in products and factorisations, which libraries compute. With
-            ``"small"``, LLVM skips them for arguments of at most 2¹⁸ numbers: a few milliseconds a call are
-            less than half a second of compilation, unless there are hundreds of calls.
+            ``"small"``, LLVM skips them if arrays have at most 2¹⁸ numbers each, nothing is drawn at random,
+            and no loop computes exponentials: then a call takes at most a few milliseconds more.
         how: further arguments of ``jax.jit``.
     """
     inside = jax.jit(function, **how)
@@ -73,14 +103,26 @@ def jit(
     def outermost(plain: bool) -> Callable[..., _R]:
         return jax.jit(function, compiler_options=_options(plain), **how)
 
+    short: dict[Any, bool] = {}
+
+    def is_short(leaves: list[Any], structure: Any, args: Any, kwargs: Any) -> bool:
+        arrays = [leaf for leaf in leaves if isinstance(leaf, jax.Array | np.ndarray)]
+        if any(array.size > _SMALL for array in arrays):
+            return False
+        # The decision depends on shapes, not on values, so another γ compiles nothing.
+        key = structure, tuple(map(_form, leaves))
+        if key not in short:
+            short[key] = _is_short(inside.trace(*args, **kwargs).jaxpr)
+        return short[key]
+
     @wraps(function)
     def call(*args: Any, **kwargs: Any) -> _R:
         # Inside a caller's ``jit`` a new array is traced even if no argument is, so test one too.
-        leaves = jax.tree.leaves((args, kwargs))
+        leaves, structure = jax.tree.flatten((args, kwargs))
         if not _options(True) or is_traced(*leaves, jax.device_put(np.float32(0))):
             return inside(*args, **kwargs)
         if plain == "small":
-            return outermost(sum(map(np.size, leaves)) <= _SMALL)(*args, **kwargs)
+            return outermost(is_short(leaves, structure, args, kwargs))(*args, **kwargs)
         return outermost(plain)(*args, **kwargs)
 
     # Provide the other methods of a jitted function, as in `solve_rows.lower(...)`.

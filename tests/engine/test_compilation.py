@@ -81,19 +81,44 @@ def test_what_is_compiled_quickly_can_be_called_anywhere(monkeypatch):
     compiling._options.cache_clear()
 
 
-def test_small_arguments_are_compiled_plainly(monkeypatch):
-    """Only their shapes decide, so equal calls give equal bits."""
+def test_short_programs_are_compiled_plainly(monkeypatch):
+    """Shapes decide, so equal calls give equal bits."""
     monkeypatch.setattr(compiling, "_SMALL", 6)
     seen = []
     original = jax.jit
     monkeypatch.setattr(jax, "jit", lambda f, **how: seen.append(how) or original(f, **how))
     total = compiling.jit(lambda x, y: (x * y).sum(), plain="small")
-    for size, number in ((3, 2), (4, 3), (3, 3), (4, 3)):
+    for size, number in ((3, 2), (7, 3), (3, 3), (7, 3)):
         assert total(jnp.ones(size), jnp.ones(size)) == size
         assert len(seen) == number
     (_, plain, quick) = (how.get("compiler_options", {}) for how in seen)
     assert plain.items() > quick.items()
     assert total._cache_size() == 2
+
+    class Scale:
+        """A static argument whose ``size`` is no number."""
+
+        def size(self):
+            return 2
+
+        def __call__(self, x):
+            return 2 * x
+
+    key = jax.random.key(0)
+    long = {
+        "drawn": lambda f, x: x + jax.random.normal(key, x.shape),
+        "wide": lambda f, x: jnp.outer(x, x).sum(0),
+        "trained": lambda f, x: jax.lax.fori_loop(0, 3, lambda _, w: w - jnp.exp(w), x),
+    }
+    short = {
+        "static": lambda f, x: f(x),
+        "summed": lambda f, x: jax.lax.fori_loop(0, 3, lambda i, w: w + x[i], x),
+    }
+    for functions, expected in ((long, quick), (short, plain)):
+        for name, function in functions.items():
+            seen.clear()
+            compiling.jit(function, plain="small", static_argnums=0)(Scale(), jnp.ones(3))
+            assert seen[-1].get("compiler_options") == expected, name
 
 
 @pytest.mark.parametrize(
