@@ -21,33 +21,23 @@ _R = TypeVar("_R")
 _QUICK = {"xla_cpu_use_fusion_emitters": False, "xla_cpu_parallel_codegen_split_count": 1}
 
 
-def quick_options() -> dict[str, bool | int]:
-    """Return XLA flags that shorten compilation on CPUs, except those that ``XLA_FLAGS`` sets already.
-
-    The result is empty for releases of jaxlib that may not know these flags: XLA refuses unknown ones.
-    """
-    major, minor = map(int, version("jaxlib").split(".")[:2])
-    given = os.environ.get("XLA_FLAGS", "")
-    known = (0, 6) <= (major, minor) < (0, 11)
-    return {flag: value for flag, value in _QUICK.items() if known and flag not in given}
-
-
 # The flags that jax's ``jax_disable_most_optimizations`` sets.
 _PLAIN = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
 
 
 @cache
 def _options(plain: bool) -> dict[str, bool | int]:
-    """Return the compiler's options: none on an accelerator, else `quick_options`.
+    """Return the compiler's options: on CPUs `_QUICK`, and `_PLAIN` if ``plain``; on accelerators none.
 
-    If ``plain``, they also include `_PLAIN`, which turns most optimisations off.
-
-    The options are computed once; later changes of ``XLA_FLAGS`` have no effect.
+    Flags that ``XLA_FLAGS`` sets are left out, and `_QUICK` for releases of jaxlib that may not know it: XLA
+    refuses unknown flags. The options are computed once; later changes of ``XLA_FLAGS`` have no effect.
     """
     if jax.default_backend() != "cpu":
         return {}
+    major, minor = map(int, version("jaxlib").split(".")[:2])
     given = os.environ.get("XLA_FLAGS", "")
-    return quick_options() | {flag: value for flag, value in _PLAIN.items() if plain and flag not in given}
+    flags = (_QUICK if (0, 6) <= (major, minor) < (0, 11) else {}) | (_PLAIN if plain else {})
+    return {flag: value for flag, value in flags.items() if flag not in given}
 
 
 # An array of at most this many numbers is small.
@@ -75,17 +65,10 @@ def _is_short(jaxpr: Any, repeated: bool = False) -> bool:
     return True
 
 
-def _form(leaf: Any) -> Any:
-    """Return what ``jax.jit`` compiles for: an array's shape and data type, a static argument itself."""
-    if isinstance(leaf, jax.Array | np.ndarray):
-        return leaf.shape, leaf.dtype
-    return type(leaf) if isinstance(leaf, float) else leaf
-
-
 def jit(
     function: Callable[..., _R], *, plain: bool | Literal["small"] = False, **how: Any
 ) -> Callable[..., _R]:
-    """Return the function, compiled as by ``jax.jit``, and on CPUs with `quick_options`.
+    """Return the function, compiled as by ``jax.jit``, and on CPUs with `_QUICK`.
 
     Inside another ``jit`` the options of that ``jit`` hold.
 
@@ -105,25 +88,20 @@ def jit(
 
     short: dict[Any, bool] = {}
 
-    def is_short(leaves: list[Any], structure: Any, args: Any, kwargs: Any) -> bool:
-        arrays = [leaf for leaf in leaves if isinstance(leaf, jax.Array | np.ndarray)]
-        if any(array.size > _SMALL for array in arrays):
-            return False
-        # The decision depends on shapes, not on values, so another γ compiles nothing.
-        key = structure, tuple(map(_form, leaves))
-        if key not in short:
-            short[key] = _is_short(inside.trace(*args, **kwargs).jaxpr)
-        return short[key]
-
     @wraps(function)
     def call(*args: Any, **kwargs: Any) -> _R:
         # Inside a caller's ``jit`` a new array is traced even if no argument is, so test one too.
         leaves, structure = jax.tree.flatten((args, kwargs))
         if not _options(True) or is_traced(*leaves, jax.device_put(np.float32(0))):
             return inside(*args, **kwargs)
-        if plain == "small":
-            return outermost(is_short(leaves, structure, args, kwargs))(*args, **kwargs)
-        return outermost(plain)(*args, **kwargs)
+        if plain != "small":
+            return outermost(plain)(*args, **kwargs)
+        # The decision depends on shapes and static arguments, not on numbers, so another γ compiles nothing.
+        forms = [(x.shape, x.dtype) if isinstance(x, jax.Array | np.ndarray) else x for x in leaves]
+        key = structure, *(type(form) if isinstance(form, float) else form for form in forms)
+        if key not in short:
+            short[key] = _is_short(inside.trace(*args, **kwargs).jaxpr)
+        return outermost(short[key])(*args, **kwargs)
 
     # Provide the other methods of a jitted function, as in `solve_rows.lower(...)`.
     for name in ("lower", "trace", "eval_shape", "clear_cache"):

@@ -45,7 +45,7 @@ def _with_choice(system: Any, params: Any, state: tuple[Any, ...]) -> Any:
     traced, if it has no automatic rule or several, or if ``system``, the function that makes the regularised
     matrix, does not call the rule exactly once.
     """
-    nodes, structure = jax.tree.flatten(params, is_leaf=_is_rule)
+    nodes, structure = jax.tree.flatten(params, is_leaf=lambda node: isinstance(node, Shrinkage))
     places = [place for place, node in enumerate(nodes) if is_automatic(node)]
     if system is None or len(places) != 1 or is_traced(*jax.tree.leaves((params, state))):
         return params
@@ -55,10 +55,6 @@ def _with_choice(system: Any, params: Any, state: tuple[Any, ...]) -> Any:
     rule = nodes[places[0]]
     nodes[places[0]] = Shrinkage(rule.rule(rule.strength, *asked[0]), _given)
     return jax.tree.unflatten(structure, nodes)
-
-
-def _is_rule(node: Any) -> bool:
-    return isinstance(node, Shrinkage)
 
 
 def _given(strength: Any, *_: Any) -> tuple[jax.Array, jax.Array]:
@@ -78,5 +74,5 @@ def _asked(system: Callable[..., Any], params: Any, state: tuple[Any, ...]) -> l
     def noting(node: Any) -> Any:
         return replace(node, rule=note) if is_automatic(node) else node
 
-    system(jax.tree.map(noting, params, is_leaf=_is_rule), *state)
+    system(jax.tree.map(noting, params, is_leaf=lambda node: isinstance(node, Shrinkage)), *state)
     return asked
