@@ -19,9 +19,23 @@ from covfree.methods import Method
 
 
 def head_of(method: Method[Any], state: tuple[Any, ...]) -> Any:
-    """Solve for the head from the server's state after the last round."""
-    numbers = _with_choice(method.system, method.params, state)
-    return _head(method.system, method.head, method.params, numbers, method.feature_map, state)
+    """Solve for the head from the server's state after the last round.
+
+    The automatic rule takes longer to compile than everything else. So it is called here, compiled by itself,
+    once for all methods whose sums have the same shapes. The head is then solved with a rule that returns the
+    result. This is not possible if arrays are traced, or if the system, the function that makes the
+    regularised matrix, does not call the rule exactly once.
+    """
+    params = numbers = method.params
+    nodes, structure = jax.tree.flatten(params, is_leaf=lambda node: isinstance(node, Shrinkage))
+    places = [place for place, node in enumerate(nodes) if is_automatic(node)]
+    if method.system is not None and len(places) == 1 and not is_traced(*jax.tree.leaves((params, state))):
+        asked = _asked(method.system, params, state)
+        if len(asked) == 1:
+            rule = nodes[places[0]]
+            nodes[places[0]] = Shrinkage(rule.rule(rule.strength, *asked[0]), _given)
+            numbers = jax.tree.unflatten(structure, nodes)
+    return _head(method.system, method.head, params, numbers, method.feature_map, state)
 
 
 @partial(jit, plain="small", static_argnums=(0, 1))
@@ -30,31 +44,11 @@ def _head(
 ) -> Any:
     """Return the head, solved with the system, that is the regularised matrix.
 
-    The functions ``system`` and ``head`` get different hyperparameters: ``numbers`` (from `_with_choice`) and
+    The functions ``system`` and ``head`` get different hyperparameters: ``numbers`` (from `head_of`) and
     the method's own ``params``.
     """
     found = head(params, None if system is None else system(numbers, *state), *state)
     return found if feature_map is None else MappedHead(feature_map, found)
-
-
-def _with_choice(system: Any, params: Any, state: tuple[Any, ...]) -> Any:
-    """Return ``params``, with the automatic shrinkage rule replaced by a rule that returns its result.
-
-    The automatic rule takes longer to compile than everything else. So it is called here, compiled by itself,
-    once for all methods whose sums have the same shapes. ``params`` is returned unchanged if arrays are
-    traced, if it has no automatic rule or several, or if ``system``, the function that makes the regularised
-    matrix, does not call the rule exactly once.
-    """
-    nodes, structure = jax.tree.flatten(params, is_leaf=lambda node: isinstance(node, Shrinkage))
-    places = [place for place, node in enumerate(nodes) if is_automatic(node)]
-    if system is None or len(places) != 1 or is_traced(*jax.tree.leaves((params, state))):
-        return params
-    asked = _asked(system, params, state)
-    if len(asked) != 1:
-        return params
-    rule = nodes[places[0]]
-    nodes[places[0]] = Shrinkage(rule.rule(rule.strength, *asked[0]), _given)
-    return jax.tree.unflatten(structure, nodes)
 
 
 def _given(strength: Any, *_: Any) -> tuple[jax.Array, jax.Array]:

@@ -316,7 +316,7 @@ def cache_file(stem: str, key: dict[str, Any]) -> Path:
     file = folder / f"{re.sub(r'[^A-Za-z0-9._-]+', '_', stem)[:80]}-{digest}.npz"
     try:
         if not file.exists():
-            folder.mkdir(parents=True, exist_ok=True)
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             with TemporaryFile(dir=folder):
                 pass
     except OSError as error:
