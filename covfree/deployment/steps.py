@@ -147,7 +147,7 @@ class Steps:
         )
 
     def sent_form(self, state: Any) -> Any:
-        """Return a broadcast of zeros for this state."""
+        """Return a template of what the server sends in this state: the same shapes and types, but zeros."""
         return zeros_of(self.broadcast, state)
 
     def form(self, state: Any) -> Parts:

@@ -112,8 +112,8 @@ class How(NamedTuple):
         num_classes: C.
         whole: whether all rows must be summed in one part, see `Method.whole_clients`.
         axis_name: under ``shard_map``, the mesh axes over which rows are sharded.
-        few: whether all clients' numbers are already below `SAMPLE`, the size of the automatic rule's sample:
-            `numbered` then keeps them.
+        few: whether all numbers in `Rows.client` are below `SAMPLE`, the number of clients that automatic
+            shrinkage samples. If so, `numbered` does not renumber the clients.
     """
 
     num_classes: int

@@ -148,7 +148,8 @@ def _images(
     gamma = loading(numbers.shrinkage, trace / degrees / dim, dim, degrees)
     if gram is None:
         return image / degrees + gamma * search.directions
-    # The system is the Gram matrix plus λI; it is known except for the scatter within classes.
+    # The system is the Gram matrix plus λI. Of its scatter within classes only the product with the
+    # directions is known, ``image``; class means give the other terms, ``rest``.
     none = Scatter.from_factor(jnp.zeros_like(search.directions[:, :1].T))
     rest = total_gram(none, moments, scatter=gram)
     return image + rest.times(search.directions) + gamma * degrees * search.directions
