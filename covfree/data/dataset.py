@@ -123,7 +123,7 @@ def load(
 
 
 def _named(file: StrPath) -> tuple[str, dict[str, str]]:
-    """Split an argument into a path and the names of columns after it."""
+    """Split an argument such as ``x.csv:labels=kind`` into the path and a dict of column names."""
     path, named = re.fullmatch(_NAMED, str(file)).groups()  # pyright: ignore[reportOptionalMemberAccess]
     return path, dict(pair.split("=", 1) for pair in named.split(":")[1:])
 

@@ -130,7 +130,7 @@ class Found(NamedTuple):
 
 
 def scan(root: Path) -> Found:
-    """List a folder and everything below it."""
+    """List all files and folders below a folder; hidden ones are listed separately, and not entered."""
     found = Found({}, [], [])
     # Folders still to be listed, each with the prefix of its files' names. To notice cycles of links, each
     # also has the identities of itself and all folders above.

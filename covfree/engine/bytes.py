@@ -34,7 +34,7 @@ class SentBytes(NamedTuple):
 
     @property
     def total(self) -> int:
-        """Statistics and counts together."""
+        """The bytes of statistics and counts together."""
         return self.statistics + self.counts
 
 

@@ -58,7 +58,7 @@ def _given(strength: Any, *_: Any) -> tuple[jax.Array, jax.Array]:
 
 @partial(jit, static_argnums=0)
 def _asked(system: Callable[..., Any], params: Any, state: tuple[Any, ...]) -> list[Any]:
-    """Return the arguments with which ``system`` calls the automatic rule, one entry for each call."""
+    """Return the arguments with which ``system`` calls the rule of automatic shrinkage, for each call."""
     asked = []
 
     def note(strength: Any, *given: Any) -> tuple[jax.Array, jax.Array]:

@@ -80,7 +80,7 @@ def _is_layer(path: tuple[Any, ...], leaf: Any) -> bool:
 
 
 def _merged(trained: Any, frozen: Any) -> Any:
-    """Return the model's own parameters, with s A B added to the layers."""
+    """Return the model's own parameters, with LoRA's change s A B added to each layer."""
 
     def one(path: tuple[Any, ...], leaf: jax.Array) -> jax.Array:
         own = trained["added"].get(jax.tree_util.keystr(path))

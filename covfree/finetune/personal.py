@@ -227,7 +227,7 @@ def client_accuracy(
 def _predicted(
     models: Any, features: Any, known: jax.Array | None, places: jax.Array, clients: jax.Array, who: jax.Array
 ) -> jax.Array:
-    """Predict the classes of the examples ``places`` [blocks, batch], where −1 is padding.
+    """Predict the classes of the examples with the indices ``places`` [blocks, batch], where −1 is padding.
 
     If each client has a model, block b uses the model of client ``who[b]``. ``clients`` [blocks, batch] are
     the examples' clients. ``known`` [clients, classes] is above 0 for the classes that a client may predict.

@@ -57,7 +57,7 @@ def _within_system(ridge: Scalar, moments: Moments, within: Scatter) -> Scatter:
 def within_head(
     params: object, system: Scatter, moments: Moments, within: Scatter, **options: bool
 ) -> LinearHead:
-    """Make the head of ``system`` and ``moments`` by `ridge_head`, which takes the ``options``."""
+    """Make the `ridge_head` from the regularised matrix ``system`` and the class moments."""
     return ridge_head(system, moments, **options)
 
 

@@ -63,7 +63,7 @@ def _first_phase(
 def _spread_phase(
     shrinkage: Shrinkage, state: tuple[Any], rows: Rows, num_classes: int, *, within: Within
 ) -> Spread:
-    """Compute the terms of `Spread`; added up, ``scatter`` plus ``inner`` is the unshrunk covariance."""
+    """Compute the `Spread` of some rows; of all rows, ``scatter`` + ``inner`` is the unshrunk covariance."""
     (first,) = state
     degrees = _degrees(within, first)
     factor = within.factor(rows, first) / jnp.sqrt(degrees)

@@ -117,7 +117,7 @@ class Private:
         return total
 
     def choose(self, first: Upload) -> Kind | None:
-        """Return the kind of the second step's uploads, by the first total; None if there is no such step."""
+        """Choose the second step's kind of uploads, by the first step's total; None without a second step."""
         if len(self.grids) == 1:
             return None
         self._check_total(0, first, first)

@@ -120,7 +120,7 @@ def square_sums(rows: Rows) -> np.ndarray:
 def sound_rows(rows: Rows, types: RowTypes, *, num_classes: int) -> Rows:
     """Return rows converted to ``types``, the data types in which they are summed.
 
-    `check_rows` checks the rows before the conversion, and again after it if it shortens a data type.
+    `check_rows` checks the rows before the conversion, and again afterwards if a data type became shorter.
     """
     check_rows(rows, num_classes=num_classes)
     cast = types.cast(rows)

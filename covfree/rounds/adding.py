@@ -37,7 +37,7 @@ class Parts:
 
     @classmethod
     def of(cls, upload: Any) -> Parts:
-        """Split an upload into its arrays and the arrays of its tables."""
+        """Split an upload into the arrays that are added and, for each table, the table's arrays."""
         parts, whole = jax.tree.flatten(upload, is_leaf=is_table)
         tables = tuple(jax.tree.structure(part) if is_table(part) else None for part in parts)
         return cls(

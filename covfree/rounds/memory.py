@@ -53,7 +53,7 @@ class Bank:
 
     Attributes:
         leaves: the pytree.
-        place: where the leaves are kept.
+        place: ``"device"`` or ``"host"``, where the leaves are kept.
     """
 
     leaves: Any

@@ -166,7 +166,10 @@ class Simulation(NamedTuple):
         }
 
     def structure_after(self, items: list[list[int]], held: Held, bank: Bank) -> Any:
-        """Return the pytree structure of `Held` after rounds whose tables have the lengths ``items``."""
+        """Return the pytree structure of `Held` after some rounds.
+
+        ``items`` has the lengths of the tables in each round's total.
+        """
         state = held.state
         for counts in items:
             given = self.given(state, bank).uploads

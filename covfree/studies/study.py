@@ -254,7 +254,10 @@ class Study:
 
 
 class _Loaded:
-    """The data of one seed. For methods in closed form, training features are on the device, unless large."""
+    """One seed's features and labels, and its images if the data set has them.
+
+    For methods in closed form, training features are on the device, unless large.
+    """
 
     def __init__(self, study: Study, dataset: str, seed: int) -> None:
         self.study, self.seed, self.data = study, seed, study.datasets[dataset](seed)

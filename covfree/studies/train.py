@@ -65,8 +65,8 @@ def train(
 ) -> Run:
     """Run a training, from its checkpoint if there is one, and return its `Run`.
 
-    With ``folder``, checkpoints and the trained head are saved there. ``predictions`` is whether test
-    predictions are counted.
+    With ``folder``, checkpoints and the trained head are saved there. ``predictions`` says whether
+    the run gets counts of the test predictions.
     """
     history = history or History("", training.rounds, None, Listener())
     key, count = jax.random.key(task.seed), int(task.clients.max()) + 1
@@ -177,7 +177,7 @@ def _moved(task: Task, params: Any) -> Task:
 
 
 def _keep(stretch: _Stretch, checkpoint: Path) -> None:
-    """Save model and records at the start of a stretch of rounds; remove the last stretch's checkpoint."""
+    """Save model and records at the start of a stretch of rounds; remove the previous one's checkpoint."""
     checkpoint.mkdir(parents=True, exist_ok=True)
     leaves: Any = {f"leaf{i}": np.asarray(leaf) for i, leaf in enumerate(jax.tree.leaves(stretch.model))}
     about = json.dumps({"number": stretch.number, "records": stretch.records})

@@ -106,7 +106,7 @@ def doubling(case: Case) -> None:
 
 
 def merging(case: Case) -> None:
-    """Two rows of equal class and mean act like one of their total count, up to scale and a multiple of I."""
+    """Merging two rows of equal class and mean changes the estimate only by a factor and a multiple of I."""
     rows = paired(case.about.dim)
     first = np.flatnonzero((rows.label >= 0) & (np.arange(len(rows.label)) % 5 == 0))
     count, label = rows.count.copy(), rows.label.copy()
@@ -117,7 +117,7 @@ def merging(case: Case) -> None:
 
 
 def unbiased(case: Case) -> None:
-    """If rows are means of examples with one covariance, the average estimate is as ``unbiased_for`` says."""
+    """If examples share a covariance, estimates from their means average to what ``unbiased_for`` names."""
     expected = case.about.unbiased_for
     if expected is None:
         return

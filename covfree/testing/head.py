@@ -99,7 +99,7 @@ def pytree(case: Case) -> None:
 
 
 def scores(case: Case) -> None:
-    """Features [*batch, dim] give scores [*batch, classes] in the same precision, the same in any batch."""
+    """Features [*batch, dim] give scores [*batch, classes] in their precision, whatever the batch's shape."""
     head, features = case.made, case.example.probes.astype(np.float32)
     try:
         together = np.asarray(head(features))

@@ -153,7 +153,7 @@ def reference(case: Case) -> None:
 
 
 def gradients(case: Case) -> None:
-    """Derivatives by the transform's numbers are finite."""
+    """Derivatives with respect to the transform's hyperparameters are finite."""
     assert_numbers(case.compiled(case.example)[0].slopes, "derivatives by the ")
 
 

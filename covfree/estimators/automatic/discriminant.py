@@ -115,7 +115,7 @@ def predicted_margins(
     def products(rows: jax.Array, weights: jax.Array) -> tuple[jax.Array, jax.Array]:
         """Return Σ_s w_s a_ls² and Σ_s w_s a_is a_ls for each row w of ``weights``.
 
-        The matrix a = ``rows`` has a row for each class: l is any class, and i one of the classes ``chosen``.
+        The matrix a = ``rows`` has a row for each class; s is a column, l any class, i one of ``chosen``.
         """
         left = rows[chosen][None, :, :] * weights[:, None, :]
         size = weights.shape[0] * chosen.shape[0]

@@ -112,7 +112,7 @@ def deterministic_equivalents(
 ) -> tuple[Float[Array, ""], Float[Array, ""]]:
     """Estimate T ≈ tr(HΣ) and φ with HΣH ≈ HΣ̂H/φ, for H = (Σ̂ + γI)⁻¹ and the true covariance Σ.
 
-    T and φ follow from ``trace`` = tr(HΣ̂) and from the degrees of freedom of Σ̂.
+    γ is the strength of shrinkage. T and φ follow from ``trace`` = tr(HΣ̂) and the degrees of freedom of Σ̂.
     """
     degrees, weight = jnp.where(freedom.weight > 0, freedom.degrees, 0), freedom.weight
     # HΣ̂ has Σ_j ν_j nonzero eigenvalues, each below 1: keep the trace below their number despite rounding.

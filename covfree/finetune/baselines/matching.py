@@ -145,13 +145,13 @@ def _assigned(matrix: Any, kept: Any, open_to: Any) -> np.ndarray:
 def assign(
     matrix: Float[Array, "prompts centres"], kept: Bool[Array, " prompts"], open_to: Bool[Array, " centres"]
 ) -> Int[Array, " prompts"]:
-    """Return a different centre for each prompt, such that the sum over these pairs is largest.
+    """Return a different centre for each prompt, such that the sum of ``matrix`` over these pairs is largest.
 
     The assignment problem is solved on the host, by SciPy's ``linear_sum_assignment``. If a number of the
     matrix is not finite, the assignment is arbitrary.
 
     Args:
-        matrix: what a pair of a prompt and a centre adds to the sum.
+        matrix: for each pair of a prompt and a centre, what the pair adds to the sum.
         kept: which rows are prompts; padding gets −1. There must be at least as many open centres as prompts.
         open_to: which centres may be assigned.
     """

@@ -113,7 +113,7 @@ def shares(outcome: Outcome, group: Any, among: Any, size: int) -> Float[Array, 
 
 
 def mean_over(values: Any, kept: Any) -> Float[Array, ""]:
-    """Return the mean of the ``values`` where ``kept`` is True; +∞ if one is +∞, NaN if there are none."""
+    """Return the mean of the ``values`` where ``kept`` is True; +∞ if one is +∞, NaN if no value is kept."""
     # Use `mean_groups`: a plain sum of a million float32 loses digits. Infinite values would make its result
     # NaN, so they are added afterwards.
     infinite = kept & (values == jnp.inf)

@@ -92,7 +92,7 @@ def fedcgs(shrinkage: Scalar = 0.0, *, feature_map: FeatureMap | None = None) ->
 
 
 class _Numbers(NamedTuple):
-    """Hyperparameters of `qda`, whose numbers ``vmap`` may sweep."""
+    """Hyperparameters of `qda`, which ``vmap`` may sweep: its shrinkage rule, and κ/d (``degrees``)."""
 
     shrinkage: Shrinkage
     degrees: Scalar

@@ -103,7 +103,7 @@ _ROUNDS = (
 
 
 def _flops(numbers: _Numbers, num_examples: int, dim: int, num_classes: int) -> int:
-    """Count the Gram matrix as if it were dense, though one-hot tables are mostly 0."""
+    """Count all clients' operations; for ΦᵀΦ as if Φ were dense, though its one-hot vectors are mostly 0."""
     bits = dim * numbers.num_buckets
     mapped = -(-bits // numbers.group_size) * 2**numbers.group_size
     return num_examples * (5 * dim + bits + 2 * mapped * (mapped + num_classes))

@@ -28,7 +28,7 @@ class Answer(NamedTuple):
 
 
 def answer(numbers: Any, sent: tuple[jax.Array, jax.Array | None], rows: Rows, num_classes: int) -> Answer:
-    """Compute a client's answer: the product of its scatter with the directions.
+    """Compute a client's answer: the product of its scatter with the directions that the server sent.
 
     If the server sent no means, the scatter is about the client's own class means, with n − 1 degrees of
     freedom for a class of n examples. If it sent the class means of all clients, the scatter is about those,

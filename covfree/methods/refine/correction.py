@@ -181,7 +181,7 @@ def _asked(start: Head, scale: jax.Array, moments: Moments, point: jax.Array) ->
 
 
 def _first_asked(start: Head, moments: Moments, zero: jax.Array) -> Asked:
-    """Make the classifier of the method's head h₀ = ``start`` alone, with inverse temperature 1."""
+    """Return the broadcast of the method's head h₀ = ``start``, with inverse temperature 1, uncorrected."""
     asked = _asked(start, jnp.ones((), zero.dtype), moments, zero)
     return asked if asked.head is None else asked._replace(linear=None)
 

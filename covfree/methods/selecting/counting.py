@@ -109,7 +109,7 @@ def begin(params: tuple[Any, ...], running: Running, maker: Maker) -> tuple[Know
 
 
 def each_head(params: tuple[Any, ...], heads: tuple[Head, ...], maker: Maker) -> list[Head]:
-    """Unstack the heads, in the order of the methods."""
+    """Return each method's head, from the heads stacked by group; in the order of the methods."""
     found: dict[int, Head] = {}
     for group, stacked in zip(maker.groups(params), heads, strict=True):
         for place, who in enumerate(group):
@@ -164,7 +164,7 @@ def results_of(scores: jax.Array, label: jax.Array, by: By) -> jax.Array:
 
 
 def take(params: tuple[Any, ...], state: tuple[Known], total: Count, *, by: By) -> tuple[Known]:
-    """Store the clients' sums in the state; a head that is not finite gets the worst possible sum."""
+    """Store each head's sum of errors or losses; a head that is not finite gets the worst possible sum."""
     worst = total.number * (1.0 if by == "errors" else MOST)
     scores = jnp.where(state[0].sound, total.scores, worst.astype(total.scores.dtype))
     return (state[0]._replace(counted=Count(scores, total.number)),)

@@ -101,9 +101,9 @@ def select(candidates: Sequence[Method[H]], *, by: By = "errors", keep: float = 
     The counts are unbiased for these clients; they do not show the accuracy at new clients.
 
     Args:
-        candidates: two or more methods whose clients send the same; with equal counts the first is taken.
+        candidates: two or more methods whose clients send the same arrays; of equal counts the first wins.
             Examples: `fedcof` with different heads or priors, ``qda`` from means; `fed3r` with several λ;
-            some of them `refined` or `corrected`. Leave γ to the automatic rule.
+            some of them `refined` or `corrected`. Leave the shrinkage γ on ``"auto"``.
         by: what clients add up: ``"errors"``, or ``"losses"`` (−log softmax of the example's class, at most
             100), which judges probabilities too.
         keep: the share of examples that are kept aside, between 0 and 1. The head is fitted to all other

@@ -155,6 +155,6 @@ def serve(
 
 
 def receive(state: tuple[Running], rows: Rows, *, steps: tuple[Step, ...]) -> tuple[Running]:
-    """Store clients' rows in each state, by ``received`` of its step in the last round over rows."""
+    """Store clients' rows in each state by `Step.received`; ``steps`` make up the last round over rows."""
     tracks = zip(state[0].tracks, steps, strict=True)
     return (Running(tuple(s if step.received is None else step.received(s, rows) for s, step in tracks)),)

@@ -82,7 +82,7 @@ def headline(scored: Sequence[Scored], num_tests: int, bytes_name: str) -> list[
 def gains(scored: Sequence[Scored], said: Sequence[str]) -> list[str]:
     """Return the headline ``said`` with sentences on what training gained or lost.
 
-    If the best start is above all results of training, a sentence that says so comes first.
+    If the best accuracy before training is above all after it, a sentence that says so comes first.
     """
     order = ranked(scored)
     if not order:

@@ -40,7 +40,7 @@ class _Point(NamedTuple):
 
 
 def swept(results: Sequence[Result]) -> str | None:
-    """Return the name of the number with most values in the results; None if no number varies.
+    """Return the name of the setting with the most values in the results; None if no numeric setting varies.
 
     It is "alpha" or "clients", of the federation, or an argument of a method.
     """
