@@ -33,7 +33,7 @@ class RowTypes:
 
     @classmethod
     def of(cls, rows: Rows, total: float) -> RowTypes:
-        """Choose types for ``rows``.
+        """Choose data types for the arrays of ``rows``.
 
         Args:
             rows: the rows.

@@ -80,7 +80,7 @@ class Aggregate(Generic[H]):
 
     @property
     def tables(self) -> tuple[Table, ...]:
-        """All rows, merged or not."""
+        """The tables of all rows, merged or not."""
         return self.waiting if self.rows is None else (self.rows, *self.waiting)
 
     @property
@@ -289,7 +289,7 @@ def _features_of(method: Method[Any], features: Any) -> np.ndarray:
 
 
 def _added(total: Aggregate[H], features: np.ndarray, labels: Any, clients: Any) -> Aggregate[H]:
-    """Return the total with a block of examples added, each as a waiting row; ``features`` are mapped."""
+    """Return the total with examples added as rows in ``waiting``; the feature map was applied before."""
     _check_dim(total, features.shape[1], "features")
     clients = clients.astype(np.int64) if total.layout.by_client else np.zeros(len(labels), np.int64)
     block = Table(clients, labels.astype(np.int64), np.ones(len(labels), np.int64), features)

@@ -92,8 +92,8 @@ class TableParts:
     ) -> None:
         """Choose where to cut the table. This reads its counts and, if there are clients, clients and labels.
 
-        If there are more than 256 clients, those with equal counts of each class are told apart by their
-        means. Other means are not read.
+        If there are more than 256 clients, a sample of them is chosen, see `numbers_of`. For this, the means
+        of clients that have the same count of each class as another client are read, too.
         """
         # `np.asarray` of a memory map is a view, which reads nothing.
         rows = jax.tree.map(np.asarray, rows)

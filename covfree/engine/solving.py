@@ -52,7 +52,7 @@ def _head(
 
 
 def _given(strength: Any, *_: Any) -> tuple[jax.Array, jax.Array]:
-    """Return ``strength``, the pair (a, b) of a shrinkage to aΣ̂ + bI: a rule that was evaluated before."""
+    """Return (a, b) of a shrinkage to aΣ̂ + bI that was computed before and is stored in ``strength``."""
     return strength[0], strength[1]
 
 

@@ -126,7 +126,7 @@ def _squares_of(
     layout: Layout,
     dim: int,
 ) -> np.ndarray | None:
-    """Add up the rows' own ``squares`` by group; None if the layout keeps no scatter for each row.
+    """Add up the scatters (``squares``) of rows by group; None if the layout keeps no scatter by row.
 
     Row ``order[i]`` of the stacked tables is in group ``group[i]``; there are ``groups`` groups.
     """
@@ -165,7 +165,10 @@ def _add_squares(squares: np.ndarray, group: np.ndarray, values: np.ndarray, kin
 
 
 def rows_of(table: Table, layout: Layout, dtype: np.dtype) -> Rows:
-    """Make `Rows` from a table; if they are by client, pad them, so that similar sizes share compilations."""
+    """Make `Rows` from a table.
+
+    If each client has rows of its own, pad them, so that tables of similar size share compiled functions.
+    """
     covariance = None
     if table.squares is not None:
         degrees = np.maximum(table.count - 1, 1).reshape(-1, *(1 for _ in table.squares.shape[1:]))

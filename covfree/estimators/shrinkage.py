@@ -150,7 +150,7 @@ _SCALES = (2.0**60, 1.0, 2.0**-60)
 
 
 def _in_scale(covariance: Scatter) -> tuple[Scatter, jax.Array]:
-    """Return Σ̂ times one of `_SCALES`, chosen by Σ̂'s trace against under- and overflow, and its index."""
+    """Return Σ̂ times a factor from `_SCALES` that prevents under- and overflow, and the factor's index."""
     trace = covariance.dim * mean_variance(covariance)
     which = (trace > 2.0**-30).astype(jnp.int32) + (trace > 2.0**30).astype(jnp.int32)
     return covariance.scaled(jnp.asarray(_SCALES, trace.dtype)[which]), which

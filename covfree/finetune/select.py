@@ -67,8 +67,8 @@ class Upload(NamedTuple):
 
     Attributes:
         uploads: the candidates' uploads, stacked.
-        counted: each received model's sum of errors or losses over the client's examples kept aside, and
-            their number.
+        counted: each received model's sum of errors or losses over the examples that the client keeps aside,
+            and the number of these examples.
     """
 
     uploads: Any

@@ -29,7 +29,7 @@ _WIDTHS = 4.0
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class _Numbers:
-    """The method's hyperparameters, which ``vmap`` may sweep, and its static settings."""
+    """The arguments of `fed3r_random`: hyperparameters, which ``vmap`` may sweep, and static settings."""
 
     ridge: Scalar
     seed: Scalar

@@ -231,7 +231,7 @@ def _settings(feature_map: Any) -> list[str]:
 
 
 def _imprint(leaf: Any) -> bytes:
-    """Return bytes of a feature map's leaf, equal on all devices; for a float array, only its shape."""
+    """Return a feature map's leaf as bytes: of a float array only the shape, as devices round differently."""
     dtype, shape = jnp.result_type(leaf), jnp.shape(leaf)
     if jnp.issubdtype(dtype, jax.dtypes.prng_key):
         return np.asarray(jax.random.key_data(leaf)).tobytes()

@@ -1,4 +1,4 @@
-"""The rounds of a method, and how clients' terms are added up."""
+"""The rounds of a method, and the sums of what clients compute in a round."""
 
 from __future__ import annotations
 

@@ -68,7 +68,7 @@ def student(prior: Scalar = 1.0, *, rank: int | None = None) -> Student:
 
 
 class StudentNumbers(NamedTuple):
-    """Hyperparameters of a method with a Student head, whose numbers ``vmap`` may sweep."""
+    """The shrinkage and the prior of a method with a Student head; ``vmap`` may sweep their numbers."""
 
     shrinkage: Shrinkage
     prior: Scalar

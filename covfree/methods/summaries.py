@@ -116,7 +116,7 @@ def _class_means(
 def _own_class_means(
     features: Any, labels: Any, num_classes: int, *, covariance: CovarianceType | None
 ) -> Rows | None:
-    """Make one client's class means: each class has its own row, so nothing needs sorting."""
+    """Make one client's class means, a row for each class, without sorting; None if examples are too few."""
     if labels.shape[0] < num_classes:
         return None
     features, row = as_examples(features, labels=labels)

@@ -89,7 +89,7 @@ def _sent_variances(rows: Rows, moments: Moments) -> jax.Array:
 
 
 def from_components(weighting: Weighting) -> Within:
-    """Make the estimator with the factor `component_factor`; client shift does not bias it."""
+    """Make the estimator Ŵ = YᵀY with Y from `component_factor`; client shift does not bias it."""
     factor = bound(component_factor, weighting=weighting)
     return Within(component_moments, factor, bound(component_freedom, weighting=weighting))
 

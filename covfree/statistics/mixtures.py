@@ -211,7 +211,7 @@ def _mixture_rows(
     num_components: int,
     covariance: Structure,
 ) -> tuple[Rows, Integer[Array, ""], Integer[Array, ""]]:
-    """Compute, in one call, the rows, the number of client-class pairs and the size of the largest pair."""
+    """Compute the rows, the number of client-class pairs, and the largest number of examples of a pair."""
     kept = (labels >= 0) & (clients >= 0)
     # The pair of each example; −1 for padding.
     pair = subset_groups((clients, labels), kept, 1, None)[0]

@@ -27,7 +27,7 @@ class History:
         self._written, self._first, self._flops = 0, 0, np.zeros(0)
 
     def begin(self, records: list[Record], flops: np.ndarray) -> None:
-        """Begin after a closed-form stage, with the records up to it.
+        """Begin the history of rounds after a closed-form stage; ``records`` are those up to it.
 
         ``flops`` are the operations of all clients in each round of training after the stage.
         """

@@ -243,7 +243,7 @@ def _finite(figure: float) -> float | None:
 
 
 def _shown(name: str, mean: float, deviation: float | None) -> str:
-    """Format the figure ``name``: ``nll``, the negative log-likelihood, in nats, any other in percent."""
+    """Format the metric ``name``: ``nll``, the negative log-likelihood, in nats; any other in percent."""
     if name != "nll":
         return percent(mean, deviation)
     return f"{mean:.3f}" + ("" if deviation is None else f" ± {deviation:.3f}")

@@ -108,13 +108,13 @@ class Result:
         return self.spread(lambda run: run.accuracy)
 
     def spread(self, value: Callable[[Run], float]) -> tuple[float, float | None]:
-        """Return a figure's mean over the runs, and its standard deviation, None for a single run."""
+        """Return the mean of ``value`` over the runs, and its standard deviation, None for a single run."""
         values = [value(run) for run in self.runs]
         # Use NumPy, as `statistics.stdev` fails on NaN.
         return fmean(values), float(np.std(values, ddof=1)) if len(values) > 1 else None
 
     def mean(self, value: Callable[[Run], float]) -> float:
-        """Return a figure's mean over the runs."""
+        """Return the mean of ``value`` over the runs."""
         return fmean(value(run) for run in self.runs)
 
     def bytes(self, down: bool = False) -> float:
@@ -122,7 +122,7 @@ class Result:
         return self.mean(lambda run: run.sent.statistics + (run.received if down else 0))
 
     def median(self, value: Callable[[Run], float]) -> float:
-        """Return a figure's median over the runs. Use it for times, which other work may inflate."""
+        """Return the median of ``value`` over the runs. Use it for times, which other work may inflate."""
         return float(median(value(run) for run in self.runs))
 
 

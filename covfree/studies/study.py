@@ -173,8 +173,8 @@ class Study:
 
         Raises:
             ValueError: if a partition cannot be made, if data with its own clients is combined with several
-                federations, if the folder holds runs of another method with the same name or runs without
-                ``figures``, or if a training fails.
+                federations, if the folder holds runs of another method with the same name, or runs that
+                lack a metric in ``figures``, or if a training fails.
         """
         listener, cells, compiled = listener or Lines(), self.cells, set[Any]()
         kept, prints, done = self._kept()

@@ -100,7 +100,7 @@ class Task:
         return count_predictions(scores, self.data.test_labels, self.data.test_clients)
 
     def _tested(self, result: Any) -> tuple[Any, Any]:
-        """Return a result's head, and the test examples' features, by the result's network if it has one."""
+        """Return a result's head, and the test features, computed by the result's network if it has one."""
         if self.network is None:
             return result, self.test_inputs
         if hasattr(result, "trained"):

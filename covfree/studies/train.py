@@ -187,7 +187,7 @@ def _keep(stretch: _Stretch, checkpoint: Path) -> None:
 
 
 def _kept(training: Training, task: Task, checkpoint: Path) -> _Stretch | None:
-    """Return the last stretch that was saved; None if there is none.
+    """Return the last saved stretch, the rounds after a closed-form stage; None if there is none.
 
     Raises:
         ValueError: if the stretch begins after the last round of this training.

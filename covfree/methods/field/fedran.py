@@ -23,7 +23,7 @@ from covfree.statistics.feature_maps import relu_features
 
 
 class _LeftOut(NamedTuple):
-    """Sums over clients of c_k and c_k²; `fedran` defines c_k."""
+    """Sums of c_k and c_k² over clients k; c_k is a mean of squared singular values that k does not send."""
 
     total: jax.Array
     squares: jax.Array

@@ -32,7 +32,7 @@ _APART = 30.0
 
 
 class _Numbers(NamedTuple):
-    """Hyperparameters, whose numbers ``vmap`` may sweep; the last two are None for `fishermix`."""
+    """Hyperparameters that ``vmap`` may sweep; `proto_hyper` alone has ``distilled`` and ``temperature``."""
 
     shrinkage: Shrinkage
     spread: Scalar

@@ -22,7 +22,7 @@ from covfree.statistics.buckets import BucketFeatures, bucket_features, gaussian
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class _Numbers:
-    """The method's hyperparameters, which ``vmap`` may sweep, and its static settings."""
+    """The arguments of `safle`: hyperparameters, which ``vmap`` may sweep, and static settings."""
 
     ridge: Scalar
     seed: Scalar

@@ -75,7 +75,7 @@ class Asked(NamedTuple):
 
 
 class Numbers(NamedTuple):
-    """Hyperparameters, which ``vmap`` may sweep: those of the method, and λ."""
+    """Hyperparameters, which ``vmap`` may sweep: the method's ``params``, and λ, the penalty's weight."""
 
     first: Any
     penalty: Scalar
@@ -142,7 +142,7 @@ def _usable(metric: Factorisation) -> Factorisation:
 
 
 def rank(metric: Factorisation) -> jax.Array:
-    """Return the rank of the metric: the number of directions of features in which W can change."""
+    """Return the rank of the factorised covariance, the number of directions in which weights can change."""
     kept = (metric.diagonal > 0).sum()
     return jnp.where(metric.deficient, kept, metric.scatter.dim)
 

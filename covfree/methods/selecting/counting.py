@@ -171,7 +171,7 @@ def take(params: tuple[Any, ...], state: tuple[Known], total: Count, *, by: By) 
 
 
 def finish(params: tuple[Any, ...], system: None, known: Known, *, maker: Maker) -> Head:
-    """Return the head of the `best` method; before clients have counted, the first finite head."""
+    """Return the head of the `best` method; before clients have sent a `Count`, the first finite head."""
     index = best(known)
     # If no head is finite, return NaN, which raises an error.
     lost = jnp.where(known.sound.any(), 0, jnp.nan)

@@ -130,7 +130,7 @@ def _bar(name: str, length: float, text: str) -> dict[str, Any]:
 def _expected(
     by_seed: Mapping[int, Predictions], partitions: Mapping[int, PartitionStatistics]
 ) -> np.ndarray:
-    """Return [runs · clients]: each client's accuracy in each run, expected from the accuracy by class."""
+    """Return each client's expected accuracy in each run, [runs · clients], from the accuracy by class."""
     found = []
     for seed, predictions in by_seed.items():
         accuracy = class_accuracy(confusion_counts([predictions], partitions[seed].num_classes))
