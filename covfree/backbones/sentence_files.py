@@ -44,7 +44,7 @@ def packaged_encoder() -> Path:
 
 
 def sizes_in(root: Path) -> BertSizes:
-    """Read the sizes of a BERT in a folder; a ValueError if it lacks absolute positions or GELU."""
+    """Read the sizes of the BERT in a folder; raise ValueError unless it has absolute positions and GELU."""
     path = root / CONFIG
     config = read_json(path)
     # The expected values are also the defaults of missing settings.

@@ -113,7 +113,7 @@ _PERCEPTRON = ((".mlp.0.", ".mlp.3."), (".mlp.linear_1.", ".mlp.linear_2."))
 
 
 def renamings(**_: Any) -> tuple[Renaming, ...]:
-    """Return functions from parameters' names to timm's, newer torchvision's and older torchvision's."""
+    """Return functions that convert a parameter's name: to timm's, new torchvision's or old torchvision's."""
 
     def torchvision(first: str, second: str) -> Renaming:
         def rename(name: str) -> str:

@@ -357,7 +357,10 @@ def _public_keys(folder: Path, server: str) -> dict[str, str]:
 
 
 def _numbers(name: str, text: str | None, kind: type[Part], needed: Sequence[str] = ()) -> Part | None:
-    """Make a ``kind`` from a text such as bound=1e7, or None; the text must set the fields in ``needed``."""
+    """Make a ``kind`` from a text such as bound=1e7, which must set the fields ``needed``.
+
+    Return None if the text is None.
+    """
     if text is None:
         return None
     names = [each.name for each in fields(kind)]

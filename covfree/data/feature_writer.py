@@ -200,7 +200,10 @@ class FeatureWriter:
             self._save(self.done, self.skipped)
 
     def _finished(self, state: Mapping[str, Any]) -> tuple[int, dict[int, str]] | None:
-        """Return an earlier writer's `done` and `skipped`, in new indices; None if the examples differ."""
+        """Return `done` and `skipped` of an earlier writer, by this writer's indices of examples.
+
+        None if the two writers' settings, or their first examples with features, differ.
+        """
         about, identities = state["about"], self._identities
         same = [
             {**each, "num_examples": 0, "key": {**each["key"], "images": ""}} for each in (about, self._about)

@@ -80,7 +80,7 @@ def shard_rows(rows: Rows, mesh: Mesh, *, whole_clients: bool = False) -> Rows:
 
 
 def _narrow(column: Any, signed: bool) -> Any:
-    """Return a column with padding that int32 can hold, and as int32 if ``signed``; None and floats stay."""
+    """Clip an integer column at the least int32; convert it to int32 if ``signed``. None and floats stay."""
     if column is None or column.dtype.kind not in "iu":
         return column
     least = np.iinfo(np.int32).min

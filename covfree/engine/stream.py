@@ -113,7 +113,7 @@ class _Reading:
     state: State
 
     def __call__(self, each: Round, params: Any, sent: Any) -> Any:
-        """Return a round's total: read the parts that ``self.state`` does not include yet, and add theirs."""
+        """Return a round's total: read the parts that ``self.state`` does not include, and add their sums."""
         add = partial(add_part, each.client, params, sent)
         read = partial(self.parts.read, check=self.state.round == 0)
         self.show(self.state.round, self.state.part)

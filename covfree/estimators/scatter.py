@@ -129,6 +129,8 @@ def within_factor(
 ) -> Float[Array, "rows dim"]:
     """Compute the factor Y of the `within_scatter` YᵀY: scaled centred rows y_r = √(w_c n_r) (x_r − μ_c).
 
+    Row r is the mean x_r of n_r examples of class c. The class has mean μ_c and weight w_c (`class_weights`).
+
     Args:
         rows: class rows, all of them or a chunk.
         moments: `first_moments` of *all* rows.

@@ -264,7 +264,7 @@ def select(candidates: Sequence[Algorithm], *, by: By = "errors", keep: float = 
 
 
 def _form(algorithm: Algorithm) -> Any:
-    """Return what two algorithms must share: the structure without model and name, and the leaves' shapes."""
+    """Return what all candidates must share: the structure without model and name, and the leaves' shapes."""
     own = replace(algorithm, params=algorithm.params._replace(model=None), name="")
     leaves, structure = jax.tree.flatten(own)
     return structure, list(map(jnp.shape, leaves))

@@ -40,7 +40,7 @@ def minimise(loss: Callable[..., jax.Array], start: Start, num_steps: int, *numb
         def newton(*numbers: Any) -> Start:
             """Return the minimum x minus a Newton step, so that the result has the derivative dx.
 
-            The step is 0, but its derivative is −dx = H⁻¹ dg, see `minimise`.
+            The step is 0, but its derivative is −dx = H⁻¹ dg, with the loss's gradient g and Hessian H.
             """
 
             def second(direction: Start) -> Start:

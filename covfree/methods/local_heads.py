@@ -37,7 +37,7 @@ def send_heads(l2: float = 1e-3) -> Summary:
 
 
 def _sizes(labels: Any, clients: Any) -> tuple[int, ...]:
-    """Count the rows, the clients, the examples of the largest client, and the most classes of a client."""
+    """Return the numbers of rows and clients, and the largest numbers of examples and classes of a client."""
     classes, examples = client_sizes(labels, clients)
     largest = int(examples.max(initial=1)), int(classes.max(initial=1))
     return count_rows(labels, clients), max(1, count_clients(labels, clients)), *largest

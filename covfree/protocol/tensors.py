@@ -28,7 +28,7 @@ def read_header(
     """Read a safetensors header of a file of ``size`` bytes.
 
     Returns:
-        The entry of each tensor (data type, shape and place), the metadata, and how many bytes follow.
+        Each tensor's entry (data type, shape and byte offsets), the metadata, and how many bytes follow.
 
     Raises:
         ValueError: if the header is too long, or an entry or the metadata are not valid; other errors if the

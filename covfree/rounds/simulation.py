@@ -63,7 +63,7 @@ class Round(NamedTuple):
 
 
 class Simulation(NamedTuple):
-    """What stays the same in all rounds of a run (`Held` is what changes).
+    """The algorithm, the data and the settings of a run; no round changes them, unlike `Held`.
 
     An upload arrives 0 to ``delays`` − 1 rounds late, or never.
     """

@@ -40,7 +40,7 @@ class BucketFeatures:
 
     @at_once
     def __call__(self, features: Float[AnyArray, "*batch dim"]) -> Float[Array, "*batch num_features"]:
-        """Map each feature vector."""
+        """Return, for each feature vector, the one-hot vectors of its groups of bits, concatenated."""
         features = accurate(features)
         thresholds = jnp.asarray(self.thresholds, features.dtype)
         if features.shape[-1] != len(thresholds):

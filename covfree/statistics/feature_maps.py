@@ -59,7 +59,7 @@ class FourierFeatures:
 
     @at_once
     def __call__(self, features: Float[AnyArray, "*batch dim"]) -> Float[Array, "*batch num_features"]:
-        """Map each feature vector."""
+        """Return z(x) for each feature vector x."""
         features = accurate(features)
         drawn = self.drawn(features.shape[-1])
         if self.unit:
@@ -92,7 +92,7 @@ class ReluFeatures:
 
     @at_once
     def __call__(self, features: Float[AnyArray, "*batch dim"]) -> Float[Array, "*batch num_features"]:
-        """Map each feature vector."""
+        """Return z(x) for each feature vector x."""
         features = accurate(features)
         projected = _project(features, self.drawn(features.shape[-1])["directions"])
         return math.sqrt(2 / self.num_features) * jax.nn.relu(projected)
@@ -117,7 +117,7 @@ class Adapter:
 
     @at_once
     def __call__(self, features: Float[AnyArray, "*batch dim"]) -> Float[Array, "*batch dim"]:
-        """Map each feature vector."""
+        """Return x + relu(x A) B for each feature vector x."""
         features = jnp.asarray(as_features(features, self.down.shape[0]))
         return features + jax.nn.relu(features @ self.down) @ self.up
 

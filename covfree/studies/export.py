@@ -173,7 +173,7 @@ def _shape(session: Any, path: Path) -> tuple[int, ...]:
 
 
 def _joined(onnx: Any, before: Any, saved: SavedHead, output: str | None) -> Any:
-    """Return one ONNX model that applies the network ``before``, then the head to the tensor ``output``."""
+    """Return one ONNX model: the network ``before``, with the head applied to its tensor ``output``."""
     settings: dict[str, Any] = {"opset": _opset(before), "ir_version": before.ir_version}
     after = head_to_onnx(saved.head, class_names=saved.class_names, **settings)
     del after.opset_import[:]

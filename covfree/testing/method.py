@@ -109,7 +109,7 @@ def pytree(case: Case) -> None:
 
 
 def vmap(case: Case) -> None:
-    """`vmap` over features and the method's numbers can be traced, and gives scores for each input."""
+    """`vmap` over features and the method's floats can be traced, and gives scores for each input."""
     task = single(case.plain)
 
     def scores(features: Any, step: Any) -> Any:

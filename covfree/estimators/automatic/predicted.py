@@ -90,9 +90,9 @@ def misclassification_probability(
 def predicted_error(
     margins: Margins, candidates: Float[Array, " candidates"], scales: Float[Array, " scales"]
 ) -> Float[Array, "candidates scales"]:
-    """Predict LDA's error rate with covariance (Σ̂ + γI) s/(1 + γ), for each γ and s.
+    """Predict LDA's error rate with covariance (Σ̂ + γtI) s/(1 + γ), t = tr(Σ̂)/d, for each γ and s.
 
-    γ is one of ``candidates``, in units of tr(Σ̂)/d, and s one of ``scales``.
+    γ is one of ``candidates``, and s one of ``scales``.
     """
 
     def one_candidate(case: tuple[jax.Array, ...]) -> jax.Array:
@@ -126,8 +126,9 @@ def implied_trace(
 ) -> Float[Array, ""]:
     """Solve Σ_j ν_j/(1 + w_j T) = ``left`` for T ≥ 0, with ν = ``degrees`` and w = ``weight``.
 
-    T estimates tr(HΣ) in `deterministic_equivalents`. The sum is convex and decreasing in T. So Newton's
-    method climbs from 0 to the root without overshooting; far from the root each step at least doubles T.
+    `deterministic_equivalents` uses T as an estimate of tr((Σ̂ + γI)⁻¹Σ). The sum is convex and decreasing in
+    T. So Newton's method climbs from 0 to the root without overshooting; far from the root each step at least
+    doubles T.
     """
 
     def climb(_: Any, root: jax.Array) -> jax.Array:

@@ -81,15 +81,15 @@ def _automatic(
 
 
 class _Case(NamedTuple):
-    """The quantities from which the rule chooses γ and s in (Σ̂ + γI) s/(1 + γ/t), see `automatic`.
+    """The quantities from which `automatic` chooses γ and s in (Σ̂ + γI) s/(1 + γ/t), with t = tr(Σ̂)/d.
 
     Attributes:
         margins: the predicted margins for each candidate γ.
-        candidates: candidates of γ, in units of the mean variance.
+        candidates: candidates of γ, in units of the mean variance t.
         scales: candidates of s.
-        expected: the γ on which the prior weights centre.
+        expected: the γ with the largest prior weight, in the same units.
         degrees: ν, the degrees of freedom of Σ̂.
-        unit: the mean variance; 1 if there is none.
+        unit: t; 1 if ``seen`` is False.
         unseen: the factor of the identity that is added if ``seen`` is False.
         seen: whether ν and tr Σ̂ are above 0.
     """

@@ -1,4 +1,4 @@
-"""Choose the clients whose sums the automatic rule uses: all, or a fair sample of 256 if there are more."""
+"""Choose the clients whose sums `automatic` shrinkage uses: all, or a fair sample of 256 of more clients."""
 
 from __future__ import annotations
 

@@ -43,9 +43,9 @@ class Update(NamedTuple):
 
 
 def _corrected(client: Any) -> Any:
-    """Return the optimiser ``client`` with ``correction`` added to its gradients.
+    """Return the optimiser ``client``; ``update`` has a further argument ``correction``, added to gradients.
 
-    The first part of the optimiser's state is the sum of the gradients before the correction.
+    The first entry of the optimiser's state is the sum of the gradients before the correction.
     """
 
     def init(params: Any) -> Any:

@@ -48,7 +48,7 @@ class _Layer(NamedTuple):
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class _Numbers:
-    """The method's hyperparameters, which ``vmap`` may sweep, and its static settings."""
+    """The arguments of `deepafl`; ``vmap`` may sweep ``ridge``, ``layer_ridge`` and ``seed``."""
 
     ridge: Scalar
     layer_ridge: Scalar

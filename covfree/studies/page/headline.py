@@ -16,7 +16,7 @@ _NEAR = 0.01
 
 
 class Scored(NamedTuple):
-    """A method's figures on a federation.
+    """A method's accuracies and bytes on a federation.
 
     Attributes:
         title: the method's title.

@@ -36,7 +36,7 @@ class Point(NamedTuple):
     """A method in the picture.
 
     Attributes:
-        method: the method's name, with its numbers.
+        method: the method's name, with its arguments.
         title: the method's title in the picture.
         size: bytes of all clients together, mean over the seeds.
         accuracy: accuracy in percent, mean over the seeds.

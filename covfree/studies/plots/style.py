@@ -1,4 +1,4 @@
-"""Style of pictures: sizes, type, colours, byte axes, files. Matplotlib is imported where it is used."""
+"""Style of pictures: sizes, fonts, colours, axes of bytes, files. Matplotlib is imported where it is used."""
 
 from __future__ import annotations
 

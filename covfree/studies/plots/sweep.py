@@ -58,9 +58,9 @@ def swept(results: Sequence[Result]) -> str | None:
 
 
 def plot(path: Path, title: str, results: Sequence[Result], number: str) -> list[Path]:
-    """Draw accuracy against ``number``, which varies between results, as PNG, PDF and SVG.
+    """Draw accuracy against the setting ``number``, which varies between results, as PNG, PDF and SVG.
 
-    Lines are means over the seeds, bands one standard deviation. A method that does not take the number is a
+    Lines are means over the seeds, bands one standard deviation. A method that does not take the setting is a
     horizontal line. A curve far below all others is left out of the axes, as it would squeeze the others; the
     legend says so.
     """

@@ -52,7 +52,7 @@ class AffineMap:
     strength: Float[Array, ""]
 
     def __call__(self, features: Float[AnyArray, "examples dim"]) -> Float[Array, "examples dim"]:
-        """Move the features."""
+        """Apply the map to each row x of ``features``."""
         features = jnp.asarray(features)
         inside = product(features, self.basis)
         return features + self.strength * product(self.inside(inside) - inside, self.basis.T)
