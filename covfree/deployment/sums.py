@@ -176,7 +176,7 @@ def _one(name: str, parts: Sequence[Part], site: int) -> Part:
 
 
 def _table(arrays: Arrays, name: str, width: int, *numbers: str) -> tuple[list[tuple[int, ...]], list[bytes]]:
-    """Return for each row its integers, from the arrays called ``numbers``, and its bytes, from ``name``.
+    """Return each row's integers, from the arrays called ``numbers``, and each row's bytes, from ``name``.
 
     Raises:
         Refused: if the array ``name`` is not uint8 [rows, ``width``], or the others not int32 [rows].

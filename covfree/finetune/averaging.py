@@ -23,7 +23,7 @@ Weighting: TypeAlias = Literal["examples", "uniform"]
 
 
 class Numbers(NamedTuple):
-    """The ``params`` of an algorithm like `fedavg`; see `covfree.rounds.Algorithm`.
+    """The ``params`` of an algorithm like `fedavg`: model, clients' training, server's optimiser, weighting.
 
     A client's weight is its number of examples; or 1 for each client with examples, if ``uniform`` is true.
     """

@@ -276,7 +276,7 @@ def _attacked(name: str, seen: _Seen, world: _World, difference: float, rng: np.
 
 
 def _scored(seen: _Seen, world: _World, rng: np.random.Generator) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Yield, for each of up to 300 random class sums, scores of up to 10 examples in it and of 10 others."""
+    """Yield, for each of up to 300 random class sums, scores of at most 10 examples in it and 10 others."""
     pairs = np.unique(np.c_[seen.sender, world.labels], axis=0)
     dim = len(world.covariance)
     scale = np.sqrt(np.trace(world.covariance) / dim) or 1.0

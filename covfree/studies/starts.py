@@ -33,7 +33,7 @@ StartRounds: TypeAlias = int | Literal["once", "all"]
 
 
 class From(NamedTuple):
-    """The settings of a training that determine its start; see `covfree.studies.training.Training`."""
+    """The settings that determine a training's start: its first head, temperature, rounds; see `Training`."""
 
     init: str
     temperature: Temperature

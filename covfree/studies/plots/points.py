@@ -12,7 +12,7 @@ from covfree.studies.result import Result
 
 
 class Family(NamedTuple):
-    """Methods whose clients send the same kind of statistics; they share a colour and a mark."""
+    """A kind of statistics that clients send, ``title``, with the colour and the mark of such methods."""
 
     title: str
     colour: str
