@@ -85,9 +85,10 @@ def convolve(
 
 # The largest kernel (height · width · channels) for which `_by_patches` is used, as 2 to 4 times as fast.
 _FEW = 32
-# The largest result, in bytes, for which `_by_patches` is used; malloc takes new memory for each larger one.
+# The largest result, in bytes, for which `_by_patches` is used. For a larger one malloc would ask the system
+# for memory each time.
 _SMALL = 2**25
-# The most positions in a window for which `_maxima` is used: it takes a maximum for each of them.
+# The largest number of positions in a window for which `_maxima` is used, as its work grows with the number.
 _MANY = 64
 _LAYOUT = ("NHWC", "HWIO", "NHWC")
 
@@ -143,15 +144,16 @@ def _backward(
     x, kernel = given
     convolved = partial(lax.conv_general_dilated, dimension_numbers=_LAYOUT, precision=precision)
     size = kernel.shape[:2]
-    # The part of the image that the windows cover; with strides, it may be less than the whole image.
+    # The height and width that the windows cover; with strides, they may be below the image's.
     reached = [(n - 1) * step + k for n, step, k in zip(slope.shape[1:3], strides, size, strict=True)]
     sides = [(low, r - n - low, 0) for (low, _), r, n in zip(pads, reached, x.shape[1:3], strict=True)]
     padded = lax.pad(x, jnp.zeros((), x.dtype), ((0, 0, 0), *sides, (0, 0, 0)))
-    # Convolve the image with ``slope``, the gradient by the output; the batch takes the role of the channels.
+    # For the gradient by the kernel, convolve the image with ``slope``, the gradient by the output; the batch
+    # takes the role of the channels.
     by_kernel = convolved(
         padded.transpose(3, 1, 2, 0), slope.transpose(1, 2, 0, 3), (1, 1), "VALID", rhs_dilation=strides
     ).transpose(1, 2, 0, 3)
-    # Convolve ``slope`` with the flipped kernel.
+    # For the gradient by the image, convolve ``slope`` with the flipped kernel.
     ends = [(k - 1 - low, k - 1 - high) for k, (low, high, _) in zip(size, sides, strict=True)]
     by_x = convolved(slope, kernel[::-1, ::-1].swapaxes(2, 3), (1, 1), ends, lhs_dilation=strides)
     return by_x, by_kernel

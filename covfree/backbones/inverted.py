@@ -85,8 +85,8 @@ class Inverted(nn.Module):
         self, x: jax.Array, name: str, stage: Stage, stride: int, rate: float, train: bool
     ) -> jax.Array:
         style, branch, size = self.style, x, x.shape[-1]
-        # timm numbers a block's norms, and uses another name for the last convolution of a block without
-        # expansion.
+        # Use timm's names: a block's norms are numbered; in a block without expansion the last convolution is
+        # conv_pw, not conv_pwl.
         norms = iter(("bn1", "bn2", "bn3"))
 
         def norm(y: jax.Array) -> jax.Array:

@@ -34,7 +34,7 @@ _UNKNOWN = (
     "rescale_offset",
     "size_divisor",
 )
-# Pillow's numbers of the interpolations that `Preprocessing` supports.
+# Pillow's integer codes for the interpolations that `Preprocessing` supports.
 _RESAMPLE = {2: "bilinear", 3: "bicubic"}
 _TYPED = "resize=256:crop=224:interpolation=bicubic:mean=0.485,0.456,0.406:std=0.229,0.224,0.225"
 

@@ -122,8 +122,8 @@ def compare_command(
     places = federations(counts, laws, alphas)
     sources = sources_of(dataset, test_file, images, backbone, weights)
     outlines = [source.outline for source in sources.values()]
-    # Raise an error only if all data sets have clients of their own; otherwise the options apply to those
-    # without.
+    # Raise an error only if all data sets have clients of their own; otherwise the options apply to the
+    # data sets that have none.
     refuse_partition(outlines, {"clients": clients, "partition": partition, "alpha": alpha})
     # Make every partition once before any work, so that a bad argument fails at once.
     for name, source in sources.items():

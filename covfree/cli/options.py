@@ -163,12 +163,12 @@ def variants_of(
         return variants(method_names(methods), numbers or {})
     except ValueError as error:
         name, _, text = str(error).partition(":")
-        # An error about a number's value begins with the number's name.
+        # If a value in ``numbers`` is wrong, the error begins with its key, a parameter's name.
         shown = option if name == "methods" else f"set: {name}"
         from covfree.finetune import registry as trained
 
         if any(f"unknown method {each!r}" in text for each in trained()):
-            # The name is an algorithm of training, not a misspelt method.
+            # The name is that of a training algorithm, not a misspelt method: suggest no similar method.
             text = text.partition("; did you mean ")[0] + "; covfree finetune trains by it in rounds"
         raise ValueError(f"--{shown}:{text}") from error
 

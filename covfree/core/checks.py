@@ -24,7 +24,7 @@ _KINDS = {
 # Labels are taken for identifiers if the largest label plus 1 exceeds _MANY_CLASSES, and also _GAPS times the
 # number of distinct labels.
 _MANY_CLASSES, _GAPS = 2**15, 16
-# Look at this many rows first: one number in them that is not too small shows that not all underflow.
+# The number of rows that are read first: if one of their entries is large enough, not all entries underflow.
 _FEW = 64
 
 

@@ -96,7 +96,8 @@ def jit(
             return inside(*args, **kwargs)
         if plain != "small":
             return outermost(plain)(*args, **kwargs)
-        # The decision depends on shapes and static arguments, not on numbers, so another γ compiles nothing.
+        # Whether the program is short depends on shapes and static arguments alone, so another value of an
+        # argument, such as the shrinkage γ, compiles nothing.
         forms = [(x.shape, x.dtype) if isinstance(x, jax.Array | np.ndarray) else x for x in leaves]
         key = structure, *(type(form) if isinstance(form, float) else form for form in forms)
         if key not in short:

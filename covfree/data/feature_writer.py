@@ -232,7 +232,7 @@ class FeatureWriter:
         with replacing(self._folder / "state.json") as file:
             state = {"about": self._about, "done": done, "skipped": skipped}
             if self._identities is not None:
-                # `_finished` needs these to recognise the examples after damaged ones were removed.
+                # `_finished` needs these entries to recognise the examples after damaged ones were removed.
                 state |= {"kept": self._kept(self._identities, done, skipped)}
                 state |= {"without": {example: self._identities[example] for example in skipped}}
             file.write(json.dumps(state).encode())

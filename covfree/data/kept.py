@@ -145,7 +145,7 @@ def _arrays(examples: LabelledSet, skipped: Mapping[str, str]) -> dict[str, np.n
     }
     if (identities := getattr(examples, "identities", None)) is not None:
         without = {place: name for place, name in enumerate(examples.ids) if name in skipped}
-        # `_same_images` needs these to recognise the images after damaged ones were removed.
+        # `_same_images` needs these arrays to recognise the images after damaged ones were removed.
         arrays["kept_images"] = np.array(identity_of(identities, without))
         arrays["skipped_identities"] = np.array([identities[place] for place in without], str)
     if examples.clients is not None:

@@ -85,7 +85,8 @@ class Standing(Machine):
             "turn": self.turn,
             "nonce": secrets.token_hex(16),
             "expires": expires,
-            # From these counts of rows a site knows the shapes of the server's state; see `Steps.skeleton`.
+            # The number of rows of each round's tables. From them a site derives the shapes of the server's
+            # state, see `Steps.skeleton`.
             "items": self._items,
             "left_out": self.left_out,
         }
@@ -99,7 +100,8 @@ class Standing(Machine):
         self._sums: Sums | None = None
         self.turn, self.stopped, self._items = 0, None, list[list[int]]()
         self.history = list[dict[str, Any]]()
-        # The last turn in which each site's upload counted; from it the site knows which memory to use.
+        # The last turn whose total includes each site's upload. It tells a site whether its last upload was
+        # used, and so whether to go on with its memory after that upload or before it.
         self._counted = np.full(len(self._numbers), -1, np.int32)
         self._form: Parts | None = None
         self._state, _ = self._steps.start()

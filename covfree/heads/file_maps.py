@@ -14,7 +14,8 @@ from covfree.statistics.buckets import MOST_BITS, BucketFeatures
 from covfree.statistics.deep_features import DeepFeatures
 from covfree.statistics.feature_maps import Adapter, FourierFeatures, ReluFeatures
 
-# The names of each map's numbers and arrays. The arrays that a random map draws are written too, for NumPy.
+# For each kind of map: its class, the names of its hyperparameters, and those of its arrays. A file also has
+# the arrays that a random map draws, so that NumPy alone can compute the map.
 _MAPS: dict[str, tuple[Any, tuple[str, ...], tuple[str, ...]]] = {
     "fourier": (FourierFeatures, ("sigma", "seed", "num_features", "unit"), ()),
     "relu": (ReluFeatures, ("seed", "num_features"), ()),

@@ -35,7 +35,7 @@ from covfree.heads.class_parts import class_parts
 from covfree.heads.columns import fitting, head_for_present, log_priors
 from covfree.heads.gamma import log_gamma_ratio
 
-# The number of examples that are computed at once, times the number of rows.
+# The number of examples that are scored at once, times the number of rows in the head.
 _BLOCK = 2**23
 
 

@@ -189,5 +189,6 @@ def _search(
     ends = [_terms(gap, kept, end).slope for end in (low, high)]
     state = (0, low, high, jnp.sqrt(low * high), high)
     beta = jax.lax.while_loop(unfinished, improve, state)[3]
-    # A minimum between them needs a slope below 0 at ``low`` and above 0 at ``high``; 0 may be underflow.
+    # A minimum inside (low, high) needs a slope below 0 at ``low`` and above 0 at ``high``; a slope of 0 may
+    # be underflow.
     return jnp.where(ends[0] >= 0, low, jnp.where(ends[1] <= 0, high, beta))

@@ -84,7 +84,8 @@ class Inbox(Mapping[str, Message]):
         self._kept: dict[str, Message] = {}
         self._last: tuple[str, Message] | None = None
         self._room = _KEPT
-        # Of equal files, the one that still has the name under which it was written counts, else the oldest.
+        # Of a file and its copies, accept the one that still has the name under which it was written, else
+        # the oldest.
         first: dict[str, tuple[bool, int, str]] = {}
         for name in list(self._files):
             try:

@@ -263,7 +263,8 @@ def _new_clients(unmet: int, met: int, drawn: int) -> np.ndarray:
     A round draws ``drawn`` clients; ``met`` ≥ ``drawn`` clients were drawn before, and ``unmet`` never.
     """
     j = np.arange(min(unmet, drawn))
-    # The ratio is p_{j+1}/p_j. Add logarithms, as products of thousands of ratios overflow or underflow.
+    # The ratio is p_{j+1}/p_j, where p_j is the probability of j such clients. Add logarithms, as products of
+    # thousands of ratios overflow or underflow.
     ratio = (unmet - j) * (drawn - j) / ((j + 1) * (met - drawn + j + 1))
     log_weight = np.concatenate([[0.0], np.cumsum(np.log(ratio))])
     return np.exp(log_weight - log_weight.max())

@@ -142,7 +142,8 @@ def _leading(
     values, vectors = (x[..., ::-1] for x in eigh(smaller))
     leading = vectors[:, :number].T
     if examples <= dim:
-        # Project R on the vectors: √λ v would contain the rounding of R Rᵀ.
+        # For an eigenvector u_j of R Rᵀ, u_jᵀR is s_j v_j. Do not use its eigenvalue, which has the rounding
+        # error of R Rᵀ.
         rows = product(leading, scaled)
     else:
         shown = values[:number]

@@ -12,7 +12,7 @@ from jaxtyping import Array, Bool, Float
 from covfree.core.checks import check_share
 from covfree.core.types import AnyArray
 
-# The hash's leading bits that are compared with the share.
+# The number of leading bits of the hash that are compared with the share.
 _BITS = 24
 # A column's multiplier xor this is the multiplier for the rest that float32 loses. It is never 0, as the
 # multipliers are odd and this is even.

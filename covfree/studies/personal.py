@@ -128,7 +128,7 @@ def personalised(
     diverged: list[int] = []
 
     def run(algorithm: covfree.rounds.Algorithm, number: int = 1) -> Any:
-        # FedAvg-FT consists of two runs with different names.
+        # FedAvg-FT consists of two runs; their names differ, so each has a checkpoint of its own.
         saved = checkpoint and covfree.rounds.Checkpoint(checkpoint / algorithm.name, every=_EVERY)
         with warnings.catch_warnings():
             # Silence this warning, as `Personalised.diverged` reports the divergence.

@@ -286,7 +286,7 @@ def law_of(data: FeatureSet, federation: Federation) -> str:
     """Describe who holds the data: its own clients, or a partition, as in ``dirichlet, α = 0.1``."""
     if data.clients is not None:
         return "clients of its own"
-    # A partitioner's parameters are labels, number of clients and then its own number, if it has one.
+    # A partitioner's arguments are labels, number of clients, and then its own parameter, if it has one.
     third = list(inspect.signature(PARTITIONERS[federation.law]).parameters)[2]
     if third == "seed":
         return federation.partition

@@ -23,8 +23,8 @@ from covfree.studies.timing import timed
 from covfree.studies.variants import Variant, variants
 
 RANDOM = "random"
-# The temperature of a closed-form head: "auto" fits it to the training examples and divides the head once;
-# "none" has no temperature; a number divides the scores throughout training.
+# The temperature of a closed-form head: "auto" fits it to the training examples and divides the head by it
+# once; "none" has no temperature; a number divides the scores throughout training.
 Temperature: TypeAlias = float | Literal["auto", "none"]
 
 

@@ -147,7 +147,7 @@ def descent(rate: float, momentum: float, weight_decay: float) -> Any:
     return jax.tree_util.Partial(_descent, rate, momentum, weight_decay) if momentum or weight_decay else rate
 
 
-# Cache the result: jax compares functions by identity, and would compile again for an equal one.
+# Cache the result: jax compares functions by identity, and would compile again for an equal function.
 @cache
 def optimiser_of(text: str, rate: float) -> Any:
     """Call ``mine.py:function`` with the learning rate; return the optax transformation that it makes."""

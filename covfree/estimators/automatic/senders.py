@@ -17,7 +17,8 @@ from covfree.statistics.kept import mixed
 
 # The automatic rule uses sums over a client's rows for the clients with numbers below this.
 SAMPLE = 256
-# The number of bits of the hash that orders clients with equal counts, and the most `projections`.
+# The number of bits of the hash that orders clients with equal counts, and the largest number of directions
+# in `projections`.
 BITS = 16
 # Sorted clients are cut into 256 intervals, and one client is drawn from each. Entry i is the position of the
 # client drawn in interval i, in 256ths of the interval; the positions are evenly spread and scrambled.

@@ -73,7 +73,7 @@ def descend(
     """
     move, first, known = descent.trial - descent.point, ~descent.begun, descent.value
     along = jnp.sum(descent.slope * move)
-    # A loss whose square overflows cannot come from examples, so it fails too.
+    # A loss whose square overflows cannot come from examples, so the step fails then too.
     sound = jnp.isfinite(jnp.square(value)) & jnp.isfinite(slope).all()
     eps = jnp.finfo(value.dtype).eps
     rounding = _ROUNDING * eps * jnp.abs(known)
@@ -140,7 +140,7 @@ def _quasi_newton(slope: jax.Array, steps: jax.Array, changes: jax.Array, metric
 
     # Use `scan`: its body is compiled once, however many pairs there are.
     slope, shares = jax.lax.scan(back, slope, (steps, changes, weights), reverse=True)
-    # One solve for both columns, as each takes long to compile.
+    # Solve for ``slope`` and ``newest`` in one call, as each call takes long to compile.
     newest = changes[-1] if len(changes) else jnp.zeros_like(slope)
     both = jnp.concatenate([slope, newest], axis=1)
     both = jnp.concatenate([solve(metric, both[:-1]), both[-1:]])

@@ -87,8 +87,8 @@ def _likeness(each: Round | None, method: Method[Any], who: int) -> Any:
     if each is None:
         return None
     structure = jax.tree.structure(each.own(method.params))
-    # Methods with different numbers can share a round that uses no number: the clients' terms are ``fixed``,
-    # and the server only keeps the total.
+    # Methods with different hyperparameters can share a round that uses none of them: the clients' terms are
+    # ``fixed``, and the server only keeps the total.
     same = structure.num_leaves == 0 or (each.fixed and each.server is None and each.broadcast is None)
     return each.client, each.broadcast, each.server, structure if same else who
 

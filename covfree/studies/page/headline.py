@@ -58,7 +58,7 @@ def interval(differences: Sequence[float]) -> tuple[float, float] | None:
     """
     from scipy.stats import t
 
-    # Accuracies in float32 may differ by rounding.
+    # Differences of float32 accuracies count as equal if they differ only by rounding.
     if len(differences) < 2 or max(differences) - min(differences) < 1e-7:
         return None
     half = float(t.ppf(0.975, len(differences) - 1)) * stdev(differences) / sqrt(len(differences))
