@@ -158,7 +158,7 @@ CLASSIFIER = "classifier"
 
 
 def renamings(*, kind: str, width: float = 1.0, depth: float = 1.0, **_: Any) -> tuple[Renaming, ...]:
-    """Return functions from parameters' names to timm's, and to those of the other library in the `Spec`."""
+    """Return two functions that rename parameters: as in timm, and as in the other library of `Spec.names`."""
     stages = _stages(kind, width, depth)
     layers = {"mobilenet": _mobilenet_layers, "efficientnet": _efficientnet_layers, "lite": _lite_layers}
     table = layers[kind](stages)

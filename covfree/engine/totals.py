@@ -41,8 +41,8 @@ def through(
 ) -> tuple[Any, ...]:
     """Run a method's rounds, and return the server's state after the last one.
 
-    In each round, compute what the server broadcasts, ask ``source`` for the total of the clients' terms, and
-    compute the server's next state.
+    In each round, compute what the server broadcasts, ask ``source`` for the total of what clients compute,
+    and compute the server's next state.
 
     Args:
         rounds: the method's rounds, or some of them.

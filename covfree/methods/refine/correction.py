@@ -187,7 +187,7 @@ def _first_asked(start: Head, moments: Moments, zero: jax.Array) -> Asked:
 
 
 def ask_losses(numbers: Numbers, state: tuple[Correction]) -> tuple[Asked, jax.Array]:
-    """Return the broadcast for choosing β, the scale of h₀: the head h₀, and the unit of β's candidates."""
+    """Return what is broadcast to choose β, the scale of the method's head: the head, and β's unit."""
     (known,) = state
     return _first_asked(known.start, known.moments, known.descent.trial), known.unit
 
@@ -204,7 +204,7 @@ def _examples(rows: Rows) -> tuple[jax.Array, jax.Array, jax.Array]:
 
 
 def take_losses(numbers: Numbers, state: tuple[Correction], total: ScaledLosses) -> tuple[Correction]:
-    """Choose β, the factor of h₀'s scores, from the clients' losses at all candidates of β.
+    """Choose β, the factor of the scores of the method's head, from clients' losses at all candidates of β.
 
     It is at the minimum of the parabola in log β through the smallest loss and its two neighbours.
     """
