@@ -158,7 +158,7 @@ CLASSIFIER = "classifier"
 
 
 def renamings(*, kind: str, width: float = 1.0, depth: float = 1.0, **_: Any) -> tuple[Renaming, ...]:
-    """Return two functions that rename parameters: as in timm, and as in the other library of `Spec.names`."""
+    """Return two functions that rename parameters: as in timm, or as in the other library of `Spec.names`."""
     stages = _stages(kind, width, depth)
     layers = {"mobilenet": _mobilenet_layers, "efficientnet": _efficientnet_layers, "lite": _lite_layers}
     table = layers[kind](stages)
