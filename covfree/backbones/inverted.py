@@ -140,7 +140,7 @@ def build(
     depth: float = 1.0,
     dropout: float = 0.2,
 ) -> Inverted:
-    """Build the network; ``kind`` is ``"mobilenet"``, ``"efficientnet"`` or ``"lite"``."""
+    """Build a MobileNetV2, an EfficientNet or, if ``kind`` is ``"lite"``, an EfficientNet-Lite."""
     style = Style(dtype, epsilon=1e-3, momentum=0.99, same=True) if kind == "lite" else Style(dtype)
     attention = kind == "efficientnet"
     return Inverted(

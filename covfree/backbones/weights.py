@@ -130,7 +130,7 @@ def to_params(
 
 
 def _name(path: Any) -> str:
-    """Return the tensor's name for a path in the tree: the keys after the first, joined by dots."""
+    """Return PyTorch's name of the parameter at a path: the keys after the first, joined by dots."""
     parts = [str(key.key) for key in path[1:]]
     return ".".join([*parts[:-1], _LEAVES.get(parts[-1], parts[-1])])
 

@@ -31,7 +31,7 @@ class Standing(Machine):
 
     @property
     def finished(self) -> bool:
-        """Whether all rounds are done, or the federation ended before."""
+        """Whether all rounds are done, or the federation ended before its last round."""
         return self.stopped is not None or self.turn >= self._turns
 
     @property

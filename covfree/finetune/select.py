@@ -55,7 +55,7 @@ class State(NamedTuple):
     Attributes:
         states: the candidates' states, stacked.
         counted: each candidate's sum of errors or losses over the examples that clients keep aside (do not
-            train on), and their number, in the last round with such examples.
+            train on), and the number of these examples, in the last round with any.
     """
 
     states: Any

@@ -153,7 +153,7 @@ def is_a_message(letter: Letter) -> None:
 
 
 def is_of_the_method(letter: Letter) -> None:
-    """Raise a ValueError if the message has other parts, class names or extractor than the rules expect."""
+    """Raise a ValueError unless the message's arrays, method, class names and extractor are as expected."""
     message, rules = letter.message, letter.rules
     if not len(message.rows.count):
         return

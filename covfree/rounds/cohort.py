@@ -186,7 +186,10 @@ def broadcast(algorithm: Algorithm, state: Any) -> Any:
 
 @jit
 def due(sums: Compensated, pending: Any) -> tuple[Any, Any]:
-    """Add new sums to pending ones; return those due now, and those due later (None without delays)."""
+    """Add a round's sums to pending ones; return the sums due now and those due later.
+
+    The latter are None without delays.
+    """
     whole = sums.value
     if pending is not None:
         whole = jax.tree.map(jnp.add, whole, pending)

@@ -1,4 +1,4 @@
-"""Choose the clients whose sums `automatic` shrinkage uses: all, or a fair sample of 256 of more clients."""
+"""Choose the clients whose sums `automatic` uses: all, or a fair sample of 256 if there are more."""
 
 from __future__ import annotations
 
