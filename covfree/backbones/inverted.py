@@ -14,8 +14,8 @@ from covfree.backbones.layers import Dropout, Renaming, Style, pooled
 class Stage(NamedTuple):
     """``repeats`` blocks with ``channels`` outputs; the first block has ``stride``, the others stride 1.
 
-    In a block, ``expansion`` times as many channels as its input has are convolved with square kernels of
-    side ``kernel``.
+    A block expands its input to ``expansion`` times as many channels, and convolves these with square kernels
+    of side ``kernel``.
     """
 
     expansion: int

@@ -234,8 +234,8 @@ class Description:
     def _made(self, network: Any) -> Algorithm:
         """Make the algorithm that the description names.
 
-        If ``network`` is None although a network is trained, make an algorithm that trains a head in as many
-        rounds.
+        If ``network`` is None although a network is trained, the algorithm has the same number of rounds,
+        but trains only a head.
         """
         made, classes = self.private_method, len(self.class_names)
         if made is not None:

@@ -178,7 +178,7 @@ class PrivateSteps:
         return self.start()[0]
 
     def form(self, state: _State) -> Parts:
-        """Return zeros shaped like an upload: class sums or a second moment, and a number of noise draws."""
+        """Return zeros shaped like an upload: class sums or a second moment, and a count of noise draws."""
         shape = self._matrix if _KINDS[int(state.kind)] == "matrix" else self._sums
         return Parts.of([np.zeros(shape, np.int64), np.zeros((), np.int64)])
 

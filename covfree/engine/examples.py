@@ -127,7 +127,7 @@ def _numbers(
     rank: np.ndarray,
     senders: int,
 ) -> np.ndarray:
-    """Number the clients from 0; those below 256 are the sample for automatic shrinkage.
+    """Number the clients from 0; clients 0 to 255 are the sample for automatic shrinkage.
 
     The numbers come from `sample_numbers`. The large features are read only if some clients have equal counts
     of each class. ``used`` has the indices of examples that are no padding, and ``rank`` the index of each

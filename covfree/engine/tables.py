@@ -110,7 +110,10 @@ def _sums(values: np.ndarray, start: np.ndarray) -> np.ndarray:
 
 
 def _blocks_of(start: np.ndarray, length: int) -> Iterable[slice]:
-    """Yield slices of groups with at most `BLOCK` rows together; a larger group is a slice of its own."""
+    """Yield slices of groups with at most `BLOCK` rows together; a larger group is a slice of its own.
+
+    Group g begins at row ``start[g]``; all groups together have ``length`` rows.
+    """
     ends, first = np.append(start[1:], length), 0
     while first < len(start):
         last = max(first + 1, int(np.searchsorted(ends, start[first] + BLOCK, side="right")))

@@ -77,7 +77,10 @@ def _call(function: Callable[..., Any], *arguments: Any) -> Any:
 
 
 def _in_parts(terms: Callable[[Rows], Any], rows: Rows) -> bool:
-    """Return whether to sum part by part: only if rows are many, and terms have a `Factor` but no `Table`."""
+    """Return whether to sum the ``terms`` of ``rows`` over parts of the rows.
+
+    This is so if there are many rows, and the terms include a `Factor` but no `Table`.
+    """
     length, kept, widest = rows.label.shape[0], False, 0
 
     def look(rows: Rows) -> None:
@@ -123,9 +126,9 @@ class How(NamedTuple):
 
 
 def have_few_numbers(clients: Any) -> bool:
-    """Return whether all clients' numbers are below `SAMPLE` (automatic shrinkage samples these clients).
+    """Return whether each client's number is below `SAMPLE`, so that automatic shrinkage samples all clients.
 
-    False if they are traced or None.
+    False if the numbers are traced or None.
     """
     if clients is None or is_traced(clients):
         return False
@@ -171,14 +174,14 @@ class InMemory:
 
 @partial(jit, static_argnames=("axis_name", "few"))
 def with_numbers(rows: Rows, axis_name: AxisName | None = None, few: bool = False) -> Rows:
-    """Return the rows with clients renumbered by `numbered`: do it before rows are cut into parts."""
+    """Renumber the rows' clients by `numbered`: before rows are cut, so that all parts agree on numbers."""
     return numbered(jax.tree.map(on_all_devices, rows), axis_name, few=few)
 
 
 @jax.tree_util.register_static
 @dataclass(frozen=True)
 class _Kept:
-    """What rebuilds a state returned without ``rows.mean``, a large array that would be copied.
+    """The structure of a state, and where ``rows.mean`` is in it: returning this large array would copy it.
 
     Attributes:
         structure: the state's pytree structure.

@@ -171,7 +171,10 @@ def random_head(dim: int, num_classes: int, *, key: PRNGKey) -> LinearHead:
 
 @dataclass(frozen=True)
 class _Network:
-    """The settings shared by the functions of a `network_model`: features, scores and result."""
+    """The settings of a `network_model`: network, part to train, batch norms, dropout and preprocessing.
+
+    The model's functions for features, scores and result share them.
+    """
 
     backbone: Backbone
     train: Trained

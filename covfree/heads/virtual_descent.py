@@ -59,7 +59,7 @@ def descended_head(
     noise, orders = derive(key, "normal"), derive(key, "order")
 
     def draw(place: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """Return the virtual feature number ``place``, and its class."""
+        """Return the virtual feature with the index ``place``, and its class."""
         row = jnp.searchsorted(ends, place, side="right").astype(jnp.int32)
         z = jax.random.normal(jax.random.fold_in(noise, place), (dim,), dtype)
         own = roots.at[row].get(mode="fill", fill_value=0)

@@ -59,7 +59,10 @@ def _cost(labels: Any, clients: Any, dim: int) -> Cost:
 def _columns(
     features: Any, labels: Any, clients: Any, sizes: tuple[int, ...], key: Any, *, l2: float
 ) -> Rows:
-    """Train a head for each client; a row is its weights and bias for one class, by client and class."""
+    """Train a head for each client, and return its weights and bias for each class as a row.
+
+    Rows are sorted by client and class.
+    """
     num_rows, num_clients, client_size, client_classes = sizes
     features, labels, clients = as_examples(features, labels=labels, clients=clients)
     row = deal_rows(labels, clients, 1, 2, None)

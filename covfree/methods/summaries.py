@@ -279,7 +279,7 @@ def _own_directions_sizes(labels: Any, num_classes: int) -> tuple[int, ...]:
 
 
 def _directions_cost(labels: Any, clients: Any, dim: int, *, num_directions: int, centred: bool) -> Cost:
-    """Count the rows, numbers and operations of all clients.
+    """Count the rows and the numbers that all clients send, and their operations.
 
     A client with n examples of c classes sends c means, and min(num_directions, n − c, d) directions. If not
     ``centred``, it sends min(num_directions, n, d) directions, and each row has one more number. Its

@@ -198,7 +198,7 @@ class _Seen(NamedTuple):
         sums: [senders, classes, dim] class sums, with the noise, if any. A sender is a client, a group, or
             all clients together.
         counts: [senders, classes] the number of examples in each sum, also with the noise.
-        sender: the sender of each member.
+        sender: [members] the index of the sender whose sums include the member, an example.
         deviation: the standard deviation of the noise in each number of the sums; 0 without noise.
     """
 

@@ -51,7 +51,7 @@ class Upload:
         check_integer("noises", self.noises, 0)
 
     def __add__(self, other: Upload) -> Upload:
-        """Return the sum of two uploads of one kind; their numbers of noises add up too."""
+        """Return the sum of two uploads of one kind; their numbers of noise draws are added too."""
         if self.kind != other.kind or self.values.shape != other.values.shape:
             raise ValueError(
                 f"upload: expected {self.kind} of shape {list(self.values.shape)} as the others, got "

@@ -25,7 +25,7 @@ Bound: TypeAlias = int | float | Literal["derived"] | None
 
 @dataclass(frozen=True)
 class Rules:
-    """The rules against which messages are checked; the fields are the arguments of `collect`."""
+    """The rules by which messages are checked, such as bounds on counts: the arguments of `collect`."""
 
     num_classes: int
     dim: int | None = None

@@ -92,7 +92,7 @@ class Folder:
     """
 
     def __init__(self, folder: Path, identity: Callable[[int], Mapping[str, Mark]]) -> None:
-        """Lock the folder; ``identity(n)`` returns the marks that a run saved after n rounds must have."""
+        """Lock the folder; ``identity(n)`` returns the fingerprints of a run saved after n rounds."""
         self._ocp = optional("orbax.checkpoint", "rounds")
         # Silence orbax, which logs a warning for each file.
         logging.getLogger("absl").setLevel(logging.ERROR)

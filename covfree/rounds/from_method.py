@@ -68,7 +68,7 @@ class _Asked:
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class _Run:
-    """The algorithm's ``params``: the method, C, and how many rounds clients' messages replace.
+    """The algorithm's ``params``: the method, C, and how many rounds the server runs over clients' messages.
 
     Attributes:
         method: the method.

@@ -17,10 +17,10 @@ class ScheduleStatistics(NamedTuple):
     arrives.
 
     Attributes:
-        uploads: uploads that arrive in each round.
-        clients_seen: clients seen after each round.
-        examples_seen: examples of the clients seen after each round.
-        classes_seen: classes of the examples of the clients seen after each round.
+        uploads: number of uploads that arrive in each round.
+        clients_seen: number of clients seen after each round.
+        examples_seen: number of examples of these clients.
+        classes_seen: number of different classes of these examples.
         first_arrival: the round, from 0, in which each client's first upload arrives; −1 for never.
         times_drawn: how often each client is drawn.
     """

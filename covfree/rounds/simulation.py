@@ -158,7 +158,7 @@ class Simulation(NamedTuple):
         return given.sums.total
 
     def names(self, state: Any, bank: Bank) -> set[str]:
-        """Return the names in a round's record, without those that an evaluation adds."""
+        """Return the names of the entries in a round's record, without those that an evaluation adds."""
         report = self.algorithm.report
         told = {} if report is None else jax.eval_shape(report, self.algorithm.params, state)
         return {"round", "clients", "bytes_up", "bytes_down", "seconds", "each_client", *told} | {
@@ -233,7 +233,7 @@ def _means(metrics: dict[str, np.ndarray], sizes: np.ndarray) -> dict[str, float
 def _by_client(
     metrics: dict[str, np.ndarray], sizes: np.ndarray, who: np.ndarray
 ) -> dict[str, list[int] | list[float]]:
-    """Return columns of clients' numbers, examples and metrics, sorted by number.
+    """Return columns: each client's number, how many examples it has, and its metrics; sorted by client.
 
     Float metrics of clients without examples are nan, as a mean over no examples is undefined.
     """

@@ -251,7 +251,7 @@ class FederatedDiscriminant(ClassifierMixin, BaseEstimator):
 
 
 def _same(method: Method[Any], other: Method[Any]) -> bool:
-    """Return whether two methods have the same functions and equal numbers."""
+    """Return whether two methods have the same functions and equal hyperparameters."""
     if jax.tree.structure(method) != jax.tree.structure(other):
         return False
     return all(map(np.array_equal, jax.tree.leaves(method), jax.tree.leaves(other)))

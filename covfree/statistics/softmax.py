@@ -123,7 +123,7 @@ def _scored(
     centre: jax.Array,
     num_classes: int,
 ) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
-    """Return scores, labels, counts and features minus ``centre`` of a part.
+    """Return scores, labels, counts, and features minus ``centre``, of the examples in ``part``.
 
     Scores and counts are 0 for padding and for examples of absent classes.
     """

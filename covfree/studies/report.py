@@ -155,7 +155,7 @@ def _trained_record(result: Result) -> dict[str, Any]:
 
 
 def as_json(config: Mapping[str, Any], environment: Mapping[str, str], results: Sequence[Result]) -> str:
-    """Return a JSON text of settings, environment, the table's figures and every run, without histories."""
+    """Return settings, environment, the table's values and every run, without its history, as a JSON text."""
     found = records(results)
     for record, result in zip(found, results, strict=True):
         record["runs"] = [_trained_run(run) if run.history else _run(run) for run in result.runs]
@@ -224,7 +224,7 @@ def _taken(run: Run) -> str:
 
 
 def _more(result: Result) -> list[str]:
-    """Return the names of the figures other than the accuracy."""
+    """Return the names of the measured metrics other than the accuracy."""
     return [name for name in result.runs[0].figures if name != "accuracy"]
 
 

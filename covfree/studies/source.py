@@ -309,7 +309,7 @@ def contents_of(data: FeatureSet) -> str:
 def cache_file(stem: str, key: dict[str, Any]) -> Path:
     """Return a path in the cache from the name ``stem`` and a hash of ``key``; make the cache's folder.
 
-    Raise OSError if the features are not there yet and the folder cannot be written.
+    Raise OSError if no file has this path yet and the folder cannot be written.
     """
     folder = cache_folder()
     digest = hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()[:16]

@@ -69,7 +69,7 @@ def start_variant(init: str) -> Variant:
 
 
 def start_title(init: str) -> str:
-    """Return a start's title in tables and pictures."""
+    """Return the title, in tables and pictures, of the head ``init`` that training starts from."""
     return "Random" if init == RANDOM else start_variant(init).title
 
 

@@ -67,7 +67,7 @@ class Study:
             are asked for, it is repeated.
         settings: settings stored with the runs, by the names of options; runs with other settings cannot be
             resumed.
-        failed: the error message of each cell whose method failed.
+        failed: the error message of each run that failed, by its `Cell`.
 
     Raises:
         TypeError: if an argument is of the wrong type.
@@ -226,8 +226,8 @@ class Study:
     def _kept(self) -> tuple[RunFile | None, dict[str, str], dict[Cell, Run]]:
         """Return the file of closed-form runs, the methods' fingerprints, and this study's runs in the file.
 
-        A fingerprint tells methods of one name apart. If the file holds several runs of a cell, the last
-        counts.
+        A fingerprint tells methods of one name apart. If the file holds several runs with the same `Cell`
+        (data, seed, federation and method), the last is returned.
         """
         prints = {
             name: fingerprint(each.method if isinstance(each, Variant) else each)

@@ -135,7 +135,7 @@ def offsets_of(sums: ClientSums, moments: Moments, freedom: Freedom, level: Floa
     with m the ratio of Σ_c w_c N_c over all clients (N_c examples of class c) to the same sum over the
     sample. The average of δ_j (see `Offsets`) over the m copies enters the class means, so p_cj, its weight
     there, is the weight for one copy times 1/√m. Differences between copies give m − 1 further directions for
-    each client k, with λ = Σ_c w_c n_ck for n_ck examples of class c; no class mean contains them.
+    each client k, of strength λ = Σ_c w_c n_ck for n_ck examples of class c; no class mean contains them.
 
     Args:
         sums: `client_sums` of *all* rows.

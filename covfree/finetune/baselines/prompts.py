@@ -51,7 +51,10 @@ def _check_transformer(backbone: Backbone) -> None:
 
 @dataclass(frozen=True)
 class _Prompted:
-    """The settings that a `prompt_model`'s functions share; compared by value, to avoid recompilation."""
+    """A `prompt_model`'s network, preprocessing, and number of prompts that an image reads (None: all).
+
+    The model's functions share these settings. They are compared by value, to avoid recompilation.
+    """
 
     backbone: Backbone
     preprocessing: Preprocessing | None

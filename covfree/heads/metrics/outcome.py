@@ -102,7 +102,8 @@ def outcome_of(scores: Any, labels: Any) -> Outcome:
 def shares(outcome: Outcome, group: Any, among: Any, size: int) -> Float[Array, " groups"]:
     """Return each group's number of correct predictions, divided by its number of examples in ``among``.
 
-    ``group`` is the group of each example, and ``among`` a mask of examples. A group without any has NaN.
+    ``group`` is the group of each example, and ``among`` a mask of examples. A group without examples in
+    ``among`` has NaN.
     """
     right, every = (
         jnp.zeros(size, jnp.int32).at[group].add(part.astype(jnp.int32), mode="drop")

@@ -83,7 +83,7 @@ def _drawn_head(
     num_samples: int,
     rank: int | None = None,
 ) -> LinearHead:
-    """Train a head on the draws: a softmax head or, if ``rank`` is given, LDA plus a residual."""
+    """Train a head on features of `_drawn`: a softmax head or, if ``rank`` is given, LDA plus a residual."""
     classes = moments.count.shape[0]
     if rank is None and num_samples < classes:
         raise ValueError(f"num_samples: expected at least {classes}, one of each class, got {num_samples}")

@@ -67,7 +67,10 @@ def normal_terms(
     targets: Float[Array, "examples classes"],
     kept: Bool[Array, " examples"],
 ) -> Normal:
-    """Compute the sums of least squares over some examples."""
+    """Compute ΦᵀΦ, ΦᵀY and the number of examples of each class, over some examples.
+
+    Φ is ``mapped``, with 0 for examples that are not ``kept``; Y is ``targets``.
+    """
     mapped = jnp.where(kept[:, None], mapped, 0)
     return Normal(symmetric_product(mapped), product(mapped.T, targets), targets.sum(0, dtype=jnp.int32))
 

@@ -53,7 +53,7 @@ class Progress(NamedTuple):
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Numbers:
-    """The method's ``params``, and the shrinkage of the examples' covariance; ``vmap`` may sweep both."""
+    """The original method's ``params``, and the exact covariance's shrinkage; ``vmap`` may sweep both."""
 
     first: Any
     shrinkage: Shrinkage
@@ -173,7 +173,7 @@ def _finish(
 
 
 def _keep(progress: Progress, rows: Rows) -> Progress:
-    """Store the clients' class means in the state, for the rounds of products."""
+    """Store the clients' class means in the state; later rounds need the scatter between these means."""
     return progress._replace(rows=rows)
 
 

@@ -132,7 +132,10 @@ def _length(search: Search, span: jax.Array, images: jax.Array) -> jax.Array:
 def _next(
     span: jax.Array, step: jax.Array, residual: jax.Array, most: int
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Choose the directions of a round: orthonormalise the leading columns of a step outside the span."""
+    """Return the next round's directions: ``step`` times its leading right singular vectors, orthonormalised.
+
+    They are orthogonal to ``span``, too. Also return the step and the residual times these vectors.
+    """
     most = min(most, step.shape[1], step.shape[0] - span.shape[1])
     turn = jax.lax.stop_gradient(eigh(product(step.T, step))[1])[:, ::-1][:, :most]
     step, residual = product(step, turn), product(residual, turn)

@@ -42,7 +42,7 @@ class Known(NamedTuple):
         heads: the heads of all methods; those of methods that differ only in hyperparameters are stacked, see
             `Maker.groups`.
         sound: which heads are finite; the numbers of all other heads are set to 0.
-        counted: the clients' sums; 0 before the round in which clients count.
+        counted: the sum of the clients' `Count`; 0 before the round in which clients count.
     """
 
     moments: Moments | None
@@ -188,7 +188,7 @@ def finish(params: tuple[Any, ...], system: None, known: Known, *, maker: Maker)
 
 
 def best(known: Known) -> jax.Array:
-    """Return the index of the head with the lowest score; of equal ones, the first finite head."""
+    """Return the index of the head with the lowest score; if several have it, of the first finite one."""
     worst = jnp.where(known.sound, 0, 1)
     return jnp.lexsort((worst, known.counted.scores))[0]
 

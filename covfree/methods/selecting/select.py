@@ -76,7 +76,10 @@ def _merged(
     tracks: Tracks,
     maker: Maker,
 ) -> tuple[Running] | tuple[Known]:
-    """Compute the state after the rounds over rows, from messages."""
+    """Compute, from the clients' merged messages, the state after the rounds over rows.
+
+    It is a `Known`, with all heads, unless rounds over examples follow.
+    """
     steps = tracks.over_rows[-1]
     running = Running(tuple(merges[s.who](params[s.who], message, num_classes) for s in steps))
     return (running,) if tracks.over_examples else begin(params, running, maker)
@@ -180,7 +183,7 @@ def select(candidates: Sequence[Method[H]], *, by: By = "errors", keep: float = 
 
 
 def _check(candidates: tuple[Method[Any], ...], keep: float) -> None:
-    """Raise unless clients can send one message for all candidates."""
+    """Raise unless there are at least two methods, one message serves all of them, and ``keep`` is valid."""
     if len(candidates) < 2:
         raise ValueError(f"candidates: expected two methods or more, got {len(candidates)}")
     first = candidates[0]

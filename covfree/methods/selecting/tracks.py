@@ -102,7 +102,7 @@ def terms(
     steps: tuple[Step, ...],
     share: float,
 ) -> tuple[Any, ...]:
-    """Compute, for each step's round, the sums over rows not kept aside (over all if ``share`` is 0)."""
+    """Compute the upload of each step's round, from the rows not kept aside (from all if ``share`` is 0)."""
     if share:
         rows = _labelled(rows, ~kept_aside(rows.mean, share))
     own = [(step.each, params[step.who]) for step in steps if step.each is not None]

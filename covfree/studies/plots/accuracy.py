@@ -40,7 +40,7 @@ def plot(path: Path, title: str, results: Sequence[Result]) -> list[Path]:
 
 
 def draw(title: str, results: Sequence[Result], width: float | None = None) -> Figure:
-    """Draw the figure; see `plot`. ``width`` in inches is by default chosen by the number of methods."""
+    """Return the figure that `plot` saves; its ``width`` in inches depends by default on ``results``."""
     down = receives(results)
     every = [point_of(result, down) for result in results]
     points = [point for point in every if isfinite(point.accuracy) and point.size > 0]
