@@ -22,8 +22,8 @@ class Standing(Machine):
     Attributes:
         turn: the number, from 0, of the open round, or of the next round if none is open. With secure sums,
             each step of a round counts as a round here, see `Description.place`.
-        history: a record for each closed round: which sites counted, which were set aside at its end and
-            why, how many sites were judged by their class means, and how many bytes were sent.
+        history: a record for each closed round: which sites' uploads were used, which were set aside at its
+            end and why, how many sites were judged by their class means, and how many bytes were sent.
         stopped: why the federation ended before its last round; None if it did not.
         taken: the number of examples of each site whose answer to the open round was taken, by its name; 0 in
             secure sums.

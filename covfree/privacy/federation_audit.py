@@ -199,7 +199,7 @@ class _Seen(NamedTuple):
             all clients together.
         counts: [senders, classes] the number of examples in each sum, also with the noise.
         sender: [members] the index of the sender whose sums include the member, an example.
-        deviation: the standard deviation of the noise in each number of the sums; 0 without noise.
+        deviation: the standard deviation of the noise in each entry of the sums; 0 without noise.
     """
 
     sums: np.ndarray

@@ -49,7 +49,7 @@ class NoisySums:
         counts: Ñ_c, the noisy number of each class's examples.
         square: a low estimate of the mean squared norm of all examples: the noisy value minus two standard
             deviations of its noise.
-        sum_deviation: standard deviation of the noise in each number of the sums.
+        sum_deviation: standard deviation of the noise in each entry of the sums.
         count_deviation: standard deviation of the noise in each count.
     """
 

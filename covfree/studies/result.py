@@ -40,14 +40,15 @@ class Run:
             a training: in all rounds, with those of the feature extractor if known.
         client_seconds: time of all clients' work, run as one batch, without compilation.
         server_seconds: time from the clients' messages to the head, without compilation.
-        left_out: training examples and classes that no client holds.
+        left_out: how many training examples and classes no client holds.
         dataset: name of the data.
         federation: the partition over clients, unused if the data has clients; None outside a `Study`.
         figures: other metrics of the test examples, by their names in `covfree.metrics.NAMES`.
         predictions: counts of the test predictions by class and client; None if they were not counted.
         history: a training's records, one per round; round 0 is the start of training.
         rates: the learning rates of the clients and the server.
-        tried: pairs of rates and their accuracy on clients set aside for tuning; None without tuning.
+        tried: the rates that were tried, each pair with its accuracy on clients set aside for tuning; None
+            without tuning.
         diverged: the round that was undone, as the model was not finite after it; or None.
         taken: if clients chose among methods (`covfree.select`), the index of the chosen one.
     """
