@@ -153,7 +153,7 @@ def build(
     )
 
 
-# The classifier's name, before `renamings`; its tensors in a file are ignored.
+# The name that a classifier would have in the tree of parameters; its tensors in a file are ignored.
 CLASSIFIER = "classifier"
 
 

@@ -25,7 +25,7 @@ _TYPES = {
     "SiglipImageProcessor": True,
     "ViTImageProcessor": True,
 }
-# Steps beyond resizing, cropping and normalising; they are refused.
+# Settings that turn on other steps than resizing, cropping and normalising; they are refused.
 _UNKNOWN = (
     "do_flip_channel_order",
     "do_pad",

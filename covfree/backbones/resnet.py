@@ -54,7 +54,7 @@ def build(dtype: Any, *, blocks: tuple[int, ...], bottleneck: bool) -> ResNet:
     return ResNet(Style(dtype), blocks, bottleneck)
 
 
-# The classifier's name, before `renamings`; its tensors in a file are ignored.
+# The name that a classifier would have in the tree of parameters; its tensors in a file are ignored.
 CLASSIFIER = "fc"
 
 

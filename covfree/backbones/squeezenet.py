@@ -66,7 +66,7 @@ def build(dtype: Any) -> SqueezeNet:
     return SqueezeNet(Style(dtype))
 
 
-# The classifier's name, before `renamings`; its tensors in a file are ignored.
+# The name that a classifier would have in the tree of parameters; its tensors in a file are ignored.
 CLASSIFIER = "classifier.1"
 
 

@@ -94,7 +94,7 @@ def build(dtype: Any, *, patch: int, size: int, dim: int, depth: int, heads: int
     return VisionTransformer(Style(dtype, epsilon=1e-6), patch, size, dim, depth, heads)
 
 
-# The classifier's name, before `renamings`; its tensors in a file are ignored.
+# The name that a classifier would have in the tree of parameters; its tensors in a file are ignored.
 CLASSIFIER = "head"
 
 _TORCHVISION = (

@@ -185,7 +185,7 @@ def new_command(
         judge_sites=judge_sites,
         seed=seed,
         run=secrets.token_hex(8),
-        # Private uploads are integers, which need no bound.
+        # To encode floats, a secure sum needs a bound; private uploads are integers already.
         sums=_numbers("sums", sums, SecureSums, ["bound"])
         if private is None
         else _numbers("sums", sums or "", SecureSums),

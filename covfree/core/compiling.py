@@ -40,7 +40,7 @@ def _options(plain: bool) -> dict[str, bool | int]:
     return {flag: value for flag, value in flags.items() if flag not in given}
 
 
-# An array of at most this many numbers is small.
+# The largest number of entries of an array that counts as small in `_is_short`.
 _SMALL = 2**18
 _EXPONENTIALS = {"exp", "exp2", "expm1", "log", "log1p", "logistic", "tanh", "erf", "pow"}
 

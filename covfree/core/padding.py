@@ -12,8 +12,8 @@ import numpy as np
 from covfree.core.gathered import Gathered
 from covfree.core.types import is_traced
 
-# Sizes are powers of two from _FEWEST to _LONG, then eight per octave up to _MOST. Larger arrays are not
-# padded: compared with the work on them, compilation costs little and a copy much.
+# Sizes are powers of two from _FEWEST to _LONG, then eight sizes per doubling up to _MOST. Larger arrays are
+# not padded: compared with the work on them, compilation costs little and a copy much.
 _FEWEST, _LONG, _MOST = 32, 4096, 2**16
 
 

@@ -25,7 +25,8 @@ PART = 2048
 _ROUNDING = 2
 # The rounding of a cancelling sum of m terms is at most (m − 1)/2 eps of the sum of their absolute values: 16
 # for m = 33. For more terms it is estimated: each partial sum is rounded, and in the worst order (all
-# positive terms first) the total rounding has a standard deviation of √m/12 eps. Six of them are √m/2.
+# positive terms first) the total rounding has a standard deviation of √m/12 eps. The bound is six standard
+# deviations, √m/2 eps.
 _CANCELLED, _GROWTH = 16.0, 0.5
 
 

@@ -273,7 +273,7 @@ def _slope_test(rows: Rows, moments: Moments) -> ShiftTest:
     degrees = jnp.where(usable, held - 1, 0).sum() - 1
     left = jnp.square(value - slope * contrast).sum()
     error = jnp.sqrt(divide_or_zero(divide_or_zero(left, free) * factor, power))
-    # If counts are equal up to rounding, there is no slope.
+    # If counts are equal up to rounding, they do not determine a slope.
     flat = power <= jnp.square(64 * jnp.finfo(dtype).eps) * jnp.square(signal).sum()
     informative = ~flat & (degrees > 0) & (free > 0) & (error > 0)
     z = _normal(divide_or_zero(slope, error), degrees)

@@ -223,7 +223,7 @@ def _ledoit_wolf(strength, covariance, moments, freedom, statistics):
     dim, degrees = covariance.dim, freedom.effective
     scaled, which = _in_scale(covariance)
     square = trace_and_square(scaled)[1]
-    # As z_r = √ν y_r, the rule's Σ ‖z_r‖⁴/ν² is Σ ‖y_r‖⁴: the sums in ``statistics``.
+    # With z_r = √ν y_r (see `ledoit_wolf`), Σ_r ‖z_r‖⁴/ν² is Σ_r ‖y_r‖⁴: the sums in ``statistics``.
     noise = statistics[which] - square / jnp.where(degrees > 0, degrees, 1)
     spread = square - dim * jnp.square(mean_variance(scaled))
     return _convex(noise, jnp.where(degrees > 0, spread, 0), covariance)

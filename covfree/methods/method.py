@@ -133,7 +133,7 @@ class Method(Generic[H]):
         if self.feature_map is None:
             return form
         numbers = b"".join(map(_imprint, jax.tree.leaves(self.feature_map)))
-        # Static fields (e.g. whether features are scaled to norm 1) are not leaves.
+        # Add static fields (e.g. whether features are scaled to norm 1), which are not leaves.
         numbers += "".join(_settings(self.feature_map)).encode()
         kind = f"{type(self.feature_map).__name__} of {self.feature_map.num_features}"
         return f"{form} in {kind} ({zlib.crc32(numbers):08x})"

@@ -94,7 +94,7 @@ def _exponential(
     whole = numerator >> log_denominator
     part = numerator & ((1 << log_denominator) - 1)
     alive = _exponential_below_one(part, log_denominator, random_bytes)
-    # exp(−whole) is the probability that ``whole`` trials of exp(−1) all succeed.
+    # exp(−whole) is the probability that ``whole`` trials with probability exp(−1) all succeed.
     trying = np.flatnonzero(alive & (whole > 0))
     left = whole[trying]
     while trying.size:

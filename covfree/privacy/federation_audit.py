@@ -21,7 +21,8 @@ from covfree.privacy.discrete import RandomBytes
 from covfree.privacy.mechanism import private
 from covfree.privacy.uploads import Grid
 
-# Re-identification: the attacker chooses among this many candidates, exactly one of them in the sum.
+# In re-identification, the attacker chooses among this many candidates, exactly one of whom is in the sum. An
+# attack on a sum scores at most this many members, and as many non-members.
 _CANDIDATES = 10
 # The attacker adds this share of the covariance's mean eigenvalue to its diagonal, to make it invertible.
 _LOADING = 0.01

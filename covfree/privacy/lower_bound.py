@@ -15,7 +15,7 @@ from covfree.privacy.accounting import check_delta, spent
 from covfree.privacy.discrete import RandomBytes
 from covfree.privacy.mechanism import Private
 
-# The number of thresholds that are tried, on one half of the runs.
+# The number of thresholds that are tried on one half of the runs; the other half tests the best one.
 _THRESHOLDS = 200
 
 

@@ -82,7 +82,7 @@ def client_message(
     features, labels = pad_rows(given, padding).values()
     check(features, labels, num_classes=num_classes)
     features, labels = as_examples(features, labels=labels)
-    # Do not compile the making of mixtures: they count labels on the host to size their arrays.
+    # Do not compile the function that makes mixtures: it counts labels on the host to size its arrays.
     make = Method.made if method.summary.counts else _made
     part = method.client_part()
     if method.message is not None:

@@ -9,7 +9,7 @@ from jaxtyping import Float, Int
 
 from covfree.core.types import Rows
 
-# Steps of Weiszfeld's iteration; only the weights matter, so few digits are enough.
+# Steps of Weiszfeld's iteration, which weighs a class's means. The weights need few correct digits.
 _STEPS = 15
 # In S of `fit_model`, the weight of the spatial sign covariance; the identity has 1 minus this.
 _SHARE = 0.6

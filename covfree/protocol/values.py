@@ -143,7 +143,8 @@ def _check_covariances(
                 "expected variances of at least 0"
             )
         return
-    # Each component of a mixture is a weighted sum over all examples, so the tolerance counts them all.
+    # Each component of a mixture is a weighted sum over all examples, so the tolerance is for a sum of that
+    # many terms.
     total = float(count[used].sum(dtype=np.float64))
     tolerance = rounding(total, covariance.dtype)
     for row in np.flatnonzero(used):

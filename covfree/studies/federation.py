@@ -16,7 +16,7 @@ from covfree.data import FeatureSet
 from covfree.data.partitions import PARTITIONERS
 from covfree.studies.names import parsed
 
-# Partitioners whose parameter (``alpha``) is a whole number per client, and what it counts.
+# Partitioners whose parameter (``alpha``) is a client's number of shards or of classes; values name the unit.
 COUNTED = {"shards": "shards", "pathological": "classes"}
 
 

@@ -9,7 +9,7 @@ import numpy as np
 from covfree.core.types import Rows
 
 EXAMPLES, ROWS, CLASSES, CLIENTS, PADDING = 80, 40, 6, 9, 7
-# The counts of the rows of each class in `paired`.
+# In `paired`, the numbers of examples behind the five rows of each class.
 _COUNTS = (1, 3, 2, 5, 8)
 
 

@@ -13,9 +13,10 @@ import numpy as np
 # A function of the subject to be checked. Its name is the law's name, and its docstring states the law.
 Law: TypeAlias = Callable[[Any], None]
 
-# Rounding in float32, for sums over some tens of rows and linear systems with condition numbers below 1000.
+# The tolerance for rounding in float32, for sums over some tens of rows and linear systems with condition
+# numbers below 1000.
 SINGLE = 1e-4
-# Rounding in float64.
+# The tolerance for rounding in float64.
 DOUBLE = 1e-6
 # The step of finite differences that check derivatives, in float64.
 STEP = 1e-6

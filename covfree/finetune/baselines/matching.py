@@ -122,7 +122,7 @@ def gains(model: Model, prompts: Float[Array, "prompts dim"]) -> Float[Array, "p
     """
     log_deviation = _log_deviation(model, model.centres)
     scale = jnp.exp(-log_deviation)
-    # Square differences: in w² − 2wθ + θ², large numbers would cancel if σ is small.
+    # Square the differences of prompts w and centres θ: (w² − 2wθ + θ²)/σ² would lose digits if σ is small.
     apart = (prompts[:, None, :] - model.centres[None, :, :]) * scale[None, :, :]
     of_centre = _logit_chance(model) - log_deviation.sum(1)
     return of_centre[None, :] - 0.5 * jnp.square(apart).sum(2)

@@ -18,7 +18,8 @@ from covfree.methods.selecting.tracks import Running, aside
 from covfree.methods.within import moments_in
 
 By: TypeAlias = Literal["errors", "losses"]
-# The loss of an example is capped here, so that one example does not decide, and sums stay finite.
+# The largest loss of an example: a higher one is cut to it, so that one example cannot decide which method
+# is best, and sums stay finite.
 MOST = 100.0
 
 
