@@ -255,7 +255,7 @@ def _padded(x: jax.Array, pads: Sequence[tuple[int, int]], value: float = 0.0) -
     if np.min(pads) < 0:
         sides = [(low, high, 0) for low, high in pads]
         return lax.pad(x, jnp.array(value, x.dtype), ((0, 0, 0), *sides, (0, 0, 0)))
-    # jax2onnx can write this form for any number of images.
+    # jax2onnx can write `jnp.pad` for any number of images.
     return jnp.pad(x, ((0, 0), *pads, (0, 0)), constant_values=value)
 
 

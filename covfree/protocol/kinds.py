@@ -113,7 +113,7 @@ def unlike(kinds: Mapping[Hashable, Kind], before: Kind | None) -> dict[Hashable
         before = Kind(*usual, None, None, None)
     else:
         like = list(kinds.values())
-    # The majority decides the metadata that earlier rounds lack.
+    # For metadata that earlier rounds lack, take the most frequent value in these messages.
     said = {
         name: getattr(before, name) or _most_frequent(Counter(getattr(kind, name) for kind in like))
         for name in SAID

@@ -50,7 +50,7 @@ def unit_diagonal(
     if (diagonal < 0).any():
         i = int(np.argmax(diagonal < 0))
         raise ValueError(f"{where} holds {matrix[i, i]} at {(i, i)}; expected a diagonal of at least 0")
-    # Products below the smallest normal number are lost in float32: allow for n of them.
+    # Products below the smallest normal number are lost in float32: allow for one of each example.
     size = np.sqrt(diagonal + (num_examples + 1) * _SMALLEST / tolerance)
     inverse = (1 / size).astype(np.float32)
     with np.errstate(over="ignore"):

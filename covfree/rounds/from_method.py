@@ -244,7 +244,8 @@ def as_algorithm(
         rounds=len(method.rounds) - max(0, run.messages - 1),
         whole=True,
         num_classes=num_classes,
-        # Rounds of sums are steps of one computation over the same clients. Messages alone need one round.
+        # Rounds of sums are steps of one computation over the same clients. If clients send messages alone,
+        # there is a single round.
         same_clients=bool(run.evaluated) or run.messages == len(method.rounds),
         report=None if method.report is None else _report,
     )

@@ -145,7 +145,8 @@ def cutting(subject: _Subject) -> None:
     """The state is the same whether clients run one by one, four at once, or on two devices."""
     place = Placement(width=4)
     if len(devices := jax.devices()) > 1:
-        # Each run is compiled, so check width and devices in one: two clients at once on each of two devices.
+        # Each run is compiled, so check width and devices in one run: two clients at once on each of two
+        # devices.
         place = Placement(width=2, mesh=jax.sharding.Mesh(np.array(devices[:2]), ("clients",)))
     assert_close(subject.run(place=place).state, subject.done.state, SINGLE, "four clients at once")
 

@@ -116,7 +116,7 @@ def vmap(case: Case) -> None:
         moved = task._replace(features=features, step=step)
         return case.see(case.make(case.shared, moved), moved)
 
-    # Only trace it: compiling would take as long as all other laws.
+    # Only trace the function: compiling it would take as long as all other laws.
     swept = jax.eval_shape(jax.vmap(scores), np.stack([task.features] * 2), np.zeros(2, np.float32))
     expected = (2, len(task.probes), CLASSES)
     assert swept.shape == expected, f"scores of two have shape {swept.shape}, expected {expected}"
