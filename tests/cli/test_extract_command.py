@@ -294,13 +294,13 @@ def test_where_the_cache_is(monkeypatch, tmp_path):
     key, digest = {"images": "ab"}, hashlib.sha256(b'{"images": "ab"}').hexdigest()[:16]
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COVFREE_CACHE", "own")
-    monkeypatch.setenv("XDG_CACHE_HOME", "common")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "common"))
     monkeypatch.setenv("HOME", str(tmp_path))
     folder = source_module.cache_file("a/b c", key).parent
     assert str(folder) == "own"
     monkeypatch.delenv("COVFREE_CACHE")
     path = source_module.cache_file("a/b c", key)
-    assert path.parent.parts == ("common", "covfree")
+    assert path.parent == tmp_path / "common" / "covfree"
     assert path.name == f"a_b_c-{digest}.npz"
     monkeypatch.delenv("XDG_CACHE_HOME")
     assert source_module.cache_file("a", key).parent == tmp_path / ".cache" / "covfree"
