@@ -85,8 +85,8 @@ class Standing(Machine):
             "turn": self.turn,
             "nonce": secrets.token_hex(16),
             "expires": expires,
-            # The number of rows of each round's tables. From them a site derives the shapes of the server's
-            # state, see `Steps.skeleton`.
+            # For each closed round, how many rows all sites together sent for each table of the uploads. From
+            # these numbers a site derives the shapes of the server's state, see `Steps.skeleton`.
             "items": self._items,
             "left_out": self.left_out,
         }

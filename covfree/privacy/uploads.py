@@ -193,9 +193,10 @@ class Grid:
         return Upload(self.kind, upload.values + noise.reshape(upload.values.shape), upload.noises + noises)
 
     def deviation(self, noises: int) -> float:
-        """Return the standard deviation of the sum of ``noises`` draws, for features divided by the clip.
+        """Return the standard deviation of the sum of ``noises`` draws of noise.
 
-        It is that of the noise in each number of the class sums, or on the diagonal of the matrix.
+        Its unit is that of features divided by the clip. For class sums, it is the deviation of each
+        feature's sum; for the matrix, that of a diagonal entry.
         """
         return _deviation(self.kind, self.log_deviation, noises) * self.step
 

@@ -244,8 +244,8 @@ def as_algorithm(
         rounds=len(method.rounds) - max(0, run.messages - 1),
         whole=True,
         num_classes=num_classes,
-        # Rounds of sums are steps of one computation over the same clients. If clients send messages alone,
-        # there is a single round.
+        # Rounds that clients evaluate on their own rows are steps of one computation, so all of them need the
+        # same clients. If clients send messages and nothing else, there is one round, and this holds.
         same_clients=bool(run.evaluated) or run.messages == len(method.rounds),
         report=None if method.report is None else _report,
     )

@@ -129,9 +129,10 @@ def _of_clients(
 def _leading(
     residual: Float[Array, "examples dim"], number: int, degrees: Integer[Array, ""]
 ) -> tuple[Float[Array, "directions dim"], Float[Array, ""]]:
-    """Return R's first ``number`` s_j v_j (0 for j > ``degrees``), and Σ s_j⁴ / Σ s_j² over the other s_j.
+    """Return R's first ``number`` directions s_j v_j, and Σ s_j⁴ / Σ s_j² over the other s_j.
 
-    R is ``residual``; `directed_rows` defines s_j and v_j. The smaller of R Rᵀ and RᵀR is decomposed.
+    s_j are the singular values of R = ``residual``, the largest first, and v_j its right singular vectors,
+    as in `directed_rows`; those with j > ``degrees`` count as 0. The smaller of R Rᵀ and RᵀR is decomposed.
     """
     examples, dim = residual.shape
     if examples == 0:

@@ -273,7 +273,8 @@ def refined(
     assert covariance is not None  # `refinable_head` raises an error if it is None
     plan = RefinePlan(gram, covariance, directions, head)
     own = [replace(each, numbers=bound(of_first, inner=each.numbers)) for each in method.rounds]
-    # `_begin`, at the server, needs all of the method's numbers; the client's part of this round needs none.
+    # In the method's last round select no numbers (``inner=None`` gives all): `_begin`, at the server, needs
+    # all of them. The round's client function uses none.
     start, numbers = bound(_begin, plan=plan), bound(of_first, inner=None)
     own[-1] = replace(own[-1], server=start, numbers=numbers, head=True)
     products = Round(answer, bound(_take, plan=plan), _ask, examples=True, head=True)

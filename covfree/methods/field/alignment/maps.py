@@ -64,12 +64,14 @@ class AffineMap:
 
 @dataclass(frozen=True)
 class Alignment:
-    """The maps of all clients, made by `align`; call it with features and the client of each.
+    """Each client's map, which moves its features towards a Gaussian common to all clients; made by `align`.
+
+    Call it with features and the client of each; it returns the moved features.
 
     Attributes:
         client: the clients' numbers, in increasing order.
         maps: their maps; ``mean`` and ``matrix`` have a client axis, the other fields are shared.
-        target: the barycentre.
+        target: the common Gaussian, the Wasserstein barycentre of the clients' Gaussians.
     """
 
     client: Integer[np.ndarray, " clients"]
