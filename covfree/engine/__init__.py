@@ -1,4 +1,4 @@
-"""Run a method: sum its rounds over clients' rows, then solve for the classifier (the head)."""
+"""Run a method: in each round add up what clients compute from their rows; then solve for the head."""
 
 from covfree.engine import aggregate as aggregate
 from covfree.engine import distributed as distributed

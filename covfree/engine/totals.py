@@ -181,11 +181,13 @@ def with_numbers(rows: Rows, axis_name: AxisName | None = None, few: bool = Fals
 @jax.tree_util.register_static
 @dataclass(frozen=True)
 class _Kept:
-    """The structure of a state, and where ``rows.mean`` is in it: returning this large array would copy it.
+    """How to rebuild a state that a compiled function returned without the large array ``rows.mean``.
+
+    Returning the array would copy it.
 
     Attributes:
-        structure: the state's pytree structure.
-        places: the positions of the leaves that are ``rows.mean``.
+        structure: the pytree structure of the whole state.
+        places: the positions, among all leaves, at which ``rows.mean`` is put back.
     """
 
     structure: Any

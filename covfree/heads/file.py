@@ -1,4 +1,4 @@
-"""Write and read heads as ``.npz`` files, whose arrays NumPy alone can use, or as ``.safetensors`` files."""
+"""Write and read heads as ``.npz`` files, which can be used with NumPy alone, or ``.safetensors`` files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Messages other than a summary's rows: how clients make them, and how the server merges them."""
+"""Messages with matrices (Gram, covariances, solutions): how clients make and the server merges them."""
 
 from __future__ import annotations
 

@@ -209,9 +209,9 @@ def _mixtures(
 
 
 def _own_mixtures_sizes(labels: Any, num_classes: int) -> tuple[int, ...]:
-    """Return upper bounds on the number of classes and on the examples of the largest class.
+    """Return upper bounds on how many classes a client's labels have, and on the largest class's examples.
 
-    If labels are traced, both are the number of labels.
+    If labels are traced, both are the number of the client's examples.
     """
     size = max(1, labels.shape[0])
     if is_traced(labels):

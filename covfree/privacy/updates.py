@@ -1,4 +1,4 @@
-"""Encode the uploads of training as noisy integers, which secure sums make private (DP-FedAvg)."""
+"""Encode uploads of training as integers with shares of noise, whose secure sum is private (DP-FedAvg)."""
 
 from __future__ import annotations
 

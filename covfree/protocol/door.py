@@ -141,7 +141,7 @@ def check_messages(
     # A message without rows adds nothing, so its kind does not matter.
     kinds = {client: each.kind for client, each in found.items() if each.length}
     if rules.class_names is not None:
-        # The names were compared with ``class_names`` already; a message may have only the first of them.
+        # The names were compared with ``class_names`` already; a message may name only the first few classes.
         kinds = {client: kind._replace(class_names=None) for client, kind in kinds.items()}
     earlier = None
     if before is not None and len(before.message.rows.label):

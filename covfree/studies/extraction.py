@@ -59,7 +59,7 @@ def read_images(
 ) -> ImageSet:
     """Open the image set that ``--images`` and its related options describe.
 
-    ``splits`` are options of a TensorFlow data set, such as ``train``; those that are not given are None.
+    ``splits`` maps arguments of `tfds` (``train``, ``test``) to the data set's splits; None if not given.
     """
     of_tfds = {name: value for name, value in splits.items() if value is not None}
     if client_column is not None:

@@ -235,7 +235,8 @@ def _model(training: Training, task: Task, start: Start, number: int) -> Model:
         key = derive(jax.random.key(task.seed), "prompts")
         prompts = random_prompts(backbone, training.prompts, key=key)
         if start.temperature is not None:
-            # Only the head of a model with prompts is kept, so put the temperature into the head.
+            # Tests and saved files take the head and the prompts out of the model, without its ``scores``,
+            # where `at_temperature` would divide. So divide the head itself.
             head, start = covfree.with_temperature(head, start.temperature), start._replace(temperature=None)
         model = prompt_model(backbone, params, head, prompts, top=training.top, preprocessing=preprocessing)
     else:

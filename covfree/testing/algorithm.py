@@ -159,7 +159,7 @@ def absence(subject: _Subject) -> None:
 
 
 def trace(subject: _Subject) -> None:
-    """A copy of the algorithm, with the same functions and with numbers as leaves, is not compiled again."""
+    """What was compiled for the algorithm serves a deep copy of it too."""
     subject.answer(subject.data(0))
     before = len(subject.traced)
     subject.answer(subject.data(0), copy.deepcopy(subject.algorithm))

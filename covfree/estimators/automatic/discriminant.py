@@ -41,7 +41,7 @@ class Basis(NamedTuple):
         floor: the multiple of the identity that the covariance contains.
         means: coordinates of the class means about the grand mean; 0 for an absent class.
         outside: inner products of the means' components outside the basis' span.
-        vectors: coordinates of the offsets' directions z_j (see `Offsets`), which lie in the span.
+        vectors: coordinates of the vectors z_j of `Offsets`, which lie in the span.
         dim: d, the dimension of the features.
     """
 
@@ -56,7 +56,7 @@ class Basis(NamedTuple):
     def of(cls, covariance: Scatter, moments: Moments, offsets: Offsets, unit: Float[Array, ""]) -> Basis:
         """Return the `Basis` of a covariance that the caller has divided by ``unit``.
 
-        The class means and the offsets' directions z_j (`Offsets`) are divided by √unit here.
+        The class means and the vectors z_j of `Offsets` are divided by √unit here.
         """
         centred, offset = (rows / jnp.sqrt(unit) for rows in (centred_means(moments), offsets.vector))
         values, vectors = eigh(covariance.core())
@@ -129,8 +129,8 @@ def predicted_margins(
     def one_candidate(gamma: jax.Array) -> tuple[jax.Array, jax.Array]:
         inverse, hidden = 1 / (spectrum + gamma), 1 / (floor + gamma)
         whole = (inverse * spectrum).sum() + (dim - values.shape[0]) * hidden * floor
-        # The sum of 1 − z_jᵀHz_j over the offsets' directions z_j, with H = (Σ̂ + γI)⁻¹; strong offsets have
-        # small terms.
+        # The sum of 1 − z_jᵀHz_j over the z_j of `Offsets`, with H = (Σ̂ + γI)⁻¹. As Σ̂ contains z_j z_jᵀ, each
+        # term lies between 0 and 1; it is near 0 if z_j is long.
         left = jnp.where(used, 1 - product(jnp.square(vectors), inverse[:, None])[:, 0], 0).sum()
         in_offsets = jnp.where(told_apart, number.sum() - left, 0)
         trace, optimism = deterministic_equivalents(whole - in_offsets, within)

@@ -43,9 +43,9 @@ def as_svg(figure: Figure, prefix: str) -> str:
 
 
 def _rewritten(tag: str, prefix: str, ids: dict[str, str]) -> str:
-    """Return an SVG tag with the page's ids and colours in place of its own, and with rounded numbers.
+    """Return an SVG tag with the page's colours, ids that begin with ``prefix``, and rounded numbers.
 
-    ``ids`` maps each id that is kept to its new attribute; other ids are removed.
+    ``ids`` maps each id to keep to its new attribute, such as `` id="p1-line"``; other ids are removed.
     """
     tag = re.sub(r' id="([^"]*)"', lambda found: ids.get(found[1], ""), tag)
     tag = re.sub(r"(url\(|href=\")#", rf"\g<1>#{prefix}", tag)
