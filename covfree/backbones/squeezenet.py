@@ -62,7 +62,7 @@ def _maximum(x: jax.Array) -> jax.Array:
 
 
 def build(dtype: Any) -> SqueezeNet:
-    """Build the network."""
+    """Build a SqueezeNet 1.1 that computes in the data type ``dtype``."""
     return SqueezeNet(Style(dtype))
 
 

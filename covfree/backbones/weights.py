@@ -130,7 +130,10 @@ def to_params(
 
 
 def _name(path: Any) -> str:
-    """Return PyTorch's name of the parameter at a path: the keys after the first, joined by dots."""
+    """Return PyTorch's name of the parameter at a path: keys joined by dots, without the first key.
+
+    The last key is translated, such as ``kernel`` to ``weight``.
+    """
     parts = [str(key.key) for key in path[1:]]
     return ".".join([*parts[:-1], _LEAVES.get(parts[-1], parts[-1])])
 

@@ -257,7 +257,7 @@ def splits_in(path: Path) -> tuple[Path, Path] | None:
     """Return the train and test folders of a ``DatasetDict`` saved in ``path``; None for any other folder.
 
     Raises:
-        ValueError: if the data set has other splits.
+        ValueError: if the data set lacks the split named train or the one named test.
     """
     if not (path / "dataset_dict.json").is_file():
         return None

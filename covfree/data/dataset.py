@@ -310,7 +310,11 @@ def _split(
     is_test: np.ndarray | None = None,
     own_test: np.ndarray | None = None,
 ) -> FeatureSet:
-    """Split arrays into a training and a test part; ``own_test``: the test features of a second file."""
+    """Split arrays into a training and a test part, by ``is_test``, or at random if it is None.
+
+    If ``own_test`` is given, it has the test features, and ``features`` only those for training; ``labels``,
+    ``clients`` and ``is_test`` then cover first ``features``, then ``own_test``.
+    """
     fixed_split = is_test is not None
     if is_test is None:
         is_test = held_out(labels, seed)

@@ -215,7 +215,11 @@ def _names(builder: Any, instructions: Sequence[Any]) -> list[str]:
 
 
 def _records(library: Any, builder: Any, expression: str, instructions: Sequence[Any]) -> Sequence[Any]:
-    """Return the serialised examples of a split expression, as a sequence with random access."""
+    """Return the serialised examples that a split expression such as ``train[:10%]`` selects.
+
+    They are a sequence with random access. ``instructions`` says which examples of which files they are; if
+    it is empty, so is the sequence.
+    """
     if not instructions:
         return ()
     raw = library.decode.DeserializeMethod.RAW_BYTES

@@ -1,4 +1,4 @@
-"""Labelled sets, image sets of files or arrays, and the decoding of an image file."""
+"""Image sets of files or arrays, their base class (also of text sets), and the decoding of an image file."""
 
 from __future__ import annotations
 

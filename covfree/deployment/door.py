@@ -42,7 +42,10 @@ class Receipt(NamedTuple):
 
 
 def check_federation(about: Mapping[str, Any], theirs: Any, description: Description) -> None:
-    """Raise Refused if a message is of another federation, or its sender's settings, ``theirs``, differ."""
+    """Raise Refused if a message is of another federation, or its sender uses other settings than agreed.
+
+    ``about`` is the message's metadata, ``theirs`` the sender's settings; ``description.agreed`` has ours.
+    """
     texts = differences(description.agreed, theirs if isinstance(theirs, dict) else {})
     if (found := about.get("federation")) != description.identity:
         texts = [f"federation: expected {description.identity[:12]}…, got {str(found)[:12]}…", *texts]

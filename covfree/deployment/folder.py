@@ -46,7 +46,7 @@ class Folder:
         self.description = Description.load(file)
 
     def ask(self, turn: int) -> Path:
-        """Return the path of a turn's broadcast."""
+        """Return the path of the file with the server's broadcast of a turn."""
         return self.path / "asks" / f"{turn:05d}{SUFFIX}"
 
     def answers(self, turn: int) -> Path:

@@ -104,7 +104,9 @@ class SecureSums:
 
 
 class Sums:
-    """The server's side of one round's secure sum, with broadcasts and answers as arrays.
+    """The server's side of one round's secure sum: makes each step's broadcast, and takes sites' answers.
+
+    Broadcasts and answers are dicts of NumPy arrays; the steps are `covfree.secure.STEPS`.
 
     Attributes:
         session: the round's session.

@@ -182,7 +182,7 @@ class InParts:
         return int((self.labels >= 0).sum())
 
     def __call__(self, each: Round, params: Any, sent: Any) -> Any:
-        """Return a round's total: the sum of its client function's terms over all examples."""
+        """Return a round's total: the sum over all examples of what the round's client function computes."""
         parts = list(blocks(self.features))
         size, running = parts[0].stop, None
         add = partial(add_part, each.client, params, sent)

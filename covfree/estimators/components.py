@@ -79,7 +79,7 @@ def client_parts(rows: Rows, moments: Moments) -> ClientParts:
 
 
 def component_moments(rows: Rows, num_classes: int) -> ComponentMoments:
-    """Compute the moments of each class, and its degrees of freedom within clients; see `ComponentMoments`.
+    """Compute each class's moments, and the degrees of freedom of the scatter between rows of one client.
 
     >>> import jax.numpy as jnp
     >>> client = jnp.array([7, 7, 7, 2, 2])

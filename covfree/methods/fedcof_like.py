@@ -189,7 +189,11 @@ def refinable_head(method: Method) -> tuple[ScatterChoice | None, Callable[..., 
 
 
 def linear_system(method: Method) -> ScatterChoice | None:
-    """Return a ridge head's ``scatter`` (see `total_gram`), None for LDA; raise for other heads."""
+    """Return the ``scatter`` (see `total_gram`) of a method's ridge head; None if the head is LDA.
+
+    Raises:
+        ValueError: if the method has another head.
+    """
     gram, other = refinable_head(method)
     if other is None:
         return gram

@@ -84,7 +84,10 @@ def _means(rows: Rows, num_classes: int, examples: bool) -> Rows:
 
 
 def _keep(numbers: Any, state: tuple[Any, ...], rows: Rows, num_classes: int, *, examples: bool) -> Table:
-    """Return the class means as a table, which the server keeps as the round's total."""
+    """Make a table of clients' class means: the server concatenates the tables and keeps all rows.
+
+    With ``examples``, rows are examples, and their means are computed first.
+    """
     means = _means(rows, num_classes, examples)
     return Table(means, jnp.asarray(means.count) > 0)
 

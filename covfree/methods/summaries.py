@@ -116,7 +116,7 @@ def _class_means(
 def _own_class_means(
     features: Any, labels: Any, num_classes: int, *, covariance: CovarianceType | None
 ) -> Rows | None:
-    """Make one client's class means, a row for each class, without sorting; None if examples are too few."""
+    """Make one client's class means, a row for each class, without sorting; None for fewer than C labels."""
     if labels.shape[0] < num_classes:
         return None
     features, row = as_examples(features, labels=labels)
@@ -211,7 +211,7 @@ def _mixtures(
 def _own_mixtures_sizes(labels: Any, num_classes: int) -> tuple[int, ...]:
     """Return upper bounds on how many classes a client's labels have, and on the largest class's examples.
 
-    If labels are traced, both are the number of the client's examples.
+    If labels are traced, both bounds are the number of the client's examples.
     """
     size = max(1, labels.shape[0])
     if is_traced(labels):

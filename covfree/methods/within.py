@@ -47,7 +47,7 @@ def moments_of(first: Any) -> Moments:
 
 
 def moments_in(state: Any) -> Moments | None:
-    """Find the first class moments in a server's state; None if there are none."""
+    """Return the first `Moments` of classes that a server's state contains; None if it contains none."""
     nodes = jax.tree.leaves(state, is_leaf=lambda node: isinstance(node, Moments))
     return next((node for node in nodes if isinstance(node, Moments)), None)
 

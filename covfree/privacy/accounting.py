@@ -1,4 +1,4 @@
-"""Privacy promises, and the joint ε of noisy releases by zero-concentrated differential privacy."""
+"""Describe privacy promises; compute the ε of several noisy releases, by zero-concentrated DP."""
 
 from __future__ import annotations
 

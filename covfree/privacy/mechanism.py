@@ -117,7 +117,10 @@ class Private:
         return total
 
     def choose(self, first: Upload) -> Kind | None:
-        """Choose the second step's kind of uploads, by the first step's total; None without a second step."""
+        """Choose what clients upload in the second step, "matrix" or "sums", by the total of the first step.
+
+        Return None if the method has no second step.
+        """
         if len(self.grids) == 1:
             return None
         self._check_total(0, first, first)

@@ -54,8 +54,8 @@ class Answers(NamedTuple):
     """The uploads, memory and metrics of a round's members, the clients that take part in it.
 
     Attributes:
-        uploads: the sums over members, with a leading axis of delays; and each member's tables, with a
-            leading axis of members.
+        uploads: for each delay, the sum of the uploads that arrive so many rounds late (a leading axis of
+            delays); and each member's tables, which are not summed (a leading axis of members).
         memory: each member's new memory.
         sound: whether each member's new memory is finite.
         metrics: each member's metrics.

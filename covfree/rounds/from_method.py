@@ -176,9 +176,9 @@ def _class_sums(message: Message) -> tuple[Rows, jax.Array]:
 def _unnamed(method: Method[Any], rows: Rows) -> Rows:
     """Return a client's rows without its number.
 
-    With it, automatic shrinkage would upload sums with an entry for each client, and show this client's share
-    of the total. If the method compares the rows of a client, all clients get the same number, for which
-    automatic shrinkage has no entry.
+    With the number, automatic shrinkage would upload sums with an entry for each client, and show this
+    client's share of the total. If the method compares the rows of a client, all clients get the same number,
+    for which automatic shrinkage has no entry.
     """
     return replace(rows, client=jnp.full(rows.label.shape, SAMPLE) if method.whole_clients else None)
 

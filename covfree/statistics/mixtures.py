@@ -240,7 +240,10 @@ def _fit_groups(
     num_components: int,
     covariance: Structure,
 ) -> Mixture:
-    """Fit a mixture to each group, in batches that bound memory; ``owners`` has their labels and clients."""
+    """Fit a mixture to each group, in batches that bound memory.
+
+    ``owners`` has the label of each group, and the client of each group.
+    """
     order = jnp.argsort(group)
     within = jnp.arange(group_size, dtype=jnp.int32)
     key = derive(key, "mixtures")

@@ -1,4 +1,4 @@
-"""Compute the rows of all clients at once, from flat arrays; no array is [clients, classes, dim]."""
+"""Compute the rows of all clients at once, in arrays that have an entry for each example or each row."""
 
 from __future__ import annotations
 

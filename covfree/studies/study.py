@@ -287,7 +287,7 @@ class _Place:
         self._tasks: dict[bool, Task] = {}
 
     def run(self, cell: Cell, listener: Listener) -> Run:
-        """Run or train a cell's method, and return the run."""
+        """Run a cell's method in closed form, or do its training in rounds; return the `Run`."""
         study, way = self._loaded.study, self._loaded.study.methods[cell.method]
         if isinstance(way, Method | Variant):
             method = way.method if isinstance(way, Variant) else way

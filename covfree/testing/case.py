@@ -105,7 +105,7 @@ class Case:
         return (self.draw(seed=seed, absent=(5 * seed) % 6) for seed in range(1, 1 + _DRAWN))
 
     def direct(self, given: Any) -> Any:
-        """Call ``make`` outside of ``jit``, in float32."""
+        """Return what ``make`` makes of the input ``given`` in float32, outside of ``jit``."""
         return self.make(self.shared, single(given))
 
     @cached_property

@@ -75,7 +75,7 @@ def federation(dim: int, seed: int = 0, absent: int = 3, offset: float = 0.0) ->
 
 
 def degenerate(dim: int) -> dict[str, Federation]:
-    """Return degenerate federations, each under a name that says what is degenerate."""
+    """Return extreme federations by name, such as "one client", "one example" or "no example"."""
     features, labels, clients = federation(dim).padded_last
     features = np.nan_to_num(features)
     place = np.arange(EXAMPLES, dtype=np.int32)

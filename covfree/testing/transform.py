@@ -58,7 +58,7 @@ def pytree(case: Case) -> None:
 
 
 def rows(case: Case) -> None:
-    """The result has the input's number of rows, classes and clients; means are finite, and counts ≥ 0."""
+    """The result has the input's size, labels and clients; its means are finite, and its counts ≥ 0."""
     for given in case.drawn:
         before, sent = given.rows, case.direct(given)
         assert isinstance(sent, Rows), f"expected Rows, got {type(sent).__name__}"

@@ -36,11 +36,12 @@ def fair_numbers(rank: Any, senders: Any) -> Any:
 
 
 def _group_numbers(rank: Any, start: Any, end: Any, senders: Any, xp: Any) -> Any:
-    """Return new numbers, as `fair_numbers` does, for the clients of a group, which have equal keys.
+    """Return new numbers, as `fair_numbers` does, for clients that belong to groups of consecutive ranks.
 
-    All ranks are cut into 256 intervals, and one rank is drawn in each. The group has the ranks ``start`` …
-    ``end`` − 1. If k of the drawn ranks are among these, the group's first k clients get the numbers of the k
-    intervals; the others get 256 + rank.
+    All ranks, 0 … ``senders`` − 1, are cut into 256 intervals, and one rank is drawn in each. The group of
+    the client of rank ``rank`` has the ranks ``start`` … ``end`` − 1. If k of the drawn ranks are among
+    these, the group's first k clients get the numbers of the k intervals; the others get 256 + their rank.
+    ``xp`` is ``np`` or ``jnp``, the module of the arrays.
     """
     size = xp.maximum(senders, SAMPLE)
     length, more = size // SAMPLE, size % SAMPLE

@@ -32,7 +32,10 @@ _PAIRS = 12
 def _end_of_own(
     first: Any, state: tuple[Any, ...], total: Any, *, each: Round, plan: Plan
 ) -> tuple[Correction]:
-    """Compute the method's state after its last round, and from it the first state of the correction."""
+    """Compute the method's state after its last round, ``each``, and from it the correction's first state.
+
+    ``first`` has the method's ``params``, ``total`` is the round's total, and ``plan`` the correction's plan.
+    """
     state = (*state, total) if each.server is None else each.server(each.own(first), state, total)
     return begin(first, state, plan=plan)
 

@@ -206,7 +206,7 @@ def _examples(rows: Rows) -> tuple[jax.Array, jax.Array, jax.Array]:
 def take_losses(numbers: Numbers, state: tuple[Correction], total: ScaledLosses) -> tuple[Correction]:
     """Choose β, the factor of the scores of the method's head, from clients' losses at all candidates of β.
 
-    It is at the minimum of the parabola in log β through the smallest loss and its two neighbours.
+    β is at the minimum of the parabola in log β through the smallest loss and its two neighbours.
     """
     (known,) = state
     scales = jnp.asarray(_SCALES, total.loss.dtype)

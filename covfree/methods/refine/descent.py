@@ -125,7 +125,11 @@ def last_point(descent: Descent) -> Float[Array, "rows classes"]:
 
 
 def _quasi_newton(slope: jax.Array, steps: jax.Array, changes: jax.Array, metric: Factorisation) -> jax.Array:
-    """Multiply a gradient by L-BFGS's inverse Hessian: two loops over the pairs in ``steps``, ``changes``."""
+    """Multiply the gradient ``slope`` by L-BFGS's approximate inverse Hessian.
+
+    The method's two loops go over the pairs (s, y): s in ``steps`` is a difference of points, and y in
+    ``changes`` that of their gradients. Between the loops, the inverse of ``metric`` is applied, scaled.
+    """
 
     def inner(left: jax.Array, right: jax.Array) -> jax.Array:
         return jnp.sum(left * right)

@@ -68,7 +68,7 @@ def _estimated(numbers: Any, *state: Any, own: int, system: Callable[..., Scatte
 def _refined(
     numbers: Any, moments: Moments, search: Search, rows: Any, own: Any, covariance: Scatter | None
 ) -> Scatter:
-    """Return the covariance from which a refinement started."""
+    """Return the estimated and shrunk covariance with which a refinement of the head started."""
     return search.inverse.scatter if covariance is None else covariance
 
 

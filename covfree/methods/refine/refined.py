@@ -53,7 +53,12 @@ class Progress(NamedTuple):
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Numbers:
-    """The original method's ``params``, and the exact covariance's shrinkage; ``vmap`` may sweep both."""
+    """A refined method's ``params``, which ``vmap`` may sweep.
+
+    Attributes:
+        first: the ``params`` of the original method.
+        shrinkage: the shrinkage of the exact covariance.
+    """
 
     first: Any
     shrinkage: Shrinkage

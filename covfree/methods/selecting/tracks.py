@@ -155,6 +155,9 @@ def serve(
 
 
 def receive(state: tuple[Running], rows: Rows, *, steps: tuple[Step, ...]) -> tuple[Running]:
-    """Store clients' rows in each state by `Step.received`; ``steps`` make up the last round over rows."""
+    """Store clients' rows in each state by its step's `Step.received`, if it has one; return all states.
+
+    ``steps`` has, for each state, the step of the last round over rows.
+    """
     tracks = zip(state[0].tracks, steps, strict=True)
     return (Running(tuple(s if step.received is None else step.received(s, rows) for s, step in tracks)),)
