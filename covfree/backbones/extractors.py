@@ -30,7 +30,10 @@ class Prepared(NamedTuple):
 
     @classmethod
     def of(cls, preprocessing: Preprocessing) -> Prepared:
-        """Make a `Prepared` that resizes and crops to uint8, a quarter of the bytes of normalised floats."""
+        """Make a `Prepared` that resizes and crops images as ``preprocessing`` says.
+
+        The arrays are uint8, not yet normalised: a quarter of the bytes of float32.
+        """
         size = preprocessing.crop
         return cls(partial(crop, preprocessing=preprocessing), (size, size, 3), "uint8")
 

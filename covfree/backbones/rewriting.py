@@ -1,4 +1,4 @@
-"""Rewrite other networks to use the convolutions and max pooling of `covfree.backbones.convolution`."""
+"""Rewrite any JAX function to use the convolutions and max pooling of `covfree.backbones.convolution`."""
 
 from __future__ import annotations
 

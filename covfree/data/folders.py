@@ -117,7 +117,7 @@ def image_folder(
 
 # A module-level function can be pickled, so that the image set can be sent to another process.
 def read_below(root: Path, ids: tuple[str, ...], i: int) -> Any:
-    """Read the image whose path below the folder is ``ids[i]``."""
+    """Read the image whose path below the folder ``root`` is ``ids[i]``."""
     return decode_image(root / ids[i], ids[i])
 
 

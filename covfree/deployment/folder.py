@@ -55,7 +55,7 @@ class Folder:
 
     @property
     def end(self) -> Path:
-        """The path of the last broadcast."""
+        """The path of ``end.message``, the last broadcast."""
         return self.path / f"end{SUFFIX}"
 
     def check_stop(self) -> None:

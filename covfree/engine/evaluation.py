@@ -60,7 +60,7 @@ def _same(scores: Any) -> Any:
 
 
 def _in_parts(whole: Callable[..., Array]) -> Callable[..., Array]:
-    """Return an accuracy function that takes any function as a head, and reads large features in parts."""
+    """Extend ``whole``, which computes accuracy, to any function as a head and to features read in parts."""
 
     def one(head: Any, features: Any, labels: Any) -> tuple[Any, Any, Any]:
         # jit takes no function as an argument, so pass the function's scores instead.

@@ -42,17 +42,16 @@ def head_of(method: Method[Any], state: tuple[Any, ...]) -> Any:
 def _head(
     system: Any, head: Callable[..., Any], params: Any, numbers: Any, feature_map: Any, state: tuple[Any, ...]
 ) -> Any:
-    """Return the head, solved with the system, that is the regularised matrix.
+    """Return the head: ``system`` makes the regularised matrix, with which ``head`` solves.
 
-    The functions ``system`` and ``head`` get different hyperparameters: ``numbers`` (from `head_of`) and
-    the method's own ``params``.
+    ``system`` gets the hyperparameters ``numbers``, from `head_of`; ``head`` gets the method's ``params``.
     """
     found = head(params, None if system is None else system(numbers, *state), *state)
     return found if feature_map is None else MappedHead(feature_map, found)
 
 
 def _given(strength: Any, *_: Any) -> tuple[jax.Array, jax.Array]:
-    """Return (a, b) of a shrinkage to aΣ̂ + bI that was computed before and is stored in ``strength``."""
+    """Return ``strength`` itself: the pair (a, b), computed before, of the shrinkage aΣ̂ + bI."""
     return strength[0], strength[1]
 
 

@@ -37,7 +37,7 @@ class Optimiser:
     make: Callable[..., Any] = field(metadata={"static": True})
 
     def __call__(self) -> optax.GradientTransformationExtraArgs:
-        """Make the transformation, which ignores extra arguments that it does not know."""
+        """Make the optax transformation; extra arguments that it does not know are ignored."""
         return optax.with_extra_args_support(self.make(*self.numbers))
 
 

@@ -1,4 +1,4 @@
-"""Add a zero-shot classifier, made of class embeddings, to a head fitted to data (GDA-CLIP)."""
+"""Add the scores of class embeddings (a zero-shot classifier) to a head fitted to data (GDA-CLIP)."""
 
 from __future__ import annotations
 

@@ -57,7 +57,10 @@ def _within_system(ridge: Scalar, moments: Moments, within: Scatter) -> Scatter:
 def within_head(
     params: object, system: Scatter, moments: Moments, within: Scatter, **options: bool
 ) -> LinearHead:
-    """Make the `ridge_head` from the regularised matrix ``system`` and the class moments."""
+    """Make the `ridge_head` from the regularised matrix ``system`` and the class moments.
+
+    ``within``, the scatter from which ``system`` was made, is not used.
+    """
     return ridge_head(system, moments, **options)
 
 

@@ -65,7 +65,7 @@ class Summary:
     stays: bool = False
 
     def bounds(self, num_examples: int) -> tuple[int, ...]:
-        """Return upper bounds on what ``sizes`` gives for any federation with ``num_examples`` examples."""
+        """Return an upper bound for each integer of ``sizes``, valid for any ``num_examples`` examples."""
         none = np.zeros(0, np.int32)
         return (max(1, num_examples),) * len(self.sizes(none, none))
 

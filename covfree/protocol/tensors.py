@@ -53,7 +53,8 @@ def read_header(
 def check_places(header: Mapping[str, Any], length: int) -> None:
     """Raise a ValueError unless the tensors exactly fill the ``length`` bytes after the header.
 
-    Each must have as many bytes as its shape and data type need, and begin where another ends.
+    Each tensor must have as many bytes as its shape and data type need. The first must begin at 0, and each
+    other tensor where the one before it ends.
     """
     end = 0
     for name, about in sorted(header.items(), key=lambda item: item[1]["data_offsets"]):

@@ -71,7 +71,7 @@ class ClientData:
         return jax.tree.map(lambda x: jnp.asarray(x)[safe], self.features), labels
 
     def all(self) -> tuple[Any, jax.Array]:
-        """Return all of the client's examples, padded to the length of ``index`` as in `take`."""
+        """Return features and labels of all of the client's examples, padded to the length of ``index``."""
         return self.take(jnp.arange(self.index.shape[0]))
 
 

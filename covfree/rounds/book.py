@@ -59,8 +59,8 @@ class Book:
         evaluate: the evaluation; None to measure nothing.
         stop: function of the records that returns whether to stop; None for never.
         records: one for each finished round.
-        items: the lengths of the tables in each finished round's total; empty unless the algorithm fixes the
-            number of rounds.
+        items: for each finished round, the number of items in each `Table` of the round's total; empty unless
+            the algorithm fixes the number of rounds.
         stopped: why the run stopped early; None if it did not.
         best_round: the round with the best evaluation so far.
         folder: the folder in which the run is saved every ``save_every`` rounds; None to save nothing.

@@ -82,7 +82,7 @@ class _Run:
     messages: int = field(metadata={"static": True})
 
     def asks(self, done: int) -> Round | None:
-        """Return the method's next round; None if clients send their messages instead."""
+        """Return the round after ``done`` rounds; None if clients send their messages in its place."""
         return None if done < self.messages else self.method.rounds[done]
 
     @property

@@ -37,7 +37,7 @@ class DeepFeatures:
 
     @at_once
     def __call__(self, features: Float[AnyArray, "*batch dim"]) -> Float[Array, "*batch width"]:
-        """Map each feature vector."""
+        """Compute Φ_T, the features after the last layer, for each feature vector."""
         features = jnp.asarray(features, accumulation_dtype(features))
         dim = features.shape[-1]
         # Divide by the largest entry, so that squares neither overflow nor underflow; the scaling below

@@ -211,7 +211,10 @@ def _mixture_rows(
     num_components: int,
     covariance: Structure,
 ) -> tuple[Rows, Integer[Array, ""], Integer[Array, ""]]:
-    """Compute the rows, the number of client-class pairs, and the largest number of examples of a pair."""
+    """Compute the rows of `client_mixtures`, and two numbers that show whether its sizes sufficed.
+
+    These are the number of client-class pairs, and the largest number of examples of a pair.
+    """
     kept = (labels >= 0) & (clients >= 0)
     # The pair of each example; −1 for padding.
     pair = subset_groups((clients, labels), kept, 1, None)[0]

@@ -35,7 +35,7 @@ class Transform:
     apply: Callable[[Scalar, Rows, jax.Array], Rows] = field(metadata={"static": True})
 
     def __call__(self, rows: Rows, *, key: PRNGKey) -> Rows:
-        """Return the transformed rows."""
+        """Return the transformed rows; ``key`` is for transforms that draw random numbers."""
         return self.apply(self.strength, rows, key)
 
 

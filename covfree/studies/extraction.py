@@ -59,7 +59,8 @@ def read_images(
 ) -> ImageSet:
     """Open the image set that ``--images`` and its related options describe.
 
-    ``splits`` maps arguments of `tfds` (``train``, ``test``) to the data set's splits; None if not given.
+    ``splits`` has the keys ``train`` and ``test``, which are arguments of `tfds`. The values are the
+    names of a TensorFlow data set's splits; None stands for the default of `tfds`.
     """
     of_tfds = {name: value for name, value in splits.items() if value is not None}
     if client_column is not None:

@@ -76,7 +76,7 @@ class Source(NamedTuple):
     images: Images | None = None
 
     def __call__(self, seed: int) -> FeatureSet:
-        """Return the data for a seed."""
+        """Load the features and labels for a seed."""
         return self.load(seed)
 
 

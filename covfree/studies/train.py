@@ -152,8 +152,9 @@ def _first(training: Training, task: Task) -> _Stretch:
 def _next(training: Training, task: Task, before: _Stretch, result: Any, records: list[Record]) -> _Stretch:
     """Run a closed-form stage of all clients on the trained network's features; return the next `_Stretch`.
 
-    In the stage, clients receive the parts of the model that they receive in a round of training. They send
-    the statistics of the method with which the first head was made.
+    ``before`` is the stretch that has just ended with ``result``; ``records`` is the history so far. In the
+    stage, clients receive the parts of the model that they receive in a round of training. They send the
+    statistics of the method with which the first head was made.
     """
     began, number = perf_counter(), before.number + 1
     assert task.network is not None
@@ -177,7 +178,7 @@ def _moved(task: Task, params: Any) -> Task:
 
 
 def _keep(stretch: _Stretch, checkpoint: Path) -> None:
-    """Save model and records at the start of a stretch of rounds; remove the previous one's checkpoint."""
+    """Save a stretch's first model and its records; remove the checkpoint of the stretch before it."""
     checkpoint.mkdir(parents=True, exist_ok=True)
     leaves: Any = {f"leaf{i}": np.asarray(leaf) for i, leaf in enumerate(jax.tree.leaves(stretch.model))}
     about = json.dumps({"number": stretch.number, "records": stretch.records})

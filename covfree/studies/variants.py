@@ -62,7 +62,7 @@ def variants(names: Iterable[str], numbers: Mapping[str, Sequence[Any]] | None =
 
 
 def chosen_of(variants: Mapping[str, Variant]) -> dict[str, Variant]:
-    """Return, by name, a method in which clients choose one of ``variants``; its name joins the variants'."""
+    """Return a dict of one method, by name: clients choose among ``variants``, whose names are joined."""
     name = JOINT.join(variants)
     try:
         method = select([each.method for each in variants.values()])

@@ -207,7 +207,7 @@ def pure(case: Case) -> None:
 
 
 def jit(case: Case) -> None:
-    """A direct call in float32 gives the same result as a compiled call, which may be in float64."""
+    """The function gives the same result called directly in float32 and compiled, perhaps in float64."""
     (found,) = case.compiled(case.example)
     try:
         assert_close(case.seen(case.plain), found.seen, case.single, "called directly, and compiled")
@@ -224,7 +224,7 @@ def trace(case: Case) -> None:
 
 
 def padding(case: Case) -> None:
-    """Padding changes nothing, whatever numbers are in it."""
+    """The result does not depend on padding, whatever numbers the padding holds."""
     for given in case.drawn:
         (with_nan,), (with_junk,) = case.compiled(given), case.compiled(case.junk(given))
         assert_same(with_junk.seen, with_nan.seen, "with 1e30 in padding, and with NaN")

@@ -81,7 +81,7 @@ def _given(dim: int, seed: int = 0, absent: int = 3) -> Given:
 
 
 def _arguments(given: Given) -> tuple[Scatter, Moments]:
-    """Convert the inputs to the types that a method passes to a head."""
+    """Convert NumPy inputs to what a method passes to a head: the covariance and the class moments."""
     count, total = jnp.asarray(given.counts, jnp.int32), jnp.asarray(given.total)
     return Scatter.from_matrix(jnp.asarray(given.covariance)), Moments(count, jnp.minimum(count, 4), total)
 

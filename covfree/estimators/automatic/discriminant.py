@@ -123,7 +123,10 @@ def predicted_margins(
         return product(weights, jnp.square(rows).T), cross.reshape(*left.shape[:2], rows.shape[0])
 
     def apart(own: jax.Array, cross: jax.Array) -> jax.Array:
-        """Return Σ_s w_s (a_is − a_ls)² from the results of `products`; at least 0 despite rounding."""
+        """Return Σ_s w_s (a_is − a_ls)² ≥ 0, in the symbols of `products`, from its results.
+
+        ``own`` is Σ_s w_s a_ls², and ``cross`` is Σ_s w_s a_is a_ls.
+        """
         return jnp.maximum(own[:, chosen, None] + own[:, None, :] - 2 * cross, 0)
 
     def one_candidate(gamma: jax.Array) -> tuple[jax.Array, jax.Array]:

@@ -81,7 +81,7 @@ def _log_deviation(model: Model, centres: Array) -> Array:
 
 
 def _logit_chance(model: Model) -> Array:
-    """Compute log p/(1 − p) for each centre, with p the probability that a client has a copy of it."""
+    """Compute log(p/(1 − p)) for each centre; p is the probability that a client has a copy of the centre."""
     return _logits(model.networks.chance, model.centres)[:, 0]
 
 

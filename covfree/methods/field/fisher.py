@@ -83,7 +83,10 @@ def _drawn_head(
     num_samples: int,
     rank: int | None = None,
 ) -> LinearHead:
-    """Train a head on features of `_drawn`: a softmax head or, if ``rank`` is given, LDA plus a residual."""
+    """Train a head on features of `_drawn`: a softmax head, or LDA plus a residual.
+
+    The residual is a correction of the scores that is trained; it is used if ``rank``, its rank, is given.
+    """
     classes = moments.count.shape[0]
     if rank is None and num_samples < classes:
         raise ValueError(f"num_samples: expected at least {classes}, one of each class, got {num_samples}")

@@ -99,7 +99,7 @@ class _Numbers(NamedTuple):
 
 
 def scatters_phase(numbers: Any, totals: tuple[Moments], rows: Rows, num_classes: int) -> jax.Array:
-    """Compute the scatter of every class."""
+    """Compute each class's scatter about its mean, which is in ``totals``."""
     return class_scatters(rows, totals[0])
 
 

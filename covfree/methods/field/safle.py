@@ -43,7 +43,7 @@ class _Mean(NamedTuple):
 
 
 class _Scale(NamedTuple):
-    """The second round's sums, for the thresholds that turn features into bits; c is the mean of the first.
+    """The sums of the second round, for the thresholds that turn features into bits.
 
     Attributes:
         number: n, the number of examples.

@@ -172,7 +172,7 @@ def _combined(
 
 
 def _asked(start: Head, scale: jax.Array, moments: Moments, point: jax.Array) -> Asked:
-    """Make the classifier at a point of the descent, in the form that clients receive."""
+    """Make the classifier that clients receive: the scaled head ``start`` plus the correction ``point``."""
     weight, bias, present = _combined(start, scale, moments, point)
     # Subtract the mean bias: it changes no probability, and may be so large that the rest is rounded away.
     level = jnp.where(present, bias, 0).sum() / jnp.maximum(present.sum(), 1).astype(bias.dtype)
@@ -239,7 +239,10 @@ def answer(numbers: Numbers, asked: Asked, rows: Rows, num_classes: int) -> Soft
 
 
 def take(numbers: Numbers, state: tuple[Correction], total: SoftmaxSums) -> tuple[Correction]:
-    """Take one L-BFGS step with the clients' sums; if no client answered, return the same state."""
+    """Take an L-BFGS step with ``total``, the clients' summed losses and gradients.
+
+    If no client answered, return the same state.
+    """
     (known,) = state
     came = total.number > 0
     number = jnp.where(came, total.number, 1)

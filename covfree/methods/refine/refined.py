@@ -82,7 +82,7 @@ class RefinePlan:
     head: Callable[..., Any] | None = None
 
     def most(self, shape: tuple[int, ...]) -> int:
-        """Return the largest number of directions in a round; ``shape`` is [dim, classes]."""
+        """Return the largest number of directions in a round, for weights of ``shape`` [dim, classes]."""
         dim, num_classes = shape
         # Centred means of C classes span C − 1 dimensions.
         most = max(1, num_classes - (self.gram is None)) if self.directions is None else self.directions

@@ -47,7 +47,10 @@ class Search(NamedTuple):
 
 
 def begin(inverse: Factorisation, right: Float[Array, "dim columns"], most: int) -> Search:
-    """Return the search's first state, with W = P M, where P ≈ A⁻¹ is ``inverse`` and M is ``right``."""
+    """Return the first state of the search for W with A W = M: it has W = P M.
+
+    P ≈ A⁻¹ is ``inverse``, M is ``right``, and ``most`` is the largest number of directions in a round.
+    """
     nothing = right[:, :0]
     # Set the pivot to 0: if Cholesky broke down it is NaN, and a run would reject the state as not finite.
     inverse = inverse._replace(smallest_pivot=jnp.zeros_like(inverse.smallest_pivot))

@@ -23,7 +23,10 @@ from covfree.statistics.kept import check_keep, kept_aside
 def _served(
     params: Any, state: Any, total: Any, *, steps: tuple[Step, ...], maker: Maker | None
 ) -> tuple[Running] | tuple[Known]:
-    """Compute the server's state after a round; after the last round (``maker`` is given), make the heads."""
+    """Compute the server's state after a common round of all methods.
+
+    After the last round, for which ``maker`` is given, make the methods' heads.
+    """
     running = serve(params, state, total, steps=steps)
     return (running,) if maker is None else begin(params, running, maker)
 

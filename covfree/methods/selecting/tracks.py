@@ -123,7 +123,10 @@ def _labelled(rows: Rows, used: jax.Array) -> Rows:
 
 
 def ask(params: tuple[Any, ...], state: tuple[Any, ...], *, steps: tuple[Step, ...]) -> tuple[Any, ...]:
-    """Return the broadcasts of the methods' rounds: one for each `Step` that has a round."""
+    """Return what the server broadcasts in a common round: one broadcast for each of its steps with a round.
+
+    ``params`` has the hyperparameters of each method; ``state`` is the server's state before the round.
+    """
     tracks = tracks_of(state)
     found = []
     for step in steps:

@@ -213,8 +213,8 @@ def _ahead(best: Scored, second: Scored, share: str, over: str) -> list[str]:
 def _sureness(best: Scored, num_tests: int) -> list[str]:
     """Return a sentence, in a list, on the standard error of the best accuracy over test examples.
 
-    If the seeds' accuracies differ, the list is empty, as their standard deviation already shows how
-    large the effect of chance is.
+    The list is empty without test examples. It is also empty if the seeds' accuracies differ, as their
+    standard deviation already shows how large the effect of chance is.
     """
     values = best.accuracy.values()
     if max(values) - min(values) >= 1e-7 or not num_tests:

@@ -1,4 +1,4 @@
-"""Matplotlib figures as SVG elements of a page."""
+"""Convert Matplotlib figures to SVG elements of a page."""
 
 from __future__ import annotations
 

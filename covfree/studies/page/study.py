@@ -95,7 +95,11 @@ def _place(
     down: bool,
     prefix: str,
 ) -> dict[str, Any]:
-    """Return the page's section on one federation; the ids in its pictures begin with ``prefix``."""
+    """Return the page's section on one federation, a dict for the template.
+
+    ``load`` returns the data for a seed. With ``down``, bytes that clients receive are counted too. The ids
+    in the section's pictures begin with ``prefix``.
+    """
     federation, trained = results[0].runs[0].federation, report.is_trained(results)
     assert federation is not None
     seeds = list(dict.fromkeys(run.seed for result in results for run in result.runs))
@@ -140,7 +144,7 @@ def _rank(scored: Scored) -> tuple[bool, float]:
 
 
 def _with_gap(table: Table, scored: Sequence[Scored], place: int) -> Table:
-    """Return a table with one more column, after column ``place``: each method's difference to the best."""
+    """Add a column after column ``place``: how far each method's accuracy is behind the best."""
     columns = (*table.columns[: place + 1], "behind the best", *table.columns[place + 1 :])
     lines = tuple(
         (*line[: place + 1], gap, *line[place + 1 :])

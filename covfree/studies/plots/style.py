@@ -1,4 +1,7 @@
-"""Style of pictures: sizes, fonts, colours, axes of bytes, files. Matplotlib is imported where it is used."""
+"""Style of pictures: sizes, fonts, colours, axes that show bytes, and saving to files.
+
+Matplotlib is imported where it is used.
+"""
 
 from __future__ import annotations
 
