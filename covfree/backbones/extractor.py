@@ -1,4 +1,4 @@
-"""Backbones: pure functions of a pytree of parameters that map images to features."""
+"""Backbones: pure functions that take a pytree of parameters and images, and return features."""
 
 from __future__ import annotations
 

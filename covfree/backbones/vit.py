@@ -90,7 +90,7 @@ class VisionTransformer(nn.Module):
 
 
 def build(dtype: Any, *, patch: int, size: int, dim: int, depth: int, heads: int) -> VisionTransformer:
-    """Build the network."""
+    """Build a vision transformer for images of side ``size``, cut into patches of side ``patch``."""
     return VisionTransformer(Style(dtype, epsilon=1e-6), patch, size, dim, depth, heads)
 
 

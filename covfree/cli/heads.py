@@ -230,7 +230,7 @@ def _part(data: FeatureSet, every: bool) -> _Part:
 
 
 def _numbered(saved: SavedHead, data: FeatureSet) -> FeatureSet:
-    """Return the data with its classes numbered as in the head, if the head has all of their names."""
+    """Return the data with its classes numbered as in the head; unchanged if the head lacks a name."""
     ours, theirs = saved.class_names or (), data.class_names or ()
     if len(set(ours)) < len(ours) or theirs == ours[: len(theirs)] or not set(theirs) <= set(ours):
         return data

@@ -22,7 +22,7 @@ def cache_folder() -> Path:
     The user's cache is ``XDG_CACHE_HOME``, if that is an absolute path, else ``~/.cache``.
 
     Raises:
-        OSError: if the folder cannot be told, because the user has no home folder.
+        OSError: if the folder is unknown, because the user has no home folder.
     """
     own, common = os.environ.get("COVFREE_CACHE"), os.environ.get("XDG_CACHE_HOME", "")
     try:

@@ -226,7 +226,10 @@ def check_row_structure(rows: Rows, *, dim: int | None = None) -> None:
 
 
 def check_integer(name: str, value: Any, minimum: int) -> int:
-    """Return ``value`` as `int`; raise an error if it is no integer, a jax array or below ``minimum``."""
+    """Return ``value`` as `int`; raise an error unless it is an integer of at least ``minimum``.
+
+    Integers in jax arrays are refused too.
+    """
     wrong = bool | np.bool_ | jax.Array
     if isinstance(value, wrong) or not hasattr(value, "__index__") or np.ndim(value):
         kind = "a Python integer" if isinstance(value, jax.Array) else "an integer"
@@ -261,7 +264,7 @@ def check_means(means: Any, counts: Any, *_: Any, **__: Any) -> None:
 
 
 def check_positive(name: str, value: Any) -> int:
-    """Return ``value`` as `int`; raise an error if it is no integer, a jax array or below 1."""
+    """Return ``value`` as `int`; raise an error unless it is an integer of at least 1 and not a jax array."""
     return check_integer(name, value, 1)
 
 

@@ -55,7 +55,10 @@ Features: TypeAlias = np.ndarray | Gathered
 
 
 def part_of(array: np.ndarray, kept: np.ndarray) -> Any:
-    """Select the rows that a mask keeps: as a copy or, if the array is large, as a view without a copy."""
+    """Select the rows that a mask keeps: of a small array as a copy, of a large array as a `Gathered` view.
+
+    If the mask keeps all rows of a large array, return the array itself.
+    """
     if array.nbytes < LARGE:
         return array[kept]
     return array if kept.all() else Gathered(array, np.flatnonzero(kept))

@@ -249,7 +249,7 @@ class Steps:
         return state, bool(finite)
 
     def result(self, state: Any) -> Any:
-        """Return the result, such as a head."""
+        """Return the algorithm's result, such as a head, from the server's state."""
         return self.algorithm.result(self.algorithm.params, state, None)
 
 

@@ -313,7 +313,7 @@ def _settled(total: Aggregate[H]) -> Aggregate[H]:
 
 
 def compacted(total: Aggregate[H]) -> Aggregate[H]:
-    """Return the total with all waiting rows merged, which takes the least memory."""
+    """Return the total with ``waiting`` rows merged, one row per client and class, to save memory."""
     if not total.waiting:
         return total
     rows, pooled = one_table(total.tables, total.layout, total.dtype)

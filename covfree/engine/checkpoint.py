@@ -60,7 +60,10 @@ def identity_of(
 
 
 def save_state(path: Path, state: State, rejected: Mapping[str, str], identity: Mapping[str, str]) -> None:
-    """Write progress, reasons for rejected files and identity to the checkpoint: as a whole or not at all."""
+    """Write a run's progress ``state``, the reasons for rejected files, and the run's identity to a file.
+
+    The file is replaced as a whole or not at all.
+    """
     about = {
         "identity": identity,
         "rejected": dict(rejected),

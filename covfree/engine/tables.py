@@ -59,8 +59,8 @@ def one_table(tables: tuple[Table, ...], layout: Layout, dtype: Any) -> tuple[Ta
     """Merge tables into one, with one row for each client and class, sorted by client and then class.
 
     If ``layout.pooled``, also return the scatter that the merge adds: the scatter of the given means, with
-    their counts as weights, about the merged means. Otherwise the second result is None. ``dtype`` is the
-    data type of products.
+    their counts as weights, about the merged means. Otherwise the second result is None. The
+    scatter is computed in the data type ``dtype``.
     """
     client, label, count = (np.concatenate(columns) for columns in zip(*(t[:3] for t in tables), strict=True))
     means = np.concatenate([table.mean for table in tables])

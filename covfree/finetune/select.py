@@ -134,7 +134,7 @@ def _kept(data: ClientData, keep: float) -> Array:
 
 
 def _count(params: Numbers, sent: Any, kept: ClientData, by: By) -> Count:
-    """Return each received model's sum of errors, or losses, over the examples ``kept`` aside."""
+    """Count the examples ``kept`` aside, and sum each received model's errors, or losses, over them."""
     number = kept.num_examples
 
     def add(place: Array, scores: Array) -> Array:

@@ -1,4 +1,4 @@
-"""A head plus a linear term."""
+"""A head whose scores are those of another head plus those of a linear head."""
 
 from __future__ import annotations
 

@@ -161,7 +161,10 @@ def _arrays(head: Head, kind: str, inner: Any, term: dict[str, Any], dim: int | 
 
 
 def _own_arrays(head: Any, dim: int | None) -> dict[str, Any]:
-    """Return a user's own model as leaves by name; raise TypeError if it is no callable pytree of arrays."""
+    """Return the arrays of a user's own model by name, and ``dim``, the number of features, if it is known.
+
+    Raise TypeError unless the model is a callable pytree of arrays.
+    """
     if not callable(head) or jax.tree_util.all_leaves([head]) or not jax.tree.leaves(head):
         raise TypeError(
             "head: expected a LinearHead, GaussianHead or StudentHead, perhaps behind a map of features, or "

@@ -73,7 +73,10 @@ def read_map(arrays: dict[str, np.ndarray], size: int, network: Any = None) -> t
 
 
 def filled(tree: Any, arrays: Mapping[str, np.ndarray], prefix: str) -> Any:
-    """Return ``tree`` with its leaves replaced by the arrays whose names begin with ``prefix``."""
+    """Return ``tree`` with its leaves replaced by the arrays of their names, which begin with ``prefix``.
+
+    Raise ValueError unless the leaves and these arrays agree in names and shapes.
+    """
     own = leaves_of(tree, prefix)
     shapes = {name: list(array.shape) for name, array in arrays.items() if name.startswith(prefix)}
     wanted = {name: list(leaf.shape) for name, leaf in own.items()}

@@ -86,7 +86,7 @@ def _fit(
     num_classes: int,
     num_steps: int,
 ) -> LinearHead:
-    """Train the head of `softmax_head` from checked arguments; ``share`` is w_i, and padding has label −1."""
+    """Train the head of `softmax_head`; ``share`` has the examples' weights w_i; padding has label −1."""
     dtype = share.dtype
     kept = labels >= 0
     share = share / jnp.where(share.sum() > 0, share.sum(), 1)

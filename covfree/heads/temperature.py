@@ -27,9 +27,12 @@ _STEPS = 100
 
 
 class _Terms(NamedTuple):
-    """First two derivatives by β of the loss Σ_i log Σ_c exp(β (s_ic − s_iy)), and the number of examples.
+    """The terms from which the temperature T is found, with β = 1/T.
 
-    β is 1/T; for the scores s see `_gaps`.
+    Attributes:
+        slope: the derivative by β of the loss Σ_i log Σ_c exp(β (s_ic − s_iy)); for s see `_gaps`.
+        curvature: the second derivative.
+        count: the number of examples.
     """
 
     slope: Float[Array, ""]

@@ -43,7 +43,7 @@ def option(function: Any, name: str) -> Any:
 
 
 def of_first(numbers: Any, *, inner: Callable[[Any], Any] | None) -> Any:
-    """Return the ``params`` of the method that is refined or corrected; if given, apply ``inner`` to them."""
+    """Return the ``params`` of the method that is refined or corrected, after ``inner`` unless it is None."""
     return numbers.first if inner is None else inner(numbers.first)
 
 

@@ -23,7 +23,7 @@ from covfree.statistics.rows import CovarianceType, check_subsets, client_sizes,
 
 
 class Cost(NamedTuple):
-    """The cost of all clients together.
+    """What a summary costs all clients together.
 
     Attributes:
         rows: the number of rows that clients send.
@@ -258,9 +258,10 @@ def send_directions(num_directions: int, centred: bool = True) -> Summary:
 def _directions(
     features: Any, labels: Any, clients: Any, sizes: tuple[int, ...], key: Any, **options: Any
 ) -> Rows:
-    """Make rows of class means, ordered by client and class; then of directions, ordered by client.
+    """Make rows of class means, ordered by client and class; then rows of directions, ordered by client.
 
-    A client's directions are singular vectors, see `send_directions`.
+    A client's directions are singular vectors, see `send_directions`. ``sizes`` are the numbers of rows of
+    means and of clients, and the most examples of a client.
     """
     rows, senders, most = sizes
     more = {"num_rows": rows, "num_clients": senders, "client_size": most, **options}

@@ -108,7 +108,7 @@ class NoisySums:
 
     @property
     def moments(self) -> Moments:
-        """Counts (the inverse of ``reciprocals``) and sums of classes as `Moments`; 0 for absent classes."""
+        """The classes' counts (1/``reciprocals``) and feature sums as `Moments`; 0 for absent classes."""
         count = np.where(self.present, 1 / self.reciprocals, 0)
         total = np.where(self.present[:, None], self.sums, 0)
         dtype = jnp.result_type(float)

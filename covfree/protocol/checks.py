@@ -98,7 +98,7 @@ def check_known(rows: Rows, num_classes: int, whose: str) -> None:
 
 @dataclass(frozen=True)
 class Letter:
-    """What a check gets: a message, the rules, and the number of examples that the client announced."""
+    """What a check gets: a client's message, the `Rules`, and the examples that the client announced."""
 
     message: Message
     rules: Rules

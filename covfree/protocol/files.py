@@ -154,6 +154,8 @@ def read(
 ) -> tuple[Message, dict[str, str]]:
     """Return the message and metadata from a file of the format ``form`` and one of the ``versions``.
 
+    With ``links``, the path may also be a symbolic link.
+
     Raises:
         ValueError: as `read_message`.
     """

@@ -104,7 +104,7 @@ class Book:
         return held
 
     def _measured(self, held: Held) -> Held:
-        """Evaluate the last round, and keep the state if it is the best so far."""
+        """Add the last round's evaluation to its record; return ``held``, with the state as best if it is."""
         measured, memory = self._evaluated(held)
         if taken := sorted(set(measured) & set(self.records[-1])):
             raise ValueError(

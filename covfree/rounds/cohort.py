@@ -186,9 +186,9 @@ def broadcast(algorithm: Algorithm, state: Any) -> Any:
 
 @jit
 def due(sums: Compensated, pending: Any) -> tuple[Any, Any]:
-    """Add a round's sums to pending ones; return the sums due now and those due later.
+    """Add a round's sums to pending sums; return the sums due now and the sums due in later rounds.
 
-    The latter are None without delays.
+    Sums have a leading axis of delays. If no upload is delayed, ``pending`` and the second result are None.
     """
     whole = sums.value
     if pending is not None:

@@ -47,7 +47,7 @@ class Round(NamedTuple):
 
     Attributes:
         state: the server's next state.
-        pending: as in `Held`.
+        pending: sums of uploads that arrive in later rounds, as in `Held`.
         memories: for each group, its clients (−1 for padding and lost uploads) and their new memory.
         record: the round's record for the history, without evaluation.
         items: the number of items of each table in the total of the uploads.

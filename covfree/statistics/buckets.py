@@ -1,4 +1,7 @@
-"""Map features to one-hot vectors of threshold bits (SAFLe), and compute the thresholds."""
+"""SAFLe's feature map: compare features with thresholds, and encode groups of such bits as one-hot vectors.
+
+The thresholds are computed here too.
+"""
 
 from __future__ import annotations
 

@@ -81,7 +81,10 @@ def with_vectors(
     count: Integer[Array, "clients vectors"],
     label: int,
 ) -> Rows:
-    """Append ``vectors`` to ``means`` as rows with ``sketch`` True and this label; count 0 marks padding."""
+    """Append clients' ``vectors`` to ``means``, as rows with ``sketch`` True, ``label`` and ``count``.
+
+    ``client`` has the clients' numbers. A vector of count 0 becomes padding.
+    """
     count = count.reshape(-1)
     labels = jnp.where(count > 0, label, -1).astype(jnp.int32)
     return Rows(

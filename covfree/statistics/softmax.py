@@ -97,7 +97,10 @@ def scaled_losses(
     scales: Float[Array, " scales"],
     num_classes: int,
 ) -> ScaledLosses:
-    """Sum the cross-entropy of softmax(β·scores) for each β in ``scales``; see `softmax_sums`."""
+    """Sum the cross-entropy of softmax(β·scores) over the examples, for each β in ``scales``.
+
+    For the arguments, see `softmax_sums`.
+    """
 
     def add(total: ScaledLosses, part: tuple[jax.Array, ...]) -> ScaledLosses:
         own, label, count, _ = _scored(scores, part, centre, num_classes)

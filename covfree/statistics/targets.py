@@ -1,4 +1,4 @@
-"""Sum one client's features and targets for ridge regression: Fed3R with any targets instead of labels."""
+"""Sums of products of a client's features and targets, for ridge regression: Fed3R without labels."""
 
 from __future__ import annotations
 

@@ -94,7 +94,7 @@ def _several(study: Study, lost: Sequence[str]) -> str:
 
 
 def _left_out(results: Sequence[Result]) -> list[str]:
-    """Return a line on each federation that leaves examples or classes on no client, with their numbers."""
+    """Return a line for each federation in which examples or classes are on no client: how many."""
     lines = []
     places = list(dict.fromkeys(result.place for result in results))
     for place, name in zip(places, place_names(places), strict=True):

@@ -250,7 +250,7 @@ def _shown(name: str, mean: float, deviation: float | None) -> str:
 
 
 def _place(result: Result) -> dict[str, Any]:
-    """Return the entries of a record that name the data and the federation."""
+    """Return a result's data set, and the federation's settings if any, as entries of a record."""
     dataset, federation = result.place
     if federation is None:
         return {"dataset": dataset}

@@ -86,7 +86,7 @@ class Run:
 
     @property
     def best(self) -> Record:
-        """The first of the `trained` records with the highest accuracy."""
+        """The record in `trained` with the highest accuracy; of equal ones, the first."""
         return max(self.trained, key=lambda record: record["accuracy"])
 
 

@@ -63,7 +63,7 @@ class Start(NamedTuple):
 
 
 def start_variant(init: str) -> Variant:
-    """Return the method that a start such as ``fed3r-random:sigma=1000`` names, made with its arguments."""
+    """Make the method whose head training starts from, named with arguments: ``fed3r-random:sigma=1000``."""
     (variant,) = variants([init]).values()
     return variant
 

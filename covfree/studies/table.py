@@ -67,7 +67,7 @@ class Table(NamedTuple):
     sorted_by: int | None = None
 
     def marked(self, mark: Callable[[str], str]) -> list[list[str]]:
-        """Return the cells, with ``mark`` applied to those in `best`."""
+        """Return the cells of all lines, with ``mark`` applied to the cells in `best`."""
         return [
             [mark(cell) if (row, column) in self.best else cell for column, cell in enumerate(line)]
             for row, line in enumerate(self.lines)

@@ -157,7 +157,7 @@ def means(case: Case) -> None:
 
 
 def variances(case: Case) -> None:
-    """If features vary more in a direction, the head gives this direction no more weight than before."""
+    """If features vary more in a direction, its weight relative to other directions does not grow."""
     dim = case.about.dim
     apart = np.zeros((CLASSES, dim))
     apart[:2, :2] = [[1, 1], [-1, -1]]

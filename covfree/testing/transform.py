@@ -119,7 +119,7 @@ def order(case: Case) -> None:
 
 
 def unbiased(case: Case) -> None:
-    """On average over keys, the means and counts sent are those of ``unbiased_for``, if given."""
+    """The means and counts sent, averaged over keys, are what ``unbiased_for`` returns, if it is given."""
     if case.about.unbiased_for is None:
         return
     before = select_rows(case.example.rows, used(case.example.rows))

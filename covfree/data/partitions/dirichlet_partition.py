@@ -165,7 +165,7 @@ class _OpenSet:
         self._place = {item: place for place, item in enumerate(self.items)}
 
     def use(self, item: int) -> None:
-        """Decrease the item's `left` by one; at 0, remove it from `items`."""
+        """Decrease ``left[item]`` by one; if it is 0 then, remove the index ``item`` from `items`."""
         self.left[item] -= 1
         if not self.left[item]:
             place, last = self._place.pop(item), self.items.pop()

@@ -34,7 +34,7 @@ _NEGLIGIBLE = 1e-4
 
 
 class ClientSums(NamedTuple):
-    """Sums over the rows of a sample of clients (numbers 0 … 255); they add up over any split of the rows.
+    """Sums over the rows of a sample of clients, numbered 0 … 255; the sums of parts of the rows add up.
 
     Row r is the mean x_r of n_r examples of class c. The class has mean μ_c, and weight w_c in the covariance
     Σ̂ that is to be shrunk.

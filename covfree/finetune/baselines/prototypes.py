@@ -49,7 +49,11 @@ def _held_near(
     client: Callable[..., Any],
     server: Callable[..., Any],
 ) -> Algorithm:
-    """Make an algorithm whose server state is the prototypes (class means); clients keep their own models."""
+    """Make an algorithm whose server state is the prototypes (class means); clients keep their own models.
+
+    ``strength`` weights the distance to the prototypes in a client's loss. ``client`` and ``server`` are the
+    functions of these names in `Algorithm`.
+    """
     if check_model(model).features is linear_features:
         raise ValueError(
             "model: expected one whose features are trained, adapter_model(head) or a network_model, got a "

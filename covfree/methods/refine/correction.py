@@ -234,7 +234,7 @@ def ask(numbers: Numbers, state: tuple[Correction]) -> Asked:
 
 
 def answer(numbers: Numbers, asked: Asked, rows: Rows, num_classes: int) -> SoftmaxSums:
-    """Compute a client's sums of losses and of their gradients."""
+    """Sum the losses of a client's examples, and their gradients, for the scores in ``asked``."""
     return softmax_sums(asked.scores, *_examples(rows), asked.centre, num_classes)
 
 

@@ -83,7 +83,10 @@ def side_by_side(methods: Sequence[Method[Any]]) -> Tracks:
 
 
 def _likeness(each: Round | None, method: Method[Any], who: int) -> Any:
-    """Return a key that is equal for rounds of two methods if they change equal states in the same way."""
+    """Return a key of a round: equal keys say that two methods' rounds change equal states in the same way.
+
+    ``each`` is the round of ``method``, the method of index ``who``; None if its rounds have ended.
+    """
     if each is None:
         return None
     structure = jax.tree.structure(each.own(method.params))
@@ -113,7 +116,7 @@ def terms(
 
 
 def aside(rows: Rows, share: float) -> Rows:
-    """Make all rows padding except the examples that are kept aside."""
+    """Keep the examples in ``rows`` that are kept aside, a ``share`` of all; other rows become padding."""
     return _labelled(rows, kept_aside(rows.mean, share))
 
 
@@ -137,7 +140,7 @@ def ask(params: tuple[Any, ...], state: tuple[Any, ...], *, steps: tuple[Step, .
 
 
 def tracks_of(state: tuple[Any, ...]) -> tuple[tuple[Any, ...], ...]:
-    """Return the methods' states, `Running.tracks`; before the first round all share one empty state."""
+    """Return `Running.tracks` of the server's state; before the first round, one empty state for all."""
     return state[0].tracks if state else ((),)
 
 

@@ -35,7 +35,7 @@ def plot(path: Path, title: str, every: Sequence[Result], num_classes: int) -> l
 
 
 def draw(title: str, every: Sequence[Result], num_classes: int, *, narrow: bool = False) -> Figure:
-    """Draw the figure; see `plot`. A narrow figure has its three plots one below another."""
+    """Draw the results ``every`` as `plot` says. A narrow figure has its three plots one below another."""
     from matplotlib.ticker import MaxNLocator
 
     handles, several = _handles(every), len(_NAMES)

@@ -12,7 +12,13 @@ from covfree.studies.result import Result
 
 
 class Family(NamedTuple):
-    """A kind of statistics that clients send, ``title``, with the colour and the mark of such methods."""
+    """The methods whose clients send one kind of statistics.
+
+    Attributes:
+        title: the kind of statistics, for the legend.
+        colour: the methods' colour in plots.
+        mark: the methods' mark in plots.
+    """
 
     title: str
     colour: str

@@ -160,7 +160,10 @@ def _barycentre(gaussians: Gaussian) -> Gaussian:
 
 
 def check_basis(features: AnyArray, basis: AnyArray) -> None:
-    """Raise unless the basis fits the features and, unless traced, its columns are orthonormal."""
+    """Raise ValueError unless a basis fits the features and has orthonormal columns.
+
+    Only the shape of a traced basis is checked.
+    """
     if jnp.ndim(basis) != 2 or jnp.shape(basis)[0] != jnp.shape(features)[1]:
         raise ValueError(
             f"basis: expected shape [{jnp.shape(features)[1]}, rank], as the features, got "
