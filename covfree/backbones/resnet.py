@@ -59,5 +59,5 @@ CLASSIFIER = "fc"
 
 
 def renamings(**_: Any) -> tuple[Renaming, ...]:
-    """Return the identity alone: torchvision's and timm's files name tensors like the tree of parameters."""
+    """Return one renaming, the identity, as torchvision and timm name tensors like the tree of parameters."""
     return (lambda name: name,)

@@ -133,7 +133,10 @@ def rates_of(
     mu: float | None,
     tune_rates: bool,
 ) -> dict[str, Rates]:
-    """Check the options of learning rates; return each algorithm's rates: the given ones, or its own."""
+    """Check the options of learning rates, and return each algorithm's rates by its name.
+
+    A rate that is not given is the algorithm's default.
+    """
     given = {"client-lr": client_lr, "server-lr": server_lr}
     for name, rate in given.items():
         if rate is None:

@@ -36,7 +36,7 @@ class Table(Mapping[str, np.ndarray]):
         self.schema = schema
 
     def __getitem__(self, name: str) -> np.ndarray:
-        """Read a column."""
+        """Read the column ``name``."""
         if name not in self._names:
             raise KeyError(name)
         return self._read(name)

@@ -266,7 +266,10 @@ def _in_order(
 
 
 def _number_labels(parts: list[tuple[Path, dict[str, np.ndarray]]]) -> None:
-    """Replace text labels, in place, by their index in ``class_names``, or else in the sorted texts."""
+    """Replace text labels in the files' arrays, in place, by class numbers.
+
+    A label's number is its index in ``class_names`` if a file has this array, else among the sorted labels.
+    """
     labels = [part["labels"] for _, part in parts if "labels" in part]
     if not labels or any(own.dtype.kind != "U" or own.ndim != 1 for own in labels):
         return

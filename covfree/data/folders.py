@@ -209,7 +209,10 @@ def _empty(found: Found) -> list[str]:
 def _numbered(
     root: Path, classes: list[str], is_test: np.ndarray, class_names: Sequence[str] | None
 ) -> tuple[tuple[str, ...], np.ndarray]:
-    """Return the names of all classes, and each image's class number."""
+    """Return the names of all classes, and each image's class number: the index of its class's name.
+
+    ``classes`` has the name of each image's class. Names are sorted, or in the order of ``class_names``.
+    """
     names = tuple(sorted(set(classes)) if class_names is None else map(str, class_names))
     number = {name: label for label, name in enumerate(names)}
     if len(number) < len(names):

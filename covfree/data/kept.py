@@ -134,7 +134,10 @@ def _check_skipped(place: str, ids: list[str], on_damaged: str) -> None:
 
 
 def _arrays(examples: LabelledSet, skipped: Mapping[str, str]) -> dict[str, np.ndarray]:
-    """Return a feature file's arrays by name, without the features; examples in ``skipped`` are left out."""
+    """Return, by name, a feature file's arrays other than the features.
+
+    ``skipped`` maps the ids of examples without features to the reasons; these examples get no label.
+    """
     kept = np.array([name not in skipped for name in examples.ids], bool)
     arrays = {
         "labels": np.asarray(examples.labels)[kept].astype(np.int32),

@@ -122,9 +122,10 @@ class Steps:
     def _answers(
         self, number: int, turn: int, sent: Any, memory: Any, features: Any, labels: np.ndarray, longest: int
     ) -> cohort.Answers:
-        """Return a client's upload and new memory by the simulation's code, in a cohort of one client.
+        """Compute a client's upload and new memory by the simulation's code for a cohort, here of one client.
 
-        ``longest`` is the number of rows to which the client pads its data.
+        The arguments are those of `upload`; ``longest`` is the number of rows to which the client pads its
+        data.
         """
         # Add a row for a client without examples, as a table must not be empty.
         features, labels = (x if len(x) else np.zeros((1, *x.shape[1:]), x.dtype) for x in (features, labels))

@@ -31,6 +31,7 @@ def numbers_of(rows: Rows, known: np.ndarray, types: RowTypes, part_rows: int) -
 
     Up to 256 clients are numbered in the order of ``known``, more by `sample_numbers`. It needs the means of
     those clients that have the same count of each class as another client; no other means are read.
+    ``part_rows`` is the number of rows whose means are read at a time.
     """
     if len(known) <= SAMPLE:
         return np.arange(len(known), dtype=np.int32)

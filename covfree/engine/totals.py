@@ -1,4 +1,4 @@
-"""The only loop over a method's rounds, and the totals of rounds over rows in memory."""
+"""Run a method's rounds one after another, and compute a round's total from rows in memory."""
 
 from __future__ import annotations
 

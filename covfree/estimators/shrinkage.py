@@ -42,7 +42,10 @@ def as_shrinkage(shrinkage: Scalar | str | Shrinkage) -> Shrinkage:
 
 
 def as_matrix_shrinkage(shrinkage: Scalar | str | Shrinkage) -> Shrinkage:
-    """Return the rule of `as_shrinkage`; raise ValueError if it needs single rows, which the server lacks."""
+    """Return the rule of `as_shrinkage`, for a server that gets matrices.
+
+    Raise ValueError if the rule needs single rows, which this server lacks.
+    """
     rule = as_shrinkage(shrinkage)
     if rule.needs_rows:
         raise ValueError(

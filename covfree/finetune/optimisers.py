@@ -1,4 +1,4 @@
-"""Adaptive optimisers for servers, the proximal term for clients, and the distance that steps cover."""
+"""Adaptive optimisers for servers, the proximal term for clients, and how far an optimiser's steps move."""
 
 from __future__ import annotations
 

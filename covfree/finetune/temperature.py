@@ -1,4 +1,4 @@
-"""A fixed softmax temperature during training."""
+"""Train a model whose scores are divided by a fixed number, the softmax temperature."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Write and read heads as ``.npz`` files, which can be used with NumPy alone, or ``.safetensors`` files."""
+"""Write and read heads: as ``.npz`` files, for which NumPy is enough, or as ``.safetensors`` files."""
 
 from __future__ import annotations
 

@@ -48,7 +48,10 @@ class MessageForm:
 
 
 def gram_matrices(merge: Merge) -> MessageForm:
-    """Make the form of messages with class means and the Gram matrix F Fᵀ of all the client's examples."""
+    """Make the form of messages with class means and the Gram matrix F Fᵀ of all the client's examples.
+
+    ``merge`` is the form's function of that name, see `MessageForm`.
+    """
     return MessageForm("Gram matrices", _gram, merge, "client")
 
 

@@ -139,7 +139,10 @@ class Method(Generic[H]):
         return f"{form} in {kind} ({zlib.crc32(numbers):08x})"
 
     def check_sends(self, sends: str | None) -> None:
-        """Raise if ``sends`` differs from `Method.sends`; not checked if it is None or the map is traced."""
+        """Raise a ValueError if ``sends``, a message's text on what it holds, differs from `Method.sends`.
+
+        Nothing is checked if ``sends`` is None or the feature map is traced.
+        """
         if sends is None or is_traced(*jax.tree.leaves(self.feature_map)):
             return
         if sends != self.sends:
@@ -222,7 +225,10 @@ def _tempered(
 
 
 def _settings(feature_map: Any) -> list[str]:
-    """Return a map's static fields that are truth values, numbers or texts, except its size (see `sends`)."""
+    """Return, as texts "name=value", a map's static fields that are booleans, numbers or strings.
+
+    The map's size is left out, as `sends` states it.
+    """
     if not is_dataclass(feature_map):
         return []
     static = [own.name for own in fields(feature_map) if own.metadata.get("static")]

@@ -117,7 +117,10 @@ def as_total(terms: Any) -> Any:
 
 
 def dense(terms: Any) -> Any:
-    """Convert terms to arrays that add up and have equal sizes for any number of rows; refuse a `Table`."""
+    """Convert the terms of some rows to arrays that add up, whose sizes do not depend on the number of rows.
+
+    A `Factor` becomes a `Scatter`. Raise ValueError for a `Table`, which keeps all rows.
+    """
 
     def one(term: Any) -> Any:
         if isinstance(term, Table):

@@ -48,7 +48,7 @@ def fedcof_components(
     bias: bool = False,
     feature_map: FeatureMap | None = None,
 ) -> Method[Any]:
-    """Make FedCOF by variance components: its covariance is unbiased if features differ between clients.
+    """Make FedCOF by variance components: its covariance is unbiased even if clients' features differ.
 
     Clients send the means of two or more random subsets of each class. To the scatter of all means about
     their class mean, the server adds an estimate of the scatter of examples about the means. It makes this

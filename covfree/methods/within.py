@@ -82,7 +82,7 @@ def _between_factor(rows: Rows, moments: Moments) -> jax.Array:
 
 
 def _sent_variances(rows: Rows, moments: Moments) -> jax.Array:
-    """Sum the variances that came with the rows; that of a row of n examples is multiplied by n − 1."""
+    """Return Σ_r (n_r − 1) S_r, with S_r the covariance that came with row r, a mean of n_r examples."""
     if rows.covariance is None:
         raise ValueError("rows: expected a covariance with each row, as the method sends it; got none")
     return jnp.asarray(row_scatter(rows, moments.total.shape[0]))

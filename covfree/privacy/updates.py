@@ -1,4 +1,4 @@
-"""Encode uploads of training as integers with shares of noise, whose secure sum is private (DP-FedAvg)."""
+"""Encode each client's training update as integers plus a share of noise, for private sums (DP-FedAvg)."""
 
 from __future__ import annotations
 

@@ -195,8 +195,8 @@ class Grid:
     def deviation(self, noises: int) -> float:
         """Return the standard deviation of the sum of ``noises`` draws of noise.
 
-        Its unit is that of features divided by the clip. For class sums, it is the deviation of each
-        feature's sum; for the matrix, that of a diagonal entry.
+        Features are in units of the clip. For class sums, it is the deviation of each feature's sum; for
+        the matrix, that of a diagonal entry.
         """
         return _deviation(self.kind, self.log_deviation, noises) * self.step
 
@@ -252,10 +252,10 @@ def _deviation(kind: Kind, log_deviation: int, noises: int) -> float:
 
 
 def _limit(kind: Kind, weight: float) -> float:
-    """Return the largest norm of a client's upload, for features divided by the clip.
+    """Return the norm that a client's upload may have, with features in units of the clip.
 
-    The client's upload counts as at most ``weight`` examples. The matrix adds up examples of all classes, so
-    its limit is twice the weight.
+    Class sums may be as large as those of ``weight`` examples of one class. The matrix adds up the examples
+    of all classes, so its norm may be twice ``weight``.
     """
     return weight * (math.hypot(1, COUNT_SHARE, SQUARE_SHARE) if kind == "sums" else 2)
 

@@ -56,7 +56,7 @@ class SiteReport:
     """The result of `diagnose_sites`; ``print`` it for a table.
 
     Attributes:
-        sites: the result for each client.
+        sites: by client (a site is a client), the `Site` with its result.
         judged: whether there are enough sites to judge them.
     """
 

@@ -161,9 +161,10 @@ def _message(message: Message, client: AnyArray) -> Sent:
 
 
 def _class_sums(message: Message) -> tuple[Rows, jax.Array]:
-    """Return a client's class means in place of its ridge solution W, and the matrix C that it sends with W.
+    """Return a client's class means, and the matrix C that it sends with its ridge solution W.
 
-    The server can add class sums, which are C W, but not W.
+    The means are computed from W, as the class sums are C W. The server can add up clients' class sums, but
+    not their W.
     """
     rows, matrix = message.rows, jnp.asarray(message.matrix)
     sums = product(matrix, jnp.asarray(rows.mean).T).T

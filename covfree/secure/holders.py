@@ -1,4 +1,4 @@
-"""Exclude classes that few clients have from secure sums, as their sums would reveal these clients' data."""
+"""Leave out of secure sums the classes that only few clients have: their sums reveal these clients' data."""
 
 from __future__ import annotations
 

@@ -65,8 +65,8 @@ def train(
 ) -> Run:
     """Run a training, from its checkpoint if there is one, and return its `Run`.
 
-    With ``folder``, checkpoints and the trained head are saved there. ``predictions`` says whether
-    the run gets counts of the test predictions.
+    With ``folder``, checkpoints and the trained head are saved there. ``history`` gets each round's record.
+    ``predictions`` says whether the run gets counts of the test predictions.
     """
     history = history or History("", training.rounds, None, Listener())
     key, count = jax.random.key(task.seed), int(task.clients.max()) + 1

@@ -35,7 +35,7 @@ class Federation(NamedTuple):
 
     @property
     def held(self) -> np.ndarray:
-        """Mask [classes] of the classes that have an example."""
+        """[classes] bool: whether the class has an example."""
         return np.isin(np.arange(CLASSES), self.labels[self.kept])
 
     @property

@@ -21,9 +21,13 @@ Reference: TypeAlias = Callable[[np.ndarray, np.ndarray, np.ndarray], Callable[[
 
 
 class Given(NamedTuple):
-    """A head's inputs, and ``probes``, features to score; all in float64 NumPy.
+    """A head's inputs and some features to score, all in float64 NumPy.
 
-    ``total`` holds the sum of each class's features.
+    Attributes:
+        covariance: the covariance matrix.
+        counts: the number of examples of each class.
+        total: the sum of each class's features.
+        probes: the features to score.
     """
 
     covariance: Any
@@ -38,7 +42,7 @@ class Given(NamedTuple):
 
     @property
     def held(self) -> np.ndarray:
-        """Mask [classes] of the classes that have an example."""
+        """[classes] bool: whether the class has an example."""
         return self.counts > 0
 
     def times(self, matrix: np.ndarray) -> Given:

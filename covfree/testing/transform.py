@@ -142,7 +142,7 @@ def unbiased(case: Case) -> None:
 
 
 def reference(case: Case) -> None:
-    """Rows are those of the reference formula, if given."""
+    """The means and counts are those of the function ``reference``, if it is given."""
     if case.about.reference is None:
         return
     for given in case.drawn:

@@ -102,7 +102,10 @@ def _mixtures_head(
 def _descended_head(
     numbers: _Descent, system: None, moments: Moments, rows: Rows, *, epochs: int, batch_size: int
 ) -> LinearHead:
-    """Train a head by gradient descent on as many draws from the mixtures as there are examples."""
+    """Train a head by gradient descent on virtual features, one for each example.
+
+    The virtual features are drawn from the mixtures of all clients.
+    """
     return descended_head(
         rows,
         moments.count.shape[0],

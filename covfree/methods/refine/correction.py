@@ -1,4 +1,4 @@
-"""The rounds of a correction: the server's state, what it sends, and what clients answer."""
+"""Correct a method's head in further rounds: the server's state, what it sends, and what clients answer."""
 
 from __future__ import annotations
 

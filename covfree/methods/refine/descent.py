@@ -44,7 +44,10 @@ class Descent(NamedTuple):
 
 
 def begin_descent(point: Float[Array, "rows classes"], pairs: int) -> Descent:
-    """Return the first state of a descent; the first evaluation is at ``point``."""
+    """Return the first state of a descent that starts at ``point``, where the loss is evaluated first.
+
+    ``pairs`` is the number of past steps that L-BFGS keeps.
+    """
     none = jnp.zeros((pairs, *point.shape), point.dtype)
     value = jnp.full((), math.log(point.shape[1]), point.dtype)
     return Descent(point, value, jnp.zeros_like(point), jnp.zeros((), bool), point, none, none)

@@ -110,7 +110,10 @@ def begin(params: tuple[Any, ...], running: Running, maker: Maker) -> tuple[Know
 
 
 def each_head(params: tuple[Any, ...], heads: tuple[Head, ...], maker: Maker) -> list[Head]:
-    """Return each method's head, from the heads stacked by group; in the order of the methods."""
+    """Return each method's head, in the order of the methods.
+
+    ``heads`` has an entry for each of `Maker.groups`: a single method's head, or a group's heads, stacked.
+    """
     found: dict[int, Head] = {}
     for group, stacked in zip(maker.groups(params), heads, strict=True):
         for place, who in enumerate(group):

@@ -121,7 +121,7 @@ def aside(rows: Rows, share: float) -> Rows:
 
 
 def _labelled(rows: Rows, used: jax.Array) -> Rows:
-    """Make all rows padding except those that are used."""
+    """Make the rows where ``used`` is False padding."""
     return replace(rows, label=jnp.where(used, rows.label, -1))
 
 

@@ -174,7 +174,10 @@ def _points(results: Sequence[Result], bytes_name: str, prefix: str) -> dict[str
 
 
 def _sweep(results: Sequence[Result]) -> list[dict[str, Any]]:
-    """Return a picture in a list: accuracy against the number that varies (`sweep.swept`); [] without one."""
+    """Return a list of one picture, accuracy against the number that varies (`sweep.swept`).
+
+    The list is empty if no number varies.
+    """
     number = sweep.swept(results)
     if number is None:
         return []

@@ -180,7 +180,10 @@ def _draw_curve(axes: Axes, points: Sequence[_Point], style: dict[str, Any]) -> 
 
 
 def _set_limits(axes: Axes, ends: dict[str, np.ndarray]) -> set[str]:
-    """Fit the y axis to the curves' ``ends``; return the curves far below all others, which are left out."""
+    """Fit the y axis to the curves, except those far below all others, and return the names of these.
+
+    ``ends`` has the values between which a curve lies, by the curve's name.
+    """
     known = {curve: end[np.isfinite(end)] for curve, end in ends.items() if np.isfinite(end).any()}
     order = sorted(known, key=lambda curve: -known[curve].max())
     if not order:

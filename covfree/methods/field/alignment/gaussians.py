@@ -190,7 +190,10 @@ def roots(matrix: Float[Array, "rank rank"]) -> tuple[Float[Array, "rank rank"],
 
 
 def scaled(covariance: Float[Array, "*clients rank rank"]) -> tuple[Float[Array, ""], jax.Array]:
-    """Return a power of two u and Σ/u². The largest entry is then near 1, so products do not overflow."""
+    """Return a power of two u, and ``covariance``/u², whose largest entry is near 1.
+
+    Thus products of the scaled covariance do not overflow.
+    """
     unit = power_of_two(jnp.sqrt(jnp.abs(covariance)))
     return unit, covariance / unit / unit
 
