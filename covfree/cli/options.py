@@ -208,7 +208,10 @@ def refuse_partition(every: Sequence[FeatureSet], given: Mapping[str, Any]) -> N
 
 
 def partition_settings(every: Sequence[FeatureSet], values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return clients, partition and alpha, as results store them; each None if all data names its clients."""
+    """Return the settings of the partition, as results store them: ``values`` (clients, partition, alpha).
+
+    Each is None if all data sets in ``every`` name their clients, so that no partition is made.
+    """
     own = all(data.clients is not None for data in every)
     return dict.fromkeys(values) if own else dict(values)
 

@@ -134,7 +134,7 @@ def remove_folder(folder: Path) -> None:
 
 
 def partial_folder(path: Path) -> Path:
-    """Return the folder that holds the parts of a file until it is complete."""
+    """Return the folder that holds the parts of a feature file until the file is complete."""
     return path.with_name(f"{path.name}.partial")
 
 

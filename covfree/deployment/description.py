@@ -220,11 +220,12 @@ class Description:
         """Make the algorithm that the description names.
 
         Args:
-            network: if one is trained, from `covfree.deployment.load_network`.
+            network: the result of `covfree.deployment.load_network` if a network is trained; None if only
+                heads are trained.
 
         Raises:
-            ValueError: if the algorithm is unknown or does not accept the arguments in its name; if the
-                network is missing, or one is given although heads are trained.
+            ValueError: if the algorithm is unknown or does not accept the arguments in its name; if a
+                network is missing, or is given although only heads are trained.
         """
         if (self.train == "head") != (network is None):
             wanted = "none, as heads are trained" if self.train == "head" else "that of load_network"

@@ -51,7 +51,7 @@ class Standing(Machine):
 
     @property
     def missing(self) -> list[str]:
-        """The sites whose answers to the open round are still missing."""
+        """The sites whose answers to the open round are still missing, except sites that were left out."""
         gone = {*self.taken, *self.left_out}
         # In a secure sum, only sites that answered the previous step go on.
         there = self.history[-1]["sites"] if self._step in STEPS[1:] else self._numbers

@@ -171,7 +171,11 @@ class FolderParts:
     """
 
     def __init__(self, inbox: Inbox, size: int, rules: Rules, whole_clients: bool) -> None:
-        """Check the messages, and choose where to cut the table of all their rows, stacked file by file."""
+        """Check the messages by ``rules``, and choose where to cut the table of all their rows into parts.
+
+        The rows are stacked file by file. A part has at most ``size`` rows; with ``whole_clients``, it has
+        all rows of each of its clients.
+        """
         self._inbox, self._size, self._whole_clients = inbox, size, whole_clients
         self._found, rejected, *_ = check_messages(inbox, inbox, rules)
         self.rejected = inbox.rejected = {**inbox.unreadable, **rejected}

@@ -21,10 +21,10 @@ from covfree.methods import Method
 def head_of(method: Method[Any], state: tuple[Any, ...]) -> Any:
     """Solve for the head from the server's state after the last round.
 
-    The automatic rule takes longer to compile than everything else. So it is called here, compiled by itself,
-    once for all methods whose sums have the same shapes. The head is then solved with a rule that returns the
-    result. This is not possible if arrays are traced, or if the system, the function that makes the
-    regularised matrix, does not call the rule exactly once.
+    The rule of automatic shrinkage takes longer to compile than everything else. So this function calls the
+    rule first, compiled by itself, once for all methods whose sums have the same shapes. Then it solves for
+    the head, with the shrinkage that the rule chose. The rule is not compiled by itself if arrays are traced,
+    or if ``method.system``, which makes the regularised matrix, does not call the rule exactly once.
     """
     params = numbers = method.params
     nodes, structure = jax.tree.flatten(params, is_leaf=lambda node: isinstance(node, Shrinkage))

@@ -1,4 +1,4 @@
-"""A client's local training: steps of any optax transformation, from a given model."""
+"""Train a model on one client's examples: steps of any optax optimiser, from given parameters."""
 
 from __future__ import annotations
 

@@ -138,7 +138,7 @@ def _student(graph: _Graph, head: StudentHead, features: str) -> tuple[str, int,
 
 
 def _axis(graph: _Graph, axis: int) -> str:
-    """Store the index of an axis as an array; return the array's name."""
+    """Store the index of an axis in the graph, as an array; return the array's name."""
     name = f"a{len(graph.arrays)}"
     graph.arrays.append(graph.onnx.numpy_helper.from_array(np.array([axis], np.int64), name))
     return name

@@ -169,7 +169,11 @@ def _search(
     low: Float[Array, ""],
     high: Float[Array, ""],
 ) -> Float[Array, ""]:
-    """Find the inverse temperature in [low, high] with the smallest loss: a zero of its slope, or an end."""
+    """Find the inverse temperature β in [low, high] with the smallest loss.
+
+    Result: the β at which the loss's slope is 0, or an end of the interval. ``gap`` and ``kept`` are
+    from `_gaps`: the scores minus the score of the label, and a mask of the examples that count.
+    """
     precision = jnp.sqrt(jnp.finfo(gap.dtype).eps)
 
     def unfinished(state: Any) -> Any:

@@ -33,7 +33,7 @@ _HEADS: dict[str, Callable[[Scatter, Moments], LinearHead]] = {
 
 
 class Spread(NamedTuple):
-    """The total of the second round: the covariance as two summands, and sums for the shrinkage rule.
+    """The total of the second round: the covariance as two summands, and sums that the shrinkage rule needs.
 
     Attributes:
         scatter: the summand from the rows' means: a `Factor` before terms are added up, a `Scatter` after.
@@ -88,7 +88,11 @@ def _system(
 
 
 def gram_of(covariance: Scatter, first: Any, within: Within, gram: ScatterChoice) -> Scatter:
-    """Make the Gram matrix of a ridge head from the shrunk covariance and the total of the first round."""
+    """Make the Gram matrix of a ridge head from the shrunk covariance.
+
+    ``first`` is the total of the first round, ``within`` the estimator of the covariance, and ``gram`` the
+    argument ``scatter`` of `total_gram`.
+    """
     moments = moments_of(first)
     # Use the scatter itself, as the paper does, without correcting for classes that have a single row.
     observed = covariance.unshifted.scaled(_degrees(within, first))

@@ -49,7 +49,10 @@ def _own_sizes(labels: Any, num_classes: int) -> tuple[int, ...]:
 
 
 def _cost(labels: Any, clients: Any, dim: int) -> Cost:
-    """Bound a client's cost by 100 steps of 8·n·d·C operations (n examples, C classes); no step if C = 1."""
+    """Return an upper bound on the `Cost` of all clients together.
+
+    A client with n examples of C classes takes at most 100 steps of 8·n·d·C operations; none if C = 1.
+    """
     rows = count_rows(labels, clients)
     classes, examples = (sizes.astype(float) for sizes in client_sizes(labels, clients))
     trained = 8 * _STEPS * examples * dim * np.where(classes > 1, classes, 0)

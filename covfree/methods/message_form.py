@@ -56,7 +56,10 @@ def gram_matrices(merge: Merge) -> MessageForm:
 
 
 def own_solutions(merge: Merge) -> MessageForm:
-    """Make the form of messages with a ridge solution and the Gram matrix plus γI; γ is ``params.gamma``."""
+    """Make the form of messages with a client's ridge solution and its Gram matrix plus γI.
+
+    The solution's columns replace the class means; γ is ``params.gamma``. `MessageForm` defines ``merge``.
+    """
     return MessageForm("solutions", _solution, merge, "client", solved=True)
 
 

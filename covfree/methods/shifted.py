@@ -1,4 +1,4 @@
-"""FedCOF for clients whose features differ: variance components and residual directions."""
+"""Two forms of FedCOF for clients whose features differ: `fedcof_components` and `fedcof_residuals`."""
 
 from __future__ import annotations
 

@@ -67,12 +67,12 @@ class Finding(NamedTuple):
 
 @dataclass(frozen=True)
 class Audit:
-    """Findings for all kinds of uploads of a federation.
+    """What attacks on the uploads of a federation find.
 
     Attributes:
-        findings: one for each kind of upload.
-        epsilon: ε of noisy uploads.
-        delta: δ of noisy uploads.
+        findings: a `Finding` for each kind of upload.
+        epsilon: ε of the uploads with noise.
+        delta: δ of the uploads with noise.
     """
 
     findings: tuple[Finding, ...]

@@ -184,7 +184,7 @@ class Grid:
         return self._of_client(features, labels, num_classes, self.weight)
 
     def noised(self, upload: Upload, noises: int, random_bytes: RandomBytes) -> Upload:
-        """Return an upload plus ``noises`` independent draws of noise."""
+        """Return an upload plus the sum of ``noises`` independent draws of discrete Gaussian noise."""
         log, size = self.log_deviation, upload.values.size
         noise = summed_discrete_gaussians(log, noises, size, random_bytes)
         if self.kind == "matrix":

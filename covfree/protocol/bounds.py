@@ -195,7 +195,8 @@ class Judgement(NamedTuple):
 def judge(sizes: Mapping[Hashable, Size], before: Mapping[Hashable, Size], rules: Rules) -> Judgement:
     """Return which messages exceed the bounds that follow from the sizes of all messages.
 
-    ``sizes`` has the sizes of new messages, ``before`` those of earlier rounds, by client.
+    A `Size` has a message's number of examples and sums of squares. ``sizes`` has the `Size` of each new
+    message, by client; ``before`` has the `Size` of each message of earlier rounds.
     """
     limits = Limits([*before.values(), *sizes.values()], rules)
     new, old = (

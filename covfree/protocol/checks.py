@@ -162,7 +162,7 @@ def is_of_the_method(letter: Letter) -> None:
 
 
 def has_sound_rows(letter: Letter) -> None:
-    """Raise an error if means, counts, labels or covariances of the rows are invalid; see `check_rows`."""
+    """Raise an error if means, counts, labels or covariances of the message are invalid; see `check_rows`."""
     rows = letter.message.rows
     sound_rows(rows, RowTypes.of(rows, count_sum(rows.count)), num_classes=letter.rules.num_classes)
 

@@ -1,4 +1,4 @@
-"""Check many messages, in memory or in files, and select those that are valid and of one kind."""
+"""Check many messages, in memory or in files; select those that are valid and of one `Kind`."""
 
 from __future__ import annotations
 

@@ -128,8 +128,8 @@ class Folder:
     ) -> tuple[Any, Saved, list[dict[str, Any]]] | None:
         """Return the arrays, the `Saved` data and the rounds' records; None if nothing is saved.
 
-        Lines of later rounds are removed from ``history.jsonl``. The last record is missing if the round was
-        saved before its evaluation.
+        Lines of rounds after the saved one are removed from ``history.jsonl``. The saved round's own record
+        is missing if the round was saved before its evaluation.
 
         Args:
             rounds: the number of rounds that the run is to have.

@@ -1,4 +1,4 @@
-"""The examples of a simulated federation in one table; a client is a list of indices into it."""
+"""The examples of a simulated federation in one table, and where each client's examples are in it."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ _SORTED = 2**16
 
 
 class Group(NamedTuple):
-    """Members of a round that run in one compiled function.
+    """Some clients of a round, which run in one compiled function.
 
     Attributes:
-        members: the members, on the device.
-        clients: their numbers, on the host; −1 for padding.
+        members: the clients as `Members`, arrays on the device.
+        clients: the same clients' numbers, on the host; −1 for padding.
         longest: the size to which the examples of each member are padded.
     """
 

@@ -166,9 +166,10 @@ class Simulation(NamedTuple):
         }
 
     def structure_after(self, items: list[list[int]], held: Held, bank: Bank) -> Any:
-        """Return the pytree structure of `Held` after some rounds.
+        """Return the pytree structure of `Held` after some rounds, which ``items`` describes.
 
-        ``items`` has the lengths of the tables in each round's total.
+        ``items`` has an entry for each round: the lengths of the tables in the round's total. ``held`` and
+        ``bank`` are those before the first round.
         """
         state = held.state
         for counts in items:
@@ -182,7 +183,11 @@ class Simulation(NamedTuple):
         return jax.tree.structure(held._replace(state=state))
 
     def identity(self, state: Any, memory: Any, best: str | None) -> Callable[[int], dict[str, Mark]]:
-        """Return a function from the number of finished rounds to the fingerprints of a saved run."""
+        """Return a function from the number of finished rounds to the fingerprints of a run saved then.
+
+        The fingerprints are of all that a resumed run must share: the algorithm, its params and computation,
+        the examples, the key, ``best``, and the participation so far.
+        """
         numbers, _ = jax.tree_util.tree_flatten_with_path(self.algorithm.params)
         about = {
             "algorithm": Mark(self.algorithm.name),

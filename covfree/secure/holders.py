@@ -87,7 +87,10 @@ def common_classes(algorithm: Algorithm, holders: int) -> Algorithm:
 
 
 def nothing_left(params: Any, state: Any) -> str:
-    """Return an error text if no class has enough clients; "" if one has, or if clients are not counted."""
+    """Return an error text if no class has enough clients; "" if one has.
+
+    Also return "" if clients were not counted yet, or ``state`` is of an algorithm that counts none.
+    """
     if not isinstance(state, _State) or state.common is None or np.any(np.asarray(state.common)):
         return ""
     return f"no class is held by {int(params.holders)} clients or more: nothing is left to learn"

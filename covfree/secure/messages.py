@@ -73,7 +73,9 @@ class Session:
 
     @property
     def quorum(self) -> int:
-        """How many of the n clients must sign the same list of uploads: ⌈n·threshold/degree⌉, more than half.
+        """How many of the n clients must sign the same list of uploads: ⌈n·t/k⌉, more than half of them.
+
+        Here k is each client's number of neighbours (`degree`), and t the ``threshold``, above k/2.
 
         Any two sets of so many clients overlap, and an honest client signs once. So without colluding clients
         no server gets two lists signed.

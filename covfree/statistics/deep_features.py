@@ -64,7 +64,10 @@ class DeepFeatures:
         return self._weights(f"layer {index}", self.num_features, self.inner)
 
     def _weights(self, stream: str, rows: int, columns: int) -> Float[Array, "rows columns"]:
-        """Draw normal weights of variance 1/rows, and a last row of biases."""
+        """Draw [rows + 1, columns] normal numbers of variance 1/rows; the last row contains the biases.
+
+        ``stream`` is a text; each text gives another draw from the seed.
+        """
         key = derive(jax.random.key(self.seed), stream)
         return jax.random.normal(key, (rows + 1, columns), jnp.float32) / math.sqrt(rows)
 

@@ -40,7 +40,10 @@ class Lines(Listener):
 
 
 class Progress(Listener):
-    """A progress bar, shown while the context is entered. It writes to stderr, so stdout can be piped."""
+    """A progress bar on stderr, shown within its ``with`` block; plain lines if stderr is no terminal.
+
+    Nothing is written to stdout, so stdout can be piped.
+    """
 
     def __init__(self, width: int = 20) -> None:
         # Imported here so that studies in Python do not need rich.

@@ -116,7 +116,10 @@ def _shown(value: Any) -> str:
 
 
 def save_result(folder: Path, result: Any, data: FeatureSet, seed: int) -> None:
-    """Save the trained head, and a network's parameters or prompts, in files that NumPy alone can read."""
+    """Save the trained head, and a network's parameters or prompts, as .npz files.
+
+    NumPy can read the files without covfree.
+    """
     # Imported here so that studies of closed forms do not need optax.
     from covfree.finetune import NetworkMap
 

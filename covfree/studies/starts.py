@@ -33,7 +33,7 @@ StartRounds: TypeAlias = int | Literal["once", "all"]
 
 
 class From(NamedTuple):
-    """The settings that determine a training's start: its first head, temperature, rounds; see `Training`."""
+    """The settings that determine with which head a training starts; the fields are those of `Training`."""
 
     init: str
     temperature: Temperature

@@ -113,7 +113,7 @@ class Study:
 
     @property
     def cells(self) -> list[Cell]:
-        """The study's cells, in the order in which they are run."""
+        """All runs of the study, each given by a `Cell`, in the order in which they are run."""
         return [
             Cell(dataset, seed, federation, method)
             for dataset in self.datasets
@@ -157,7 +157,10 @@ class Study:
         write_settings(self.folder, self.settings, data=now)
 
     def kept_with(self, training: Training, seed: int) -> dict[str, Any]:
-        """Return what is stored with a training: the study's settings, the training's names and the seed."""
+        """Return what is stored with a training: the study's settings, and those of the training.
+
+        Those of the training are ``init`` (the name of its first head), ``algorithm`` (its name) and ``seed``.
+        """
         own = {"init": training.init, "algorithm": training.algorithm, "seed": seed}
         return {**self.settings, **own}
 

@@ -51,7 +51,7 @@ class Given(NamedTuple):
         return Given(covariance, self.counts, self.total @ matrix, self.probes @ matrix)
 
     def plus(self, away: np.ndarray) -> Given:
-        """Return the inputs for features that are all moved by the same vector."""
+        """Return the inputs for features to which the vector ``away`` is added."""
         total = self.total + self.counts[:, None] * away[None, :]
         return self._replace(total=total, probes=self.probes + away[None, :])
 

@@ -274,7 +274,10 @@ def _concentration(alpha: object, num_partitions: int) -> np.ndarray:
 def _class_splits(
     counts: list[int], alpha: np.ndarray, self_balancing: bool, rng: np.random.Generator
 ) -> np.ndarray:
-    """Draw one partition for `dirichlet`: the client of each example, with examples sorted by class."""
+    """Draw one partition for `dirichlet`: the client of each example, with examples sorted by class.
+
+    ``counts`` has the number of examples of each class, ``alpha`` the concentration of each client.
+    """
     num_partitions = alpha.size
     average = sum(counts) / num_partitions
     sizes = np.zeros(num_partitions, np.int64)

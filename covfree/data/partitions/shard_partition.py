@@ -177,7 +177,10 @@ def pathological(
 def _class_choices(
     mode: str, num_partitions: int, per_client: int, num_classes: int, rng: np.random.Generator
 ) -> Iterator[np.ndarray]:
-    """Yield the classes of each client in turn, as indices below `num_classes`."""
+    """Yield the `per_client` classes of each client in turn, as indices below `num_classes`.
+
+    `mode` is the `class_assignment_mode` of `pathological`.
+    """
     check_choice("class_assignment_mode", mode, ("random", "deterministic", "first-deterministic"))
     for k in range(num_partitions):
         first = k % num_classes

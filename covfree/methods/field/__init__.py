@@ -1,1 +1,1 @@
-"""Other published methods, for comparison, and functions that only they use."""
+"""Published methods besides FedCOF, FedNCM and Fed3R, for comparison, and functions that only they use."""

@@ -45,7 +45,10 @@ def _total_head(gamma: Scalar, system: Scatter, moments: Moments, scatter: Scatt
 
 
 def _total_merge(gamma: Scalar, message: Message, num_classes: int) -> tuple[Moments, Scatter]:
-    """Return the class moments, and the Gram matrix minus N μ_g μ_gᵀ for N examples of mean μ_g."""
+    """Return the class moments and the total scatter, from the clients' merged message.
+
+    The scatter is the Gram matrix minus N μ_g μ_gᵀ, for N examples of mean μ_g.
+    """
     ((moments, gram),) = gram_merge(gamma, message, num_classes)
     mean, count = moments.grand_mean[None, :], moments.num_examples[None]
     return moments, Scatter.from_matrix(scatter_about(mean, count, gram.value))

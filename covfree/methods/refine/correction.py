@@ -101,7 +101,10 @@ class Plan:
 
 
 def _own_head(first: Any, state: tuple[Any, ...], plan: Plan) -> tuple[Any, Head]:
-    """Compute the method's regularised matrix, None if it has none, and its head, from its state."""
+    """Return the method's regularised matrix (None if it has none) and its head.
+
+    ``first`` has the method's ``params``, and ``state`` its state after its last round.
+    """
     state = state[: plan.own]
     system = None if plan.system is None else plan.system(first, *state)
     return system, plan.head(first, system, *state)
@@ -187,7 +190,10 @@ def _first_asked(start: Head, moments: Moments, zero: jax.Array) -> Asked:
 
 
 def ask_losses(numbers: Numbers, state: tuple[Correction]) -> tuple[Asked, jax.Array]:
-    """Return what is broadcast to choose β, the scale of the method's head: the head, and β's unit."""
+    """Return what is broadcast to choose β, the factor of the scores of the method's head h₀.
+
+    It is h₀, and the unit: the candidates of β are fixed multiples of this number.
+    """
     (known,) = state
     return _first_asked(known.start, known.moments, known.descent.trial), known.unit
 
@@ -228,7 +234,7 @@ def take_losses(numbers: Numbers, state: tuple[Correction], total: ScaledLosses)
 
 
 def ask(numbers: Numbers, state: tuple[Correction]) -> Asked:
-    """Return the broadcast of a step: the classifier whose loss and gradient clients compute."""
+    """Return the broadcast of an L-BFGS step: the classifier whose loss and gradient clients compute."""
     (known,) = state
     return _asked(known.start, known.scale, known.moments, known.descent.trial)
 

@@ -146,9 +146,10 @@ def _next(
 
 
 def _outside(span: jax.Array, step: jax.Array, residual: jax.Array) -> jax.Array:
-    """Return orthonormal directions outside the span, from the columns of a step.
+    """Return orthonormal directions, one for each column of ``step``, that are orthogonal to ``span``.
 
-    A column inside the span is replaced by the residual's column, or by a random one if that is inside too.
+    A direction is the part of a column of ``step`` that is orthogonal to ``span``. If that part is 0 up to
+    rounding, the same column of ``residual`` is used instead; if its part is 0 too, a random vector.
     """
 
     def beyond(columns: jax.Array) -> jax.Array:

@@ -130,7 +130,10 @@ def ask(params: tuple[Any, ...], state: tuple[Known]) -> tuple[Head, ...]:
 def answer(
     params: tuple[Any, ...], heads: tuple[Head, ...], rows: Rows, num_classes: int, *, maker: Maker
 ) -> Count:
-    """Sum the errors, or losses, of each head over the examples that a client keeps aside."""
+    """Sum the errors, or losses, of each head over the examples that a client keeps aside.
+
+    ``params`` has the ``params`` of each method, ``heads`` the broadcast, and ``rows`` the client's examples.
+    """
     rows = aside(rows, maker.share)
     groups = maker.groups(params)
     order = jnp.argsort(jnp.array([who for group in groups for who in group]))

@@ -64,7 +64,7 @@ def _message_of_rest(
 
 
 def _of_rest(summary: Summary, share: float) -> Summary:
-    """Make a summary that leaves out the examples kept aside."""
+    """Return a `Summary` that makes the same rows, but leaves out the ``share`` of examples kept aside."""
     alone = None if summary.alone is None else bound(_alone_of_rest, alone=summary.alone, share=share)
     make = bound(_made_of_rest, make=summary.make, share=share)
     return replace(summary, name=f"{summary.name} but for {share:g}", make=make, alone=alone)

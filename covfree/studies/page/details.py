@@ -76,6 +76,11 @@ def class_by_class(
     """Return a table of the accuracy by class and method; classes on which methods differ most come first.
 
     The table has 30 classes at most. For fewer than two methods, return None.
+
+    Args:
+        titles: the methods' titles.
+        predictions: for each method, its `Predictions` by seed, which are added up.
+        names: the classes' names.
     """
     if len(titles) < 2:
         return None

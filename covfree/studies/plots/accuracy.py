@@ -185,7 +185,10 @@ def _marks(page: _Page, points: Sequence[Point]) -> _Marks:
 
 
 def _describe(figure: Figure, axes: Axes, down: bool, notes: Sequence[str], height: float) -> None:
-    """Write label and notes below the x axis; fit the figure's height to axes of ``height`` inches."""
+    """Label the x axis, and write ``notes`` below the label; make the axes ``height`` inches high.
+
+    The label says that x counts bytes up; with ``down``, bytes up and down. The figure grows as needed.
+    """
     lines = [f"bytes {'up and down' if down else 'up'}, all clients together"]
     if notes:
         lines.append(figures.wrapped("; ".join(notes), 72 * figure.get_figwidth() - 50))
