@@ -159,7 +159,7 @@ class Study:
     def kept_with(self, training: Training, seed: int) -> dict[str, Any]:
         """Return what is stored with a training: the study's settings, and those of the training.
 
-        Those of the training are ``init`` (the name of its first head), ``algorithm`` (its name) and ``seed``.
+        Those of the training are ``init`` (which names its first head), ``algorithm`` and ``seed``.
         """
         own = {"init": training.init, "algorithm": training.algorithm, "seed": seed}
         return {**self.settings, **own}
