@@ -40,7 +40,7 @@ class Backbone:
 
     @property
     def name(self) -> str:
-        """The name of the spec."""
+        """The network's name, from ``spec``."""
         return self.spec.name
 
     @property

@@ -1,4 +1,4 @@
-"""SqueezeNet 1.1."""
+"""SqueezeNet 1.1, a small network that turns images into features."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Vision transformers."""
+"""Vision transformers (ViT), which turn images into features."""
 
 from __future__ import annotations
 

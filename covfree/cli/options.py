@@ -199,7 +199,10 @@ def federation_of(
 
 
 def refuse_partition(every: Sequence[FeatureSet], given: Mapping[str, Any]) -> None:
-    """Raise ValueError if an option in `given` is not None although all data names its clients."""
+    """Raise ValueError if an option of partitions is given, although all data sets name their clients.
+
+    `given` has the options' values by name; None if an option is not given.
+    """
     for name, value in given.items():
         if value is not None and all(data.clients is not None for data in every):
             names = ", ".join(data.name for data in every)

@@ -116,7 +116,11 @@ def check_prompts(
 
 
 def check_stage(starts: Mapping[str, Variant | None]) -> None:
-    """Raise ValueError if all heads are random, or if the clients of a method send more than once."""
+    """Raise ValueError unless ``--start-rounds`` fits the heads from which training starts.
+
+    ``starts`` has the method that makes each head, or None for a random head. At least one must be a method,
+    and the clients of each method must send only once.
+    """
     closed = {name: start.method for name, start in starts.items() if start is not None}
     for name, method in closed.items():
         if not method.one_shot:

@@ -26,7 +26,7 @@ _ID = re.compile(r"(?i).*(id|ids|idx|index|row|nr|no|number)")
 
 
 class Table(Mapping[str, np.ndarray]):
-    """The columns of a file, by name; ``read`` returns a column when it is accessed."""
+    """The columns of a file, by name. A column is read, by the function ``read``, when it is accessed."""
 
     def __init__(
         self, path: Path, names: Sequence[str], read: Callable[[str], np.ndarray], schema: Any = None

@@ -100,7 +100,7 @@ class Rows:
         Args:
             means: ``[classes, dim]`` of one client, or ``[clients, classes, dim]`` of many, as ``vmap``
                 returns them. For means of subsets, see `from_subset_means`.
-            counts: their counts; 0 if a client lacks the class (such a row is padding).
+            counts: the number of examples of each mean; 0 if a client lacks the class (the row is padding).
 
         Returns:
             Rows, one for each entry of ``counts``; with the client's index if there is an axis of clients.
@@ -126,7 +126,7 @@ class Rows:
         Args:
             means: ``[classes, subsets, dim]`` of one client, from `subset_class_means`, or
                 ``[clients, classes, subsets, dim]`` of many, as ``vmap`` returns them.
-            counts: their counts; 0 for an unused subset.
+            counts: the number of examples of each mean; 0 for an unused subset.
 
         Returns:
             Rows, one for each entry of ``counts``; with the client's index if there is an axis of clients.

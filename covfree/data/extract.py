@@ -54,7 +54,10 @@ def feature_key(
 def extractor_key(
     network: Backbone, weights: str, preprocessing: Preprocessing, dtype: str = "float32"
 ) -> dict[str, Any]:
-    """Return `feature_key` without the images: it must be the same at all sites of a federation."""
+    """Return the settings with which features are computed: `feature_key` without the images.
+
+    They must be the same at all sites of a federation.
+    """
     return {
         "backbone": network.name,
         "computed_in": network.dtype,

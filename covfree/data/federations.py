@@ -18,7 +18,7 @@ from covfree.data.image_set import ImageSet, image_arrays, image_formats
 
 
 class _Tables(NamedTuple):
-    """Where a federation's tables and images are in its folder, and what to download."""
+    """Names of a federation's training table and image folder, and a text that says what to download."""
 
     train: str
     images: str

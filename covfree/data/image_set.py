@@ -18,7 +18,10 @@ from covfree.data.dataset import StrPath
 
 
 class LabelledSet:
-    """Base class of `ImageSet` and `TextSet`: checks the attributes below, which both declare as fields."""
+    """Base class of `ImageSet` and `TextSet`, which declare the attributes below as fields.
+
+    It checks these fields.
+    """
 
     name: str
     ids: tuple[str, ...]

@@ -196,7 +196,7 @@ class PrivateSteps:
         return Upload(number, 0, [own.values, np.asarray(own.noises, np.int64)], []), memory
 
     def serve(self, state: _State, total: Any) -> tuple[_State, bool]:
-        """Add a round's total to the state; return the state and True, as its integers are always finite.
+        """Add a round's total to the state; return the new state, and True: its integers are always finite.
 
         From the first round's total, the server also chooses what sites send in the second round.
         """

@@ -113,11 +113,11 @@ class Sums:
     """
 
     def __init__(self, own: Session, names: Sequence[str]) -> None:
-        """Begin a secure sum. ``own`` is its session; ``names`` are the sites' names, ordered by number."""
+        """Begin a secure sum in the session ``own``; ``names`` are the sites' names, ordered by number."""
         self.session, self._names, self._server = own, names, secure.Server(own)
 
     def asks(self, step: str) -> dict[str, np.ndarray]:
-        """Return the arrays of a step's broadcast."""
+        """Return the arrays that the server broadcasts in a step, by name; {} if it has none to send."""
         if step == "share":
             return _adverts(self._server.adverts)
         if step == "mask":

@@ -124,7 +124,7 @@ class TableParts:
         return replace(part, client=np.where(np.isin(part.client, self._senders), numbers, -1))
 
     def read(self, index: int, check: bool) -> Rows:
-        """Read a part and pad it; check its values first if ``check``."""
+        """Return part number ``index`` of the table, padded; if ``check``, raise if it has a bad value."""
         start, stop = (int(place) for place in self.places[index : index + 2])
         part = self._between(start, stop)
         if check:
@@ -230,7 +230,9 @@ class FolderParts:
         return np.array(places)
 
     def read(self, index: int, check: bool) -> Rows:
-        """Read a part and pad it. The files' values were checked when the folder was opened.
+        """Return part number ``index`` of all messages' rows, padded.
+
+        ``check`` has no effect, as all values were checked when the folder was opened.
 
         Raises:
             LostMessage: if a file is gone or has changed.

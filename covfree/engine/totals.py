@@ -136,7 +136,11 @@ def have_few_numbers(clients: Any) -> bool:
 
 
 def total_over_rows(rows: Rows, how: How, each: Round, params: Any, sent: Any) -> Any:
-    """Return a round's total over ``rows``, part by part if they are many, and over the mesh axes, if any."""
+    """Return the total of the round ``each``: the sum of what clients compute from ``rows``.
+
+    ``sent`` is the server's broadcast. Many rows are summed part by part. If rows are sharded over mesh axes,
+    the sum is over all shards.
+    """
 
     def terms(rows: Rows) -> Any:
         return each.client(params, sent, rows, how.num_classes)
@@ -174,7 +178,10 @@ class InMemory:
 
 @partial(jit, static_argnames=("axis_name", "few"))
 def with_numbers(rows: Rows, axis_name: AxisName | None = None, few: bool = False) -> Rows:
-    """Renumber the rows' clients by `numbered`: before rows are cut, so that all parts agree on numbers."""
+    """Renumber the rows' clients by `numbered`. For the arguments see `How`.
+
+    Call this before rows are cut into parts, so that all parts agree on the numbers.
+    """
     return numbered(jax.tree.map(on_all_devices, rows), axis_name, few=few)
 
 

@@ -93,7 +93,7 @@ def _draws(part: Any) -> bool:
 
 
 def _waits(part: Any) -> bool:
-    """Return whether a state belongs to `optax.MultiSteps` or `optax.apply_every`, which sum gradients."""
+    """Return whether a state is of `optax.MultiSteps` or of `optax.apply_every`; both sum gradients."""
     return isinstance(part, (optax.MultiStepsState, optax.ApplyEvery))
 
 

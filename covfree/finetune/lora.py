@@ -96,7 +96,7 @@ def _merged(trained: Any, frozen: Any) -> Any:
 # Instances with equal fields are equal, so another model of the same kind needs no compilation.
 @dataclass(frozen=True)
 class _Around:
-    """One of a model's functions, called with LoRA's W + s A B in place of the weights W of each layer."""
+    """Calls a function of a model with LoRA's W + s A B (s: the scale) in place of each layer's weights W."""
 
     function: Callable[..., Any]
 

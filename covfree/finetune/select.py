@@ -50,7 +50,9 @@ class Numbers(NamedTuple):
 
 
 class State(NamedTuple):
-    """The server's state.
+    """The server's state in `select`.
+
+    The candidates are one algorithm with several learning rates, or other hyperparameters.
 
     Attributes:
         states: the candidates' states, stacked.
@@ -63,12 +65,12 @@ class State(NamedTuple):
 
 
 class Upload(NamedTuple):
-    """A client's upload.
+    """A client's upload in `select`, with a part for each candidate (see `State`).
 
     Attributes:
         uploads: the candidates' uploads, stacked.
-        counted: each received model's sum of errors or losses over the examples that the client keeps aside,
-            and the number of these examples.
+        counted: the sum of errors or losses of each candidate's model, as the client received it, over the
+            examples that the client keeps aside; and the number of these examples.
     """
 
     uploads: Any

@@ -24,6 +24,6 @@ class MappedHead:
     head: Head
 
     def __call__(self, features: Num[AnyArray, "..."]) -> Float[Array, "... classes"]:
-        """Compute the scores of each class."""
+        """Map the features, and compute the score of each class from the mapped features."""
         scores: jax.Array = self.head(self.feature_map(features))
         return scores

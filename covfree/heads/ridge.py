@@ -122,7 +122,7 @@ def _with_offset(
 
 
 def ridge_head_of(weight: Float[Array, "dim classes"], moments: Moments, *, unit: bool = True) -> LinearHead:
-    """Make the head of `ridge_head` from given solutions (G + λI)⁻¹ B."""
+    """Make the head of `ridge_head`, without bias, from its solution ``weight`` = (G + λI)⁻¹ B."""
     if unit:
         weight = unit_columns(weight)
     return head_for_present(weight, jnp.zeros_like(weight[0]), moments.present)

@@ -102,7 +102,10 @@ def _law(numbers: Any, state: tuple[Any, ...], rows: Rows, num_classes: int, *, 
 def _products(
     numbers: Any, state: tuple[Any, ...], rows: Rows, num_classes: int, *, examples: bool, rank: int
 ) -> jax.Array:
-    """Compute S_c Ω for every class: its scatter times the shared directions."""
+    """Compute S_c Ω for each class c: its scatter S_c times the `shared_directions` Ω, at most ``rank``.
+
+    If ``examples``, rows are single examples, else class means.
+    """
     first, _, law = state
     means = _means(rows, num_classes, examples)
     factor = row_factor(means, moments_of(first), client_variance(law))

@@ -32,7 +32,7 @@ class Kind(NamedTuple):
 
     @classmethod
     def of(cls, message: Message) -> Kind:
-        """Return the kind of a message."""
+        """Read from a message which parts and metadata it has."""
         parts = (message.rows.covariance, message.rows.sketch, message.matrix)
         covariance, sketch, matrix = (0 if part is None else np.ndim(part) for part in parts)
         said = message.sends, message.class_names, message.extractor

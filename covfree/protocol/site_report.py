@@ -94,7 +94,10 @@ class SiteReport:
 def judge_means(
     means: Means, clients: Sequence[Hashable], num_classes: int, class_names: Sequence[str] | None = None
 ) -> SiteReport:
-    """Return the report of `diagnose_sites` on class means; ``means.site`` indexes ``clients``."""
+    """Judge sites by their class means, and return the report of `diagnose_sites`.
+
+    ``clients`` are the sites' names; ``means.site`` is the index in ``clients`` of each mean's site.
+    """
     numbers = np.unique(means.site)
     names = check_class_names(class_names, num_classes) or tuple(map(str, range(num_classes)))
     judged = len(numbers) >= FEWEST

@@ -30,7 +30,7 @@ class Encoding(Protocol):
 
     @property
     def least(self) -> int:
-        """The least number of clients in a sum."""
+        """The least number of clients whose uploads may be added."""
         ...
 
     @property

@@ -129,10 +129,10 @@ def _of_clients(
 def _leading(
     residual: Float[Array, "examples dim"], number: int, degrees: Integer[Array, ""]
 ) -> tuple[Float[Array, "directions dim"], Float[Array, ""]]:
-    """Return R's first ``number`` directions s_j v_j, and Σ s_j⁴ / Σ s_j² over the other s_j.
+    """Return the vectors s_j v_j of R = ``residual`` for j ≤ ``number``, and Σ s_j⁴ / Σ s_j² over larger j.
 
-    s_j are the singular values of R = ``residual``, the largest first, and v_j its right singular vectors,
-    as in `directed_rows`; those with j > ``degrees`` count as 0. The smaller of R Rᵀ and RᵀR is decomposed.
+    s_j are the singular values of R, the largest first, and v_j its right singular vectors, as in
+    `directed_rows`. Each s_j with j > ``degrees`` counts as 0. The smaller of R Rᵀ and RᵀR is decomposed.
     """
     examples, dim = residual.shape
     if examples == 0:

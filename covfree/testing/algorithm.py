@@ -42,7 +42,7 @@ class _Subject:
         return np.repeat(np.arange(len(_SIZES)), _SIZES)
 
     def run(self, **options: Any) -> Any:
-        """Run all rounds with all clients; three rounds if the algorithm takes any number."""
+        """Run all rounds with all clients; three rounds if the algorithm has no fixed number of rounds."""
         rounds = self.algorithm.rounds or 3
         key = jax.random.key(0)
         return run(
@@ -159,7 +159,7 @@ def absence(subject: _Subject) -> None:
 
 
 def trace(subject: _Subject) -> None:
-    """What was compiled for the algorithm serves a deep copy of it too."""
+    """A deep copy of the algorithm runs the code that was compiled for the original, without a new trace."""
     subject.answer(subject.data(0))
     before = len(subject.traced)
     subject.answer(subject.data(0), copy.deepcopy(subject.algorithm))
@@ -199,7 +199,7 @@ def copies(subject: _Subject) -> None:
 
 
 def reference(subject: _Subject) -> None:
-    """The result is that of the reference formula, if given; scores may differ by a constant in each row."""
+    """The result equals the reference formula's, if there is one; scores may differ by a constant per row."""
     if subject.reference is None:
         return
     features = np.asarray(subject.features)

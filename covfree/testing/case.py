@@ -53,7 +53,9 @@ class Found(NamedTuple):
 
 @dataclass(frozen=True)
 class Case:
-    """A function to be checked. Its input ``given`` is a float64 NumPy pytree, of one shape in all examples.
+    """A function ``make`` to be checked, with the functions that laws use to test it.
+
+    Its input ``given`` is a pytree of float64 NumPy arrays, of the same shapes in all examples.
 
     Attributes:
         shared: a pytree that all examples share, such as a method; None if there is none.
@@ -61,8 +63,9 @@ class Case:
         see: ``(made, given) -> seen``: the arrays that are compared.
         draw: ``(seed, absent) -> given``, a random example, in which the class ``absent`` is empty.
         moving: ``given -> numbers``: a dict of the arrays by which derivatives are taken.
-        put: ``(given, numbers) -> given``: replaces these arrays.
-        way: ``given -> direction``: directions in which derivatives are checked; 0 for padding.
+        put: ``(given, numbers) -> given`` with these arrays replaced by ``numbers``.
+        way: ``given -> direction``: a dict like ``numbers``, the direction in which derivatives are checked;
+            0 for padding.
         clean: ``given -> given`` without padding.
         junk: ``given -> given`` with 1e30 in padding.
         formula: ``given -> seen`` by the reference formula; None if there is none.

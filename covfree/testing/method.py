@@ -66,7 +66,7 @@ class Task(NamedTuple):
         return self.federation.held
 
     def times(self, matrix: np.ndarray) -> Task:
-        """Return the task with features that are multiplied by a matrix."""
+        """Return the task with all features multiplied by a matrix."""
         return self._replace(features=self.features @ matrix, probes=self.probes @ matrix)
 
     def of(self, federation: Federation) -> Task:
@@ -81,7 +81,7 @@ class _About:
 
     @property
     def odd(self) -> dict[str, Task]:
-        """Degenerate federations, and one with an absent class."""
+        """Tasks by name: on degenerate federations, and on one with an absent class."""
         cases = degenerate(self.example.probes.shape[1]) | {"an absent class": self.example.federation}
         return {name: self.example.of(case) for name, case in cases.items()}
 
@@ -109,7 +109,7 @@ def pytree(case: Case) -> None:
 
 
 def vmap(case: Case) -> None:
-    """`vmap` over features and the method's floats can be traced, and gives scores for each input."""
+    """`vmap` over features and the method's floats can trace fitting; each input gets scores of its own."""
     task = single(case.plain)
 
     def scores(features: Any, step: Any) -> Any:

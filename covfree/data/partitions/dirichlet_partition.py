@@ -255,7 +255,10 @@ def dirichlet(
 
 
 def _concentration(alpha: object, num_partitions: int) -> np.ndarray:
-    """Return the concentration α_k of each client."""
+    """Return the concentration α_k of each client, from ``alpha``: one number for all, or one for each.
+
+    If any is above 1e100, all are scaled down by one factor.
+    """
     if np.ndim(alpha) == 0:  # pyright: ignore
         given = np.full(num_partitions, float(check_above_zero("alpha", alpha)))
     else:

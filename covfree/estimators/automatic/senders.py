@@ -28,9 +28,9 @@ _DRAWN = ((np.arange(SAMPLE) * 157) % SAMPLE).astype(np.int32)
 def fair_numbers(rank: Any, senders: Any) -> Any:
     """Return new numbers for clients, such that the clients with numbers below 256 are a fair sample.
 
-    The clients have the ranks 0 … senders − 1. Up to 256 clients keep their ranks. With more, the ranks are
-    cut into 256 intervals. One client of each interval gets the interval's number; all other clients get
-    numbers from 256 on.
+    ``rank`` is the place of each client among all ``senders``, from 0, in a sorted order. Up to 256 clients
+    keep their ranks. With more, the ranks are cut into 256 intervals. One client of each interval gets the
+    interval's number; all other clients get numbers from 256 on.
     """
     return _group_numbers(rank, rank, rank + 1, senders, np if isinstance(rank, np.ndarray) else jnp)
 

@@ -73,7 +73,8 @@ class RefinePlan:
         covariance: ``(params, *totals) -> Scatter``, the method's shrunk covariance.
         directions: q, the largest number of directions of a round; None for as many as the head has
             independent columns.
-        head: the method's ``head`` if it is nonlinear, else None; it gets `known_matrix` as its system.
+        head: the method's ``head`` if it makes a nonlinear head, else None. Its argument ``system`` is then
+            what `known_matrix` returns.
     """
 
     gram: ScatterChoice | None
@@ -183,7 +184,7 @@ def _keep(progress: Progress, rows: Rows) -> Progress:
 
 
 def _report(numbers: Numbers, progress: Progress) -> dict[str, Any]:
-    """Report the predicted error of the weights; nothing before clients have sent products."""
+    """Return a dict with the predicted error of the weights; {} before clients have sent products."""
     return {"error": progress.search.error} if progress.search.span.shape[1] else {}
 
 

@@ -71,7 +71,10 @@ class Maker:
     share: float
 
     def groups(self, params: tuple[Any, ...]) -> list[list[int]]:
-        """Group methods that differ only in hyperparameters; one compiled function makes a group's heads."""
+        """Group methods that differ only in hyperparameters; return the indices of each group's methods.
+
+        One compiled function makes all heads of a group.
+        """
         found: dict[Any, list[int]] = {}
         for who, own in enumerate(params):
             leaves, structure = jax.tree.flatten(own)
@@ -82,7 +85,7 @@ class Maker:
 
 
 def begin(params: tuple[Any, ...], running: Running, maker: Maker) -> tuple[Known]:
-    """Make each method's head from its state after its last round."""
+    """Make each method's head from the method's state after its last round; return the new state."""
     heads, sound = [], [jnp.ones((), bool)] * len(params)
     for group in maker.groups(params):
         first, state = group[0], running.tracks[maker.ends[group[0]]]

@@ -76,7 +76,7 @@ def draw(title: str, every: Sequence[Result], num_classes: int, *, narrow: bool 
 
 
 def _styles(every: Sequence[Result]) -> list[dict[str, Any]]:
-    """Return the colour and dashes of each curve."""
+    """Return each curve's style: its start decides the colour, its algorithm the dashes."""
     colours, dashes = _looks(every)
     parts = [start_and_algorithm(curve.method) for curve in every]
     return [{"color": colours[init], "linestyle": dashes[algorithm]} for init, algorithm in parts]
@@ -119,7 +119,7 @@ def _draw_curve(
     deviation: np.ndarray,
     style: dict[str, Any],
 ) -> None:
-    """Draw a curve and its band over the rounds of training.
+    """Draw a curve and its band, mean ± deviation, over the rounds of training.
 
     ``places`` are these rounds' x values; the last entries of ``mean`` and ``deviation`` belong to them.
     """
@@ -160,7 +160,8 @@ def _set_limits(axes: Axes, ends: np.ndarray) -> None:
 def _lines(curve: Result) -> tuple[np.ndarray, list[np.ndarray], np.ndarray]:
     """Return the rounds [r] that all runs measured, their x values [r] in each plot, and their accuracies.
 
-    The x values are means over the runs. The accuracies are [seeds, r].
+    The x values are rounds, bytes that clients sent, and FLOPs; each is a mean over the runs. The accuracies
+    are [seeds, r].
     """
     measured = [{record["round"] for record in run.evaluated} for run in curve.runs]
     rounds = np.array(sorted(set.intersection(*measured)))

@@ -30,7 +30,7 @@ _FAR = 3.0
 class _Point(NamedTuple):
     """A result in the picture, with the panel and the curve on which it lies.
 
-    ``place`` is the result's value of the swept number; None if the method does not take that number.
+    ``place`` is the x value: the result's value of the swept number; None if the method has no such number.
     """
 
     panel: tuple[str, Any]
@@ -160,7 +160,10 @@ def _set_scale(axes: Axes, places: Sequence[float]) -> None:
 
 
 def _draw_curve(axes: Axes, points: Sequence[_Point], style: dict[str, Any]) -> np.ndarray:
-    """Draw a curve through points, and its band; return the band's lower and upper ends, in one array."""
+    """Draw the mean accuracies at points, and a band of one standard deviation on both sides.
+
+    Return the lower and upper ends of the band, in one array.
+    """
     if not points:
         return np.zeros(0)
     accuracy = np.array([point.result.accuracy[0] for point in points], float)
