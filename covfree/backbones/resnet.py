@@ -50,7 +50,7 @@ class ResNet(nn.Module):
 
 
 def build(dtype: Any, *, blocks: tuple[int, ...], bottleneck: bool) -> ResNet:
-    """Build the network."""
+    """Build a ResNet that computes in ``dtype``, with ``blocks[i]`` residual blocks in stage i."""
     return ResNet(Style(dtype), blocks, bottleneck)
 
 

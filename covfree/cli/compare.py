@@ -191,7 +191,11 @@ def _values(name: str, text: str | None, kind: Callable[[str], T], expected: str
 
 
 def _check_places(name: str, source: Source, places: list[Federation]) -> None:
-    """Raise ValueError if a partition cannot be made, or data with its own clients has several partitions."""
+    """Raise ValueError if the data of ``source``, named ``name``, cannot be divided as ``places`` say.
+
+    That is the case if one of the partitions cannot be made, or if there are several although the data has
+    clients of its own.
+    """
     if source.outline.clients is not None and len(places) > 1:
         raise ValueError(
             f"--dataset: {name} has clients of its own; expected one value of --clients, --partition and "

@@ -1,4 +1,4 @@
-"""Provide ``shard_map`` for all supported versions of jax; replicate arrays on explicit mesh axes."""
+"""Provide ``shard_map`` for all supported versions of jax; replicate arrays sharded over explicit axes."""
 
 from __future__ import annotations
 

@@ -200,9 +200,10 @@ class FeatureWriter:
             self._save(self.done, self.skipped)
 
     def _finished(self, state: Mapping[str, Any]) -> tuple[int, dict[int, str]] | None:
-        """Return `done` and `skipped` of an earlier writer, by this writer's indices of examples.
+        """Return the `done` and `skipped` with which this writer continues an earlier writer's work.
 
-        None if the two writers' settings, or their first examples with features, differ.
+        ``state`` is what the earlier writer saved. Its examples may have other indices, as damaged ones may
+        have been removed. None if the two writers' settings, or their first examples with features, differ.
         """
         about, identities = state["about"], self._identities
         same = [

@@ -166,7 +166,7 @@ def _table(path: Path, names: Mapping[str, str]) -> Iterator[_Item]:
 
 
 def _needed(names: Mapping[str, str]) -> set[str]:
-    """Return the file's names for text and label, the columns that it must have."""
+    """Return the names, in the file, of the columns that it must have: the text and the label."""
     return {given for given, name in names.items() if name in ("text", "label")}
 
 

@@ -205,7 +205,7 @@ class Description:
 
     @property
     def agreed(self) -> dict[str, Any]:
-        """The settings of all sites' features: d, extractor and class names; see `differences`."""
+        """What all sites' features must have in common: d, extractor and class names; see `differences`."""
         return {"dim": self.dim, **self.extractor, "class_names": list(self.class_names)}
 
     @property

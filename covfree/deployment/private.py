@@ -170,7 +170,7 @@ class PrivateSteps:
         return state.kind
 
     def sent_form(self, state: _State) -> AnyArray:
-        """Return an array with a broadcast's shape and data type."""
+        """Return a template of the broadcast: the same shape and data type, here the broadcast itself."""
         return state.kind
 
     def skeleton(self, items: Sequence[Sequence[int]]) -> _State:

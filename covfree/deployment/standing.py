@@ -25,8 +25,8 @@ class Standing(Machine):
         history: a record for each closed round: which sites' uploads were used, which were set aside at its
             end and why, how many sites were judged by their class means, and how many bytes were sent.
         stopped: why the federation ended before its last round; None if it did not.
-        taken: the number of examples of each site whose answer to the open round was taken, by its name; 0 in
-            secure sums.
+        taken: for each site whose answer to the open round was taken, by name, the number of its examples; 0
+            in secure sums.
     """
 
     @property

@@ -223,7 +223,10 @@ def _folded(
 def _extracted(
     function: Any, shard: Any, path: str, batch_size: int, columns: Columns, read: Read | None
 ) -> str:
-    """Compute the features of one shard, write them to the file ``path``, and return ``path``."""
+    """Compute the features of one shard by ``function``; return the ``path`` of the file with the result.
+
+    The file holds the features and the shard's labels and clients.
+    """
     inputs, labels, clients = _columns_of(shard, columns, read, False)
     assert inputs is not None
     features = []

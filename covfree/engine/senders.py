@@ -55,11 +55,12 @@ def numbers_of(rows: Rows, known: np.ndarray, types: RowTypes, part_rows: int) -
 def numbers_of_messages(
     counted: Sequence[tuple[np.ndarray, np.ndarray]], rows: Callable[[int], Rows], dim: int
 ) -> np.ndarray:
-    """Number the messages' clients from 0; numbers below 256 are the sample for `automatic` shrinkage.
+    """Return a number for each message's client, from 0.
 
-    Up to 256 clients are numbered in the messages' order, more clients by `sample_numbers`. ``counted`` has
-    the labels and counts of each message's rows. ``rows`` reads a message's rows; it is called only for
-    messages that have the same count of each class as another message.
+    The clients with numbers below 256 are the sample for `automatic` shrinkage. Up to 256
+    clients are numbered in the messages' order, more clients by `sample_numbers`. ``counted`` has the labels
+    and counts of each message's rows. ``rows`` reads a message's rows; it is called only for messages that
+    have the same count of each class as another message.
     """
     if len(counted) <= SAMPLE:
         return np.arange(len(counted), dtype=np.int32)

@@ -80,7 +80,10 @@ def shard_rows(rows: Rows, mesh: Mesh, *, whole_clients: bool = False) -> Rows:
 
 
 def _narrow(column: Any, signed: bool) -> Any:
-    """Clip an integer column at the least int32; convert it to int32 if ``signed``. None and floats stay."""
+    """Replace integers below −2³¹ in a column by −2³¹; if ``signed``, convert the column to int32.
+
+    None and columns of floats are returned as they are.
+    """
     if column is None or column.dtype.kind not in "iu":
         return column
     least = np.iinfo(np.int32).min

@@ -57,7 +57,7 @@ def _given(strength: Any, *_: Any) -> tuple[jax.Array, jax.Array]:
 
 @partial(jit, static_argnums=0)
 def _asked(system: Callable[..., Any], params: Any, state: tuple[Any, ...]) -> list[Any]:
-    """Return the arguments with which ``system`` calls the rule of automatic shrinkage, for each call."""
+    """Call ``system``, and return the arguments of each call that it makes of an automatic shrinkage rule."""
     asked = []
 
     def note(strength: Any, *given: Any) -> tuple[jax.Array, jax.Array]:

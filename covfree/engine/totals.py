@@ -258,7 +258,10 @@ def in_memory(
 
 
 def check_over_rows(method: Any) -> None:
-    """Raise if ``method`` is no `Method`, or if some of its rounds run over clients' examples."""
+    """Raise an error unless ``method`` is a `Method` whose rounds all run over rows.
+
+    Rounds over clients' examples cannot run over rows that clients have sent.
+    """
     check_method(method)
     if more := len(method.rounds) - method.rounds_over_rows:
         raise ValueError(

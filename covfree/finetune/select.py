@@ -26,11 +26,11 @@ _BATCH = 128
 
 
 class Numbers(NamedTuple):
-    """The ``params`` of `select`.
+    """The ``params`` of the algorithm that `select` makes.
 
     Attributes:
-        model: the model, which all candidates share.
-        each: the candidates' other hyperparameters, stacked; their ``model`` is None.
+        model: the model, which all candidates (the algorithms to choose from) share.
+        each: the candidates' other hyperparameters, stacked along a leading axis; its ``model`` is None.
     """
 
     model: Model

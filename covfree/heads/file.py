@@ -77,7 +77,7 @@ def save_head(
     dim: int | None = None,
     origin: Mapping[str, Any] | None = None,
 ) -> None:
-    """Write a head to an ``.npz`` file of plain arrays, which NumPy alone can use, or to ``.safetensors``.
+    """Write a head to an ``.npz`` file of plain arrays, usable with just NumPy, or to ``.safetensors``.
 
     The file holds ``format``, ``version`` and ``kind``; the arrays of the head by their names, such as
     ``weight [d, C]``, ``bias [C]`` and ``present [C]``; for a `CorrectedHead` also ``linear_weight``,
@@ -245,7 +245,7 @@ def _read(arrays: dict[str, np.ndarray], network: Any) -> SavedHead:
 
 
 def _read_own(arrays: dict[str, np.ndarray], network: Any) -> SavedHead:
-    """Return ``network``, the user's own model, with its leaves replaced by the leaves in the file."""
+    """Return a `SavedHead` of ``network``, the user's own model, with its leaves replaced by the file's."""
     if network is None:
         raise ValueError(
             "network: expected the model whose leaves the file holds, or one of the same structure, got None"

@@ -1,4 +1,4 @@
-"""A classifier that scores classes by Student densities, whose covariances come from few rows."""
+"""A classifier that scores classes by Student densities, with class covariances estimated from few rows."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ def gram_system(ridge: Scalar, totals: tuple[Moments, Scatter]) -> Scatter:
 
 
 def gram_head(params: object, system: Scatter, totals: tuple[Any, ...], **options: bool) -> LinearHead:
-    """Make the head by `ridge_head`, which takes the ``options``; ``totals[0]`` are the class moments."""
+    """Make the `ridge_head`, with ``options``, from the matrix ``system`` and class moments ``totals[0]``."""
     return ridge_head(system, totals[0], **options)
 
 

@@ -78,7 +78,10 @@ def _spread_phase(
 def _system(
     shrinkage: Shrinkage, first: Any, spread: Spread, *, within: Within, gram: ScatterChoice | None
 ) -> Scatter:
-    """Compute the shrunk covariance, or for a ridge head the Gram matrix made from it."""
+    """Compute the shrunk covariance from the totals of the two rounds, ``first`` and ``spread``.
+
+    If ``gram`` is given, as for a ridge head, return the Gram matrix made from this covariance.
+    """
     moments = moments_of(first)
     scatter = spread.scatter if spread.inner is None else with_inner(spread.scatter, spread.inner)
     freedom = within.freedom(first)

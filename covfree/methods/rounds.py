@@ -84,7 +84,10 @@ class Round:
 
 
 def phases(*clients: Callable[[Any, Any, Rows, int], Any], fixed: bool = False) -> tuple[Round, ...]:
-    """Make a round of each client function; the state, which all rounds broadcast, is the tuple of totals."""
+    """Make a round of each client function.
+
+    The server's state is the tuple of the totals of the rounds so far; each round broadcasts all of it.
+    """
     return tuple(Round(client, fixed=fixed) for client in clients)
 
 

@@ -190,7 +190,10 @@ class Private:
         return self.head(*totals)
 
     def _check_total(self, step: int, total: Upload, first: Upload | None = None) -> None:
-        """Raise ValueError unless ``total`` has enough noise, and a shape that fits ``first`` if given."""
+        """Raise ValueError if the ``total`` of a step has too few draws of noise, or a wrong shape.
+
+        ``first`` is the total of step 0, from which the shape follows; None to leave the shape unchecked.
+        """
         self._grid(step, total.kind)
         if total.noises < (least := self.promise.honest or 1):
             raise ValueError(f"total: expected at least {least} noises in step {step}, got {total.noises}")

@@ -41,10 +41,10 @@ class Checked(NamedTuple):
     """The result of `check_messages`.
 
     Attributes:
-        found: what is known about each valid message, by client.
+        found: for each client with a valid message, what is known about the message.
         rejected: for each client whose message is rejected, the reason.
         doubted: for each client of earlier rounds whose message would now be rejected, the reason.
-        bounds: the bounds in words, as in `Collected`.
+        bounds: the bounds ``max_count`` and ``max_norm`` in words, see `Collected`.
     """
 
     found: dict[Any, Found]

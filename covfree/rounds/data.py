@@ -41,7 +41,7 @@ class Federation:
     """All clients' examples.
 
     Attributes:
-        examples: the table.
+        examples: features and labels, and ``order``, the examples' indices sorted by client.
         start: [clients] where in ``examples.order`` each client's examples start.
         size: [clients] the number of each client's examples.
         longest: [clients] the size to which each client's examples are padded.

@@ -87,7 +87,10 @@ class _Run:
 
     @property
     def evaluated(self) -> int:
-        """The number of rounds that clients evaluate over their own rows instead of sending the rows."""
+        """The number of rounds that a client's message could replace, but in which it uploads sums over rows.
+
+        0 if clients send messages.
+        """
         return 0 if self.messages else self.method.message_rounds
 
 

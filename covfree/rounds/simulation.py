@@ -223,7 +223,10 @@ class Simulation(NamedTuple):
 
 
 def _items(here: np.ndarray, part: Any) -> np.ndarray:
-    """Concatenate the items of a table's ``part`` [clients, items, …], of those clients that are ``here``."""
+    """Concatenate the items in ``part``, a table's array [clients, items, …], of some clients.
+
+    ``here`` is a mask [clients] of the clients to take, without padding.
+    """
     return np.asarray(part)[here].reshape(-1, *part.shape[2:])
 
 

@@ -104,7 +104,10 @@ def _init(
 
 
 def _broadcast(numbers: _Numbers, state: _State, *, broadcast: Callable[..., Any]) -> Any:
-    """Return which classes are summed, and the original broadcast; None in the round that counts clients."""
+    """Return what the server sends: None in the round that counts each class's clients.
+
+    In later rounds it is a mask of the classes that are summed, and the original algorithm's broadcast.
+    """
     return None if state.common is None else (state.common, broadcast(numbers.own, state.own))
 
 

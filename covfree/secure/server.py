@@ -105,7 +105,7 @@ class Server:
 
     @property
     def agreed(self) -> list[Agreed]:
-        """All signatures stored so far, for step 5."""
+        """The signatures that clients have sent in step 4; clients receive them in step 5."""
         return list(self._agreed.values())
 
     def take_opened(self, opened: Opened) -> None:

@@ -64,7 +64,7 @@ class BucketFeatures:
         )
 
     def drawn(self, dim: int) -> dict[str, jax.Array]:
-        """Draw from the seed the order of all bits, L for each of the ``dim`` features."""
+        """Draw, from the seed, the permutation of all bits: L bits for each of the ``dim`` features."""
         size = dim * jnp.shape(self.thresholds)[1]
         return {"order": jax.random.permutation(derive(jax.random.key(self.seed), "permutation"), size)}
 

@@ -42,8 +42,8 @@ def says_enough(origin: Mapping[str, Any] | None) -> bool:
 def seen_in_training(data: FeatureSet, seed: int, origin: Mapping[str, Any]) -> str:
     """Return a message if the head was fitted to over a tenth of the test examples, else an empty text.
 
-    ``origin`` is what the head's file records. The text is empty, too, if the head was fitted to exactly the
-    data's training part.
+    ``origin`` is what the head's file records of the data that the head was fitted to; ``seed`` drew the
+    split of ``data``. The text is empty, too, if the head was fitted to exactly the data's training part.
     """
     known = np.array([int(one, 16) for one in origin["hashes"]], np.uint64)
     looked_at = found = 0

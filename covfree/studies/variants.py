@@ -74,9 +74,10 @@ def chosen_of(variants: Mapping[str, Variant]) -> dict[str, Variant]:
 def _single(
     names: Sequence[str], numbers: Mapping[str, Sequence[Any]], *, all_taken: bool = True
 ) -> dict[str, Variant]:
-    """Make the methods of names without ``-or-``; raise for unknown arguments.
+    """Return, by name, the methods of names without ``-or-``; raise for unknown arguments.
 
-    With ``all_taken``, raise also if no method takes one of the arguments in ``numbers``.
+    ``numbers`` has values of arguments; a method is made for each combination of those that it takes. With
+    ``all_taken``, raise also if no method takes one of these arguments.
     """
     found = dict[str, Variant]()
     made: dict[str, tuple[str, dict[str, Any]]] = {}

@@ -155,7 +155,10 @@ class Case:
         return jax.jit(of_all), structures
 
     def compiled(self, *given: Any, shared: Any = None) -> list[Found]:
-        """Return the compiled function's result for each input, in float64 if the case is ``exact``."""
+        """Return the compiled function's result for each input in ``given``.
+
+        It is computed in float64 if the case is ``exact``. ``shared`` replaces the case's own `shared`.
+        """
         run, structures = self._run
         structures["given"] = jax.tree.structure(given[0])
         shared = self.shared if shared is None else shared

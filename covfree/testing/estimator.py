@@ -89,7 +89,7 @@ def finite(case: Case) -> None:
 
 
 def centring(case: Case) -> None:
-    """In float32, two digits are correct for features about 1000 standard deviations from 0."""
+    """In float32, two digits of an estimate are correct even for features 1000 standard deviations from 0."""
     rows = single(_mapped(lambda mean: mean + 1000)(case.example))
     (found,) = case.compiled(_mapped(lambda mean: mean.astype(np.float64))(rows))
     assert_close(case.seen(rows), found.seen, 1e-2, "the estimate in float32, and in float64")
@@ -117,7 +117,7 @@ def merging(case: Case) -> None:
 
 
 def unbiased(case: Case) -> None:
-    """If examples share a covariance, estimates from their means average to what ``unbiased_for`` names."""
+    """If all classes share a covariance, the average of estimates is the matrix named by ``unbiased_for``."""
     expected = case.about.unbiased_for
     if expected is None:
         return

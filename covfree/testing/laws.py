@@ -55,7 +55,7 @@ def hold(laws: Sequence[Law], name: str, subject: Any, exclude: Mapping[str, str
 
 
 def law(name: str, says: str, check: Law) -> Law:
-    """Return the function ``check`` as a law named ``name``, which states ``says``."""
+    """Return the function ``check`` as a law with the name ``name`` and the statement ``says``."""
 
     def one(subject: Any) -> None:
         check(subject)

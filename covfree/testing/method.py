@@ -137,7 +137,7 @@ def learns(case: Case) -> None:
 
 
 def splitting(case: Case) -> None:
-    """A round's total is a sum over rows: the sums of devices, or of blocks of rows, add up to it."""
+    """A round's rows may be split among devices or into blocks: the parts' totals add up to the total."""
     method, clean = case.shared, single(case.plain)
     if method.rounds_over_rows < len(method.rounds):
         return  # rounds over examples have no rows to split

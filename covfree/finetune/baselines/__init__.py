@@ -1,1 +1,1 @@
-"""Baselines to compare closed-form heads with, other than FedAvg and its variants (``averaging.py``)."""
+"""Published training algorithms, to compare with closed-form heads; FedAvg is in ``averaging.py``."""

@@ -129,7 +129,10 @@ def gains(model: Model, prompts: Float[Array, "prompts dim"]) -> Float[Array, "p
 
 
 def _assigned(matrix: Any, kept: Any, open_to: Any) -> np.ndarray:
-    """Solve the assignment problem of `assign` with SciPy, for rows ``kept`` and columns ``open_to``."""
+    """Return a column for each row of ``matrix``, as `assign` describes; solve the problem with SciPy.
+
+    Rows are used where ``kept`` is True, columns where ``open_to`` is True. Other rows get −1.
+    """
     from scipy.optimize import linear_sum_assignment
 
     rows, columns = np.flatnonzero(kept), np.flatnonzero(open_to)

@@ -126,7 +126,10 @@ def _head(numbers: _Numbers, system: None, features: DeepFeatures, head: LinearH
 
 
 def _flops(numbers: _Numbers, num_examples: int, dim: int, num_classes: int) -> int:
-    """Count all clients' operations; each layer is computed once, as clients keep Φ between rounds."""
+    """Return the number of operations of all clients together, see `Method.flops`.
+
+    A client computes each layer once, as it keeps its features after each layer for later rounds.
+    """
     width, inner, layers = numbers.width, numbers.inner, numbers.layers
     heads = (layers + 1) * width * (width + num_classes)
     each = 2 * inner * width + inner * (inner + num_classes) + width * num_classes

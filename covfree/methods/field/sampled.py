@@ -32,7 +32,10 @@ class _Numbers(NamedTuple):
 
 
 class _Descent(NamedTuple):
-    """Hyperparameters, which ``vmap`` may sweep, of a head trained by gradient descent."""
+    """Hyperparameters of a head that is trained by gradient descent on virtual features.
+
+    ``vmap`` may sweep them.
+    """
 
     seed: Scalar
     learning_rate: Scalar

@@ -160,10 +160,11 @@ def _mean(values: jax.Array, weight: jax.Array) -> jax.Array:
 def _combined(
     start: Head, scale: jax.Array, moments: Moments, point: jax.Array
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Return weights and biases of the correction at ``point`` [W; a], added to β·h₀ if h₀ is linear.
+    """Return the weights and biases of a linear classifier, and a mask of the present classes.
 
-    The method's head h₀ is ``start``, and β is ``scale``. The biases are for centred features. The third
-    result is which classes are present.
+    The weights and biases are those of the correction, W and a, with ``point`` = [W; a]. If the method's head
+    h₀ is linear, those of β·h₀ are added. h₀ is ``start`` and β is ``scale``. The biases are for features
+    minus their grand mean.
     """
     weight, bias = point[:-1], point[-1]
     if not isinstance(start, LinearHead):

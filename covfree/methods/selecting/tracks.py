@@ -105,7 +105,10 @@ def terms(
     steps: tuple[Step, ...],
     share: float,
 ) -> tuple[Any, ...]:
-    """Compute the upload of each step's round, from the rows not kept aside (from all if ``share`` is 0)."""
+    """Compute a client's upload in a common round: for each step with a round, that round's terms.
+
+    Rows are used that are not kept aside: all rows if ``share``, the share kept aside, is 0.
+    """
     if share:
         rows = _labelled(rows, ~kept_aside(rows.mean, share))
     own = [(step.each, params[step.who]) for step in steps if step.each is not None]

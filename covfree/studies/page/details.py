@@ -135,7 +135,10 @@ def _bar(name: str, length: float, text: str) -> dict[str, Any]:
 def _expected(
     by_seed: Mapping[int, Predictions], partitions: Mapping[int, PartitionStatistics]
 ) -> np.ndarray:
-    """Return each client's expected accuracy in each run, [runs · clients], from the accuracy by class."""
+    """Return each client's `expected_client_accuracy` in each seed's run, in one array [runs · clients].
+
+    It is computed from the run's accuracy by class.
+    """
     found = []
     for seed, predictions in by_seed.items():
         accuracy = class_accuracy(confusion_counts([predictions], partitions[seed].num_classes))

@@ -45,7 +45,8 @@ def as_svg(figure: Figure, prefix: str) -> str:
 def _rewritten(tag: str, prefix: str, ids: dict[str, str]) -> str:
     """Return an SVG tag with the page's colours, ids that begin with ``prefix``, and rounded numbers.
 
-    ``ids`` maps each id to keep to its new attribute, such as `` id="p1-line"``; other ids are removed.
+    ``ids`` maps an id, such as ``line``, to the attribute that takes its place, such as `` id="p1-line"`` for
+    the prefix ``p1-``. An id that is not in ``ids`` is removed.
     """
     tag = re.sub(r' id="([^"]*)"', lambda found: ids.get(found[1], ""), tag)
     tag = re.sub(r"(url\(|href=\")#", rf"\g<1>#{prefix}", tag)

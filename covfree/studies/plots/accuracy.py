@@ -33,7 +33,8 @@ FRONT = "grey line and bold labels: the best accuracy at so many bytes or fewer"
 def plot(path: Path, title: str, results: Sequence[Result]) -> list[Path]:
     """Draw accuracy (mean and standard deviation) against bytes, as PNG, PDF and SVG.
 
-    Bytes are those that clients send, plus those that they receive, if any, before the head.
+    Bytes are those that clients send. If any method's clients receive bytes before the head, received bytes
+    are added for all methods.
     """
     with figures.style():
         return figures.save_all(draw(title, results), path)

@@ -117,7 +117,11 @@ def _draw_map(figure: "Figure", axes: "Axes", statistics: PartitionStatistics) -
 
 
 def _heading(statistics: PartitionStatistics, shown: str) -> list[str]:
-    """Return lines that count examples on clients, examples and classes on no client, and empty clients."""
+    """Return the heading's lines: how many examples are on how many clients, and what is left out.
+
+    Left out are examples and classes on no client, and clients without examples; all are counted. ``shown``
+    is a note on the picture, such as ``"white: none"``.
+    """
     held = statistics.num_examples - statistics.num_unassigned
     lines = [f"{held:,} examples on {statistics.num_clients:,} clients ({shown})"]
     absent = int((statistics.clients_per_class == 0).sum())

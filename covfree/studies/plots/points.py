@@ -1,4 +1,4 @@
-"""The points of accuracy against bytes, their families, and their Pareto front."""
+"""Points of plots of accuracy against bytes: one for each method, in families; and their Pareto front."""
 
 from __future__ import annotations
 
