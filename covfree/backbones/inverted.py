@@ -127,7 +127,10 @@ def _stages(kind: str, width: float, depth: float) -> tuple[Stage, ...]:
 
 
 def _rounded(channels: float) -> int:
-    """Round channels to the nearest multiple of 8, or up if the nearest is more than a tenth smaller."""
+    """Round channels to the nearest multiple of 8, but at least 8.
+
+    If the nearest multiple is more than a tenth smaller than ``channels``, return the next.
+    """
     nearest = max(8, int(channels + 4) // 8 * 8)
     return nearest + 8 if nearest < 0.9 * channels else nearest
 

@@ -70,7 +70,7 @@ def read_npy(path: Path) -> np.ndarray:
 
 
 def _check_start(path: Path, magic: bytes, expected: str) -> None:
-    """Raise an error if a file is missing or lacks ``magic`` at its start; ``expected`` names its kind."""
+    """Raise an error if a file is missing or does not start with ``magic``; ``expected`` names its format."""
     if not path.is_file():
         raise FileNotFoundError(f"{path}: no such file")
     with path.open("rb") as stream:

@@ -206,7 +206,7 @@ def _pairs(path: Path, _: Mapping[str, str]) -> Iterator[_Item]:
 
 
 def _item(place: str, values: dict[str, Any]) -> _Item:
-    """Check the values of one line, and make an item from them."""
+    """Check the values of one line (text, label, client, split), and make an `_Item` of them."""
     if not isinstance(values.get("text"), str) or not values["text"].strip():
         raise ValueError(f"{place}: text: expected a string, got {values.get('text')!r}")
     for name, value in values.items():

@@ -245,7 +245,7 @@ class Steps:
         return upload
 
     def serve(self, state: Any, total: Any) -> tuple[Any, bool]:
-        """Return the server's next state, and whether all its numbers are finite."""
+        """Return the server's next state, and whether all numbers in this state are finite."""
         state, finite = cohort.serve(self.algorithm, state, total)
         return state, bool(finite)
 

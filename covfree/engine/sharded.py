@@ -95,7 +95,7 @@ def _narrow(column: Any, signed: bool) -> Any:
 
 
 def _check_sharded(method: Any, rows: Any) -> None:
-    """Raise if the method needs whole clients and a client's rows are on several devices."""
+    """Raise a ValueError if the method compares a client's rows, and they are not all on one device."""
     if not method.whole_clients or is_traced(rows.client):
         return
     if rows.client is None:

@@ -20,7 +20,7 @@ from covfree.statistics.groups import subset_groups
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class ComponentMoments:
-    """Sums over rows, by class. Those of disjoint sets of rows add up if no client has rows in two sets.
+    """Sums over rows, by class. The sums of disjoint sets of rows add up if no client has rows in two sets.
 
     Attributes:
         moments: the numbers of examples and rows of each class, and its feature sum.

@@ -94,7 +94,7 @@ def phases(*clients: Callable[[Any, Any, Rows, int], Any], fixed: bool = False) 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Factor:
-    """A term that adds up as YᵀY, with Y its ``value``; any other leaf is summed as it is.
+    """A term that stands for the product YᵀY, with Y its ``value``: a round's total adds up the products.
 
     Y is kept instead of the product, so that the code that sums can choose the form: the full product, its
     upper triangle, or no product if there are few rows (`Scatter.from_factor`).

@@ -147,7 +147,7 @@ def keep_examples() -> Summary:
 
 
 def _examples(features: Any, labels: Any, clients: Any, sizes: tuple[int, ...], key: Any) -> Rows:
-    """Make rows of the examples as they are; an example without a client becomes padding."""
+    """Make a row of each example, padded to ``sizes[0]``; an example without a client becomes padding."""
     features, labels, clients = as_examples(features, labels=labels, clients=clients)
     labels = jnp.where(clients >= 0, labels, -1)
     rows = Rows.from_examples(features.astype(accumulation_dtype(features)), labels, clients)

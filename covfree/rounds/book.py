@@ -80,7 +80,7 @@ class Book:
     saved: int = 0
 
     def end(self, held: Held, record: dict[str, Any], due: bool = True) -> Held:
-        """Append a round's record; save (only if ``due``), evaluate and stop as the book's settings say."""
+        """Append a round's record; then save (only if ``due``), evaluate and stop, as the settings say."""
         number = record["round"]
         self.records.append({**record})
         if self.folder is not None and due and number % self.save_every == self.save_every - 1:
@@ -189,5 +189,5 @@ def _longer(pending: Any, nothing: Any) -> Any:
 
 
 def copied(memory: Any) -> Any:
-    """Copy the clients' memory, which later rounds overwrite (they do not overwrite the server's state)."""
+    """Copy the clients' memory, because later rounds overwrite its arrays."""
     return jax.tree.map(lambda x: x.copy(), memory)

@@ -53,7 +53,7 @@ def _make(transform: Any, given: Given) -> Rows:
 
 
 def pytree(case: Case) -> None:
-    """The transform is a pytree of finite numbers; a copy of it has the same structure."""
+    """The transform is a pytree of finite numbers; a copy of it has the same pytree structure."""
     assert_copied(case.shared, "the transform")
 
 

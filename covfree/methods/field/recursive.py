@@ -206,7 +206,7 @@ def head(state: RecursiveRidge) -> LinearHead:
 def _sums(
     state: RecursiveRidge, features: AnyArray, labels: AnyArray
 ) -> tuple[Float[Array, "examples dim"], Float[Array, "classes dim"], Integer[Array, " classes"]]:
-    """Return the features (0 for padding), class sums and counts, in the state's data type."""
+    """Return the features (0 for padding), and each class's feature sum and number of examples."""
     features, labels = as_examples(features, labels=labels)
     num_classes, dim = state.total.shape
     if features.shape[1] != dim:

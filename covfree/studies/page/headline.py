@@ -154,7 +154,7 @@ def behind(scored: Sequence[Scored]) -> list[Cell]:
 def over_places(places: Sequence[Sequence[Scored]]) -> list[str]:
     """Return a sentence that says on how many federations a method is best or tied with the best.
 
-    ``places`` are the federations. Methods that are never at the top are not named.
+    ``places`` has the methods' `Scored` for each federation. Methods that are never at the top are not named.
     """
     tops = [_at_the_top(order) for each in places if (order := ranked(each))]
     if not tops:
