@@ -161,7 +161,10 @@ CLASSIFIER = "classifier"
 
 
 def renamings(*, kind: str, width: float = 1.0, depth: float = 1.0, **_: Any) -> tuple[Renaming, ...]:
-    """Return two functions that rename parameters: as in timm, or as in the other library of `Spec.names`."""
+    """Return two functions that turn the name of a parameter into the name of its tensor in a file.
+
+    The first is for timm's files, the second for those of the other library in `Spec.names`.
+    """
     stages = _stages(kind, width, depth)
     layers = {"mobilenet": _mobilenet_layers, "efficientnet": _efficientnet_layers, "lite": _lite_layers}
     table = layers[kind](stages)

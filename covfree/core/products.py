@@ -1,4 +1,4 @@
-"""Matrix products in full precision; symmetric products ``XᵀX`` with fewer operations; safe quotients."""
+"""Matrix products in full precision; products ``XᵀX`` in fewer operations; division with 0 where undefined."""
 
 from __future__ import annotations
 

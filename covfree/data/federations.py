@@ -1,4 +1,4 @@
-"""Named federations from the literature: published files give each image's client, and the test part."""
+"""Named federations from the literature; published files list each client's images, and the test images."""
 
 from __future__ import annotations
 

@@ -88,7 +88,7 @@ def as_optimiser(name: str, optimiser: Any) -> Optimiser:
 
 
 def _draws(part: Any) -> bool:
-    """Return whether a state belongs to a transformation that draws random numbers (`optax.add_noise`)."""
+    """Return whether a part of an optimiser's state is of one that draws at random (`optax.add_noise`)."""
     return hasattr(part, "rng_key")
 
 

@@ -1,4 +1,4 @@
-"""A summary in which each client trains a head, and the rows are the head's columns."""
+"""Let each client train a softmax head of its own, and send the head's columns as rows."""
 
 from __future__ import annotations
 

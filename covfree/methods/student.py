@@ -93,7 +93,10 @@ def _keep(numbers: Any, state: tuple[Any, ...], rows: Rows, num_classes: int, *,
 
 
 def _law(numbers: Any, state: tuple[Any, ...], rows: Rows, num_classes: int, *, examples: bool) -> RowLaw:
-    """Compute the sums of `row_law`: how far rows lie from their class means."""
+    """Compute the sums of `row_law`: how far clients' class means lie from the means of the classes.
+
+    With ``examples``, rows are examples, and clients' class means are computed first.
+    """
     first, spread = state
     means = _means(rows, num_classes, examples)
     return row_law(means, moments_of(first), mean_variance(spread.scatter))

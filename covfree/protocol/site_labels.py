@@ -48,7 +48,10 @@ class Labels(NamedTuple):
     num_classes: int
 
     def described(self, i: int, names: Sequence[str]) -> str:
-        """Describe in words which of site i's class means lie at other sites' mean of another class."""
+        """Describe in words which of site i's class means lie at other sites' mean of another class.
+
+        The text says whether most classes are shifted or pairs are swapped. ``names`` are the classes' names.
+        """
         places = self.places[i]
         steps = Counter((c - there) % self.num_classes for c, there in places.items())
         step, number = steps.most_common(1)[0]

@@ -271,7 +271,7 @@ def _new_clients(unmet: int, met: int, drawn: int) -> np.ndarray:
 
 
 def _clients_per_round(per_round: int | float, num_clients: int) -> int:
-    """Return ``per_round`` as a number of clients in [1, K]."""
+    """Return ``per_round``, a number or a share (a float) of the K clients, as a number in [1, K]."""
     if isinstance(per_round, float | np.floating):
         check_share("per_round", check_above_zero("per_round", per_round))
         return max(1, round(per_round * num_clients))

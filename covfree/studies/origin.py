@@ -17,7 +17,11 @@ _REPEATED = 0.1
 
 
 def origin_of(data: FeatureSet, seed: int) -> dict[str, Any]:
-    """Return the data's name, number of examples, the seed of the split, and hashes of training examples."""
+    """Return, by name, what a head's file records about its data.
+
+    This is the data's name, the number of examples, the seed of the split into training and test part, the
+    sum of the training examples' hashes, and the smallest of these hashes.
+    """
     total, kept = 0, np.zeros(0, np.uint64)
     for hashes in _hashes(data.train_features):
         total += int(hashes.sum(dtype=np.uint64))

@@ -200,7 +200,7 @@ def _width(console: Any, block: Any) -> int:
 
 
 def _for_terminal(table: Table, shown: Sequence[int]) -> Any:
-    """Make a table of the package rich from the columns ``shown``, with the best cells bold and starred.
+    """Make a table for the package ``rich`` from the columns ``shown``; the best cells are bold and starred.
 
     The star is for outputs without bold. Cells are `Text`, as rich would read a class's name such as "[red]"
     or ":cat:" as markup.

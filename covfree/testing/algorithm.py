@@ -122,7 +122,7 @@ def pure(subject: _Subject) -> None:
 
 
 def empty(subject: _Subject) -> None:
-    """A client without examples uploads zero, and its memory does not change."""
+    """A client without examples uploads zeros and empty tables, and its memory does not change."""
     # Check with the first memory, which is often 0, and with one that a client with examples has changed.
     for before in (subject.start[1], subject.answer(subject.data(0))[1]):
         upload, memory = subject.answer(subject.data(_EMPTY), memory=before)
@@ -188,7 +188,7 @@ def _losses(scores: np.ndarray, labels: np.ndarray) -> np.ndarray:
 
 
 def copies(subject: _Subject) -> None:
-    """Two clients with the same examples and key train a classifier to the same point as one alone."""
+    """After a round of two clients with equal examples and key, a classifier is as after a round of one."""
     if subject.scores(subject.result(subject.start[0])) is None:
         return
     one = subject.data(_FEW)

@@ -100,7 +100,10 @@ def corners(dim: int) -> np.ndarray:
 
 
 def table(dim: int, seed: int = 0, absent: int = 3) -> Rows:
-    """Draw rows that are means of a few Gaussian examples; the last ones are padding, with NaN as means."""
+    """Draw rows that are means of a few Gaussian examples; class ``absent`` has none.
+
+    The last rows are padding, with NaN as means.
+    """
     rng = np.random.default_rng(seed)
     label = rng.choice([c for c in range(CLASSES) if c != absent], ROWS).astype(np.int32)
     count = rng.integers(1, 9, ROWS).astype(np.int32)
