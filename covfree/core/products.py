@@ -1,4 +1,4 @@
-"""Matrix products in full precision; products ``XᵀX`` in fewer operations; division with 0 where undefined."""
+"""Matrix products in full precision; products ``XᵀX`` in fewer operations; division that gives 0, not NaN."""
 
 from __future__ import annotations
 
