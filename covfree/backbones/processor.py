@@ -40,7 +40,10 @@ _TYPED = "resize=256:crop=224:interpolation=bicubic:mean=0.485,0.456,0.406:std=0
 
 
 def preprocessing_beside(path: Path) -> Preprocessing:
-    """Read ``preprocessor_config.json``, else timm's ``config.json``, in the folder of the file ``path``."""
+    """Read ``preprocessor_config.json``, else timm's ``config.json``, in the folder of the file ``path``.
+
+    Raise ValueError if neither describes the preprocessing.
+    """
     if (path.parent / _FILE).is_file():
         return read_processor(path.parent / _FILE)
     config = path.parent / "config.json"

@@ -357,9 +357,9 @@ def _public_keys(folder: Path, server: str) -> dict[str, str]:
 
 
 def _numbers(name: str, text: str | None, kind: type[Part], needed: Sequence[str] = ()) -> Part | None:
-    """Make a ``kind`` from a text such as bound=1e7, which must set the fields ``needed``.
+    """Make an instance of the dataclass ``kind`` from the text of option ``name``, such as bound=1e7.
 
-    Return None if the text is None.
+    The text must set the fields ``needed``. Return None if the text is None.
     """
     if text is None:
         return None
@@ -398,7 +398,10 @@ def _listed(names: Sequence[str]) -> str:
 
 
 def _promised(own: Description, promise: Promise) -> str:
-    """Describe a promise of privacy, and how many sites must help a lying server to see single uploads."""
+    """Return a promise of privacy as text.
+
+    The text also says how many sites must help a lying server before it can see single uploads.
+    """
     session = own.session(0, 1)
     helpers = max(1, 2 * session.threshold - session.degree)
     masks = f"this federation's masks hide single uploads if fewer than {helpers} sites help a lying server"

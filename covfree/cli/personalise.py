@@ -238,7 +238,7 @@ def _task(source: Source, federation: Federation, test_share: float, seed: int) 
 
 
 def _kept(name: str, seed: int, found: Personalised) -> dict[str, Any]:
-    """Return a run's record for JSON; a client without test examples has accuracy None."""
+    """Return the record of a method's run for JSON; a client without test examples has accuracy None."""
     accuracy = [None if np.isnan(each) else float(each) for each in found.accuracy]
     return {"method": name, "seed": seed, **found._asdict(), "accuracy": accuracy}
 

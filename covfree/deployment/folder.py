@@ -274,7 +274,7 @@ def join(
 
 
 def _tell(text: str, told: set[str], say: Say) -> None:
-    """Call ``say`` with a text, unless the text is in ``told``."""
+    """Call ``say`` with a text and add it to ``told``; do nothing if ``told`` has it already."""
     if text not in told:
         told.add(text)
         say(text)

@@ -280,7 +280,7 @@ class Server(Standing):
 
     @property
     def _plain(self) -> Steps:
-        """``self._steps`` as `Steps`, for federations without noise."""
+        """The steps of a federation without noise, which are of type `Steps`."""
         assert isinstance(self._steps, Steps)
         return self._steps
 

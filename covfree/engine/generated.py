@@ -1,4 +1,4 @@
-"""Rows that a function makes part by part."""
+"""Rows that a function makes part by part, anew in each round, so that they are never all in memory."""
 
 from __future__ import annotations
 

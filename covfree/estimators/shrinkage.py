@@ -71,7 +71,7 @@ def _share(text: str) -> Shrinkage:
 
 
 def trace_and_square(covariance: Scatter) -> tuple[Float[Array, ""], Float[Array, ""]]:
-    """Return tr Σ̂ and tr Σ̂². If Σ̂ is a factor Y with few rows, they are computed from the smaller Y Yᵀ."""
+    """Return tr Σ̂ and tr Σ̂². If Σ̂ is YᵀY with Y of few rows, both are computed from the smaller Y Yᵀ."""
     core, shift, dim = covariance.core(), covariance.shift, covariance.dim
     trace = jnp.trace(core)
     square = jnp.sum(jnp.square(core)) + 2 * shift * trace + dim * jnp.square(shift)

@@ -141,7 +141,7 @@ class Inbox(Mapping[str, Message]):
         return self._last[1]
 
     def __iter__(self) -> Iterator[str]:
-        """Iterate over the clients whose files can be read, ordered by name."""
+        """Iterate over the names, in order, of the clients whose files can be read."""
         return iter(sorted(self.receipts))
 
     def __len__(self) -> int:

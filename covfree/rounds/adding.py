@@ -75,9 +75,9 @@ def add(first: Any, second: Any) -> Any:
 
 
 def packed(table: list[Any]) -> list[Any]:
-    """Remove the padding of a `Table`, given as its leaves.
+    """Return the leaves of a `Table` without padding rows; ``table`` is the list of its leaves.
 
-    It runs on the host, as the new size depends on the values.
+    This runs on the host, as the new size depends on the values.
     """
     *_, kept = table
     return [as_array(np.asarray(part)[np.asarray(kept)]) for part in table]

@@ -192,7 +192,10 @@ def _as_key(key: Any) -> PRNGKey:
 
 
 def number_of_rounds(algorithm: Algorithm, rounds: int | None) -> int:
-    """Return the number of rounds to run; raise if the algorithm has another fixed number."""
+    """Return the number of rounds to run: ``rounds``, or the number that the algorithm fixes.
+
+    Raise an error if ``rounds`` contradicts the fixed number, or if there is neither.
+    """
     if algorithm.rounds is None:
         if rounds is None:
             raise TypeError(f"rounds: expected a number, as {algorithm.name!r} has no fixed one; got None")

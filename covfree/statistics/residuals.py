@@ -1,4 +1,4 @@
-"""Compute residuals about clients' class means, and append vectors made from them to rows."""
+"""Compute residuals about clients' class means; append vectors made from residuals to the rows of means."""
 
 from __future__ import annotations
 

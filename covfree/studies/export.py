@@ -139,7 +139,11 @@ def _traced(network: Backbone, params: Any) -> Any:
 
 
 def _loaded(onnx: Any, path: Path, output: str | None) -> Any:
-    """Read an ONNX model; if ``output`` names an inner tensor, add it to the model's outputs."""
+    """Read an ONNX model, with operators converted if they are too old.
+
+    If ``output`` names an inner tensor, add it to the model's outputs. Raise
+    ValueError if no tensor has this name, or if it is None and the model has not exactly one output.
+    """
     model = onnx.load(str(path))
     if _opset(model) < _OLDEST:
         model = onnx.version_converter.convert_version(model, _OLDEST)

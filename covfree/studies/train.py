@@ -207,7 +207,7 @@ def _kept(training: Training, task: Task, checkpoint: Path) -> _Stretch | None:
 
 
 def _flops(training: Training, task: Task, head: Any, schedule: np.ndarray) -> np.ndarray:
-    """Return the operations of all clients in each round of training, [rounds]."""
+    """Return the floating-point operations of all clients together in each round of training, [rounds]."""
     linear, extractor = linear_model(head), training.extractor_flops
     feature_map, _ = linear.frozen
     if feature_map is not None:

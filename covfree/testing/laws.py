@@ -105,7 +105,10 @@ def assert_close(actual: Any, expected: Any, tolerance: float, what: str, floor:
 
 
 def assert_same(actual: Any, expected: Any, what: str) -> None:
-    """Raise AssertionError unless two pytrees are equal, to the bit."""
+    """Raise AssertionError unless the numbers of two pytrees are exactly equal; NaN equals NaN.
+
+    ``what`` names the trees in the error.
+    """
     for where, one, other in _pairs(actual, expected, what):
         assert one.shape == other.shape, f"{where}: expected shape {other.shape}, got {one.shape}"
         wrong = ~((one == other) | ((one != one) & (other != other)))

@@ -43,7 +43,7 @@ class Update(NamedTuple):
 
 
 def _corrected(client: Any) -> Any:
-    """Return the optimiser ``client``; ``update`` has a further argument ``correction``, added to gradients.
+    """Return the optimiser ``client()``; its ``update`` first adds the argument ``correction`` to gradients.
 
     The first entry of the optimiser's state is the sum of the gradients before the correction.
     """

@@ -1,4 +1,4 @@
-"""CCVR and FedPFT: the server draws virtual features and trains a linear head on them."""
+"""CCVR and FedPFT: the server draws virtual features from Gaussians and trains a linear head on them."""
 
 from __future__ import annotations
 
