@@ -143,7 +143,11 @@ def build(
     depth: float = 1.0,
     dropout: float = 0.2,
 ) -> Inverted:
-    """Build a MobileNetV2, an EfficientNet or, if ``kind`` is ``"lite"``, an EfficientNet-Lite."""
+    """Build a MobileNetV2, an EfficientNet or an EfficientNet-Lite.
+
+    ``kind`` is ``"mobilenet"``, ``"efficientnet"`` or ``"lite"``. The factors ``width``, of the channels, and
+    ``depth``, of the number of blocks, are for the last two.
+    """
     style = Style(dtype, epsilon=1e-3, momentum=0.99, same=True) if kind == "lite" else Style(dtype)
     attention = kind == "efficientnet"
     return Inverted(

@@ -46,7 +46,7 @@ def _evaluate(jaxpr: Any, consts: Sequence[Any], args: Sequence[Any]) -> list[An
 
 
 def _run(equation: Any, inputs: Sequence[Any]) -> Sequence[Any]:
-    """Return an equation's results, with convolutions and max pooling replaced, also inside a `jax.jit`."""
+    """Run a jaxpr's equation, with convolutions and max pooling replaced, also inside a `jax.jit`."""
     primitive, params = equation.primitive, equation.params
     if primitive is _CONVOLUTION:
         return [_convolved(*inputs, **params)]

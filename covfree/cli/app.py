@@ -63,7 +63,10 @@ app.add_typer(federation_app, name="federation")
 
 
 def run(arguments: list[str], command: typer.Typer = app) -> int:
-    """Run a command line and return the exit code; for bad arguments, print one line and return 2."""
+    """Run a command line and return its exit code.
+
+    For an error, print one line; the code is then 2 for bad arguments, 130 for an interrupt, and else 1.
+    """
     try:
         code = command(arguments, standalone_mode=False)
     # A TypeError is a bug, as the parser converts every argument, so let its traceback show.

@@ -1,4 +1,4 @@
-"""Scatter matrices, stored in full or as a factor Y of YᵀY with few rows."""
+"""Scatter matrices, stored in full or, for a matrix YᵀY, as the factor Y if it has few rows."""
 
 from __future__ import annotations
 

@@ -64,7 +64,7 @@ def _columns(
 ) -> Rows:
     """Train a head for each client, and return its weights and bias for each class as a row.
 
-    Rows are sorted by client and class.
+    Rows are sorted by client and class. ``sizes`` are from `_sizes`.
     """
     num_rows, num_clients, client_size, client_classes = sizes
     features, labels, clients = as_examples(features, labels=labels, clients=clients)

@@ -70,7 +70,7 @@ def summed_discrete_gaussians(
 
 
 def _words(size: int, random_bytes: RandomBytes) -> np.ndarray:
-    """Draw uniform integers of 63 bits."""
+    """Draw ``size`` uniform integers of 63 bits."""
     return (np.frombuffer(random_bytes(8 * size), np.uint64) >> np.uint64(1)).astype(np.int64)
 
 

@@ -74,7 +74,7 @@ class Bank:
         return cls(jax.tree.map(np.array if place == "host" else jnp.array, leaves), place)
 
     def of_clients(self, clients: np.ndarray) -> Any:
-        """Return the memory of these clients; padding (−1) gets that of an arbitrary client."""
+        """Return the memory of ``clients``; an entry of −1 is padding, and gets the memory of any client."""
         places = np.maximum(clients, 0)
         if self.place == "host":
             return jax.tree.map(lambda x: x[places], self.leaves)

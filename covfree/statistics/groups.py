@@ -1,4 +1,4 @@
-"""Assign examples to groups, and to random subsets of groups, by sorting."""
+"""Group examples with equal keys, such as client and class, by sorting; cut groups into random subsets."""
 
 from __future__ import annotations
 

@@ -65,7 +65,10 @@ def law(name: str, says: str, check: Law) -> Law:
 
 
 def _pairs(one: Any, other: Any, what: str) -> list[tuple[str, np.ndarray, np.ndarray]]:
-    """Return (name, leaf, leaf) for each pair of corresponding leaves of two pytrees of one structure."""
+    """Return (name, leaf, leaf) for each pair of corresponding leaves of two pytrees.
+
+    Raise an AssertionError if the pytrees differ in structure.
+    """
     structures = jax.tree.structure(one), jax.tree.structure(other)
     assert structures[0] == structures[1], f"{what}: expected {structures[1]}, got {structures[0]}"
     named = jax.tree_util.tree_leaves_with_path(one)

@@ -110,7 +110,7 @@ def client_sums(
 
 
 def no_offsets(moments: Moments, freedom: Freedom) -> Offsets:
-    """Return `Offsets` without directions, for rows without `ClientSums`, which are taken as independent."""
+    """Return `Offsets` without directions, for rows without `ClientSums`: all rows count as independent."""
     dtype, (num_classes, dim) = freedom.weight.dtype, moments.total.shape
     zero = jnp.zeros((), dtype)
     return Offsets(

@@ -118,10 +118,10 @@ def descend(
 
 
 def last_point(descent: Descent) -> Float[Array, "rows classes"]:
-    """Return the point to use if the minimisation ends here.
+    """Return the point to use if the minimisation ends here: ``trial``, or ``point`` in the first steps.
 
-    It is ``trial``, though the loss there was not evaluated. But until L-BFGS has two pairs (s, y), see
-    `Descent`, the step to ``trial`` may be many times too long; then the best evaluated point is returned.
+    The loss at ``trial`` was not evaluated. Until L-BFGS has two pairs (s, y), see `Descent`, the step to
+    ``trial`` may be many times too long; then the best evaluated point, ``point``, is used.
     """
     pairs = jnp.any(descent.steps != 0, axis=(1, 2)).sum()
     return jnp.where(pairs < 2, descent.point, descent.trial)

@@ -175,7 +175,7 @@ def _confused(counts: Integer[np.ndarray, "classes predicted"], names: Sequence[
 
 
 def _matrix(counts: Integer[np.ndarray, "classes predicted"], names: Sequence[str]) -> dict[str, Any]:
-    """Return the confusion matrix for the template: names of lines and columns, and lines of cells.
+    """Return the confusion matrix for the template: names of lines and columns, lines of cells, and layout.
 
     If some examples have no prediction, a last column counts them.
     """
