@@ -295,7 +295,7 @@ def _stream(path: Path) -> Any:
 
 
 def _table(path: Path, schema: Any, column: Callable[[str], Any]) -> Table:
-    """Make a `Table` of Arrow columns; ``column`` returns one by its name, when it is accessed."""
+    """Make a `Table` of Arrow columns; ``column`` reads a column, by its name, when the column is needed."""
     name, count = (Counter(schema.names).most_common(1) or [("", 0)])[0]
     if count > 1:
         raise ValueError(f"{path}: expected a name of its own for each column, got {name!r} {count} times")

@@ -245,7 +245,7 @@ class Exact:
         return np.concatenate([np.ravel(part) for part in upload]).astype(np.int64).view(np.uint64)
 
     def decode(self, total: Words, like: Any) -> Any:
-        """Return the integers of a sum of words, as arrays with the shapes of those in ``like``."""
+        """Return the integers in a sum of words, as a list of arrays shaped like the arrays in ``like``."""
         ends = np.cumsum([np.size(part) for part in like])
         parts = np.split(total.view(np.int64), ends[:-1])
         return [part.reshape(np.shape(own)) for part, own in zip(parts, like, strict=True)]

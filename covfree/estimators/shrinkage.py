@@ -27,9 +27,10 @@ _PLAIN = ("empirical_bayes", "ledoit_wolf", "oas", "pseudo_observations")
 
 
 def as_shrinkage(shrinkage: Scalar | str | Shrinkage) -> Shrinkage:
-    """Return the rule that a number γ (adds γI), ``"auto"`` or a share ``"10%"`` (`relative`) stands for.
+    """Convert an argument ``shrinkage`` to a rule; a rule is returned as it is.
 
-    A rule is returned as it is.
+    A number γ becomes the rule that adds γI, ``"auto"`` becomes `automatic`, and a share such as ``"10%"``
+    becomes `relative`.
     """
     if isinstance(shrinkage, Shrinkage):
         return shrinkage

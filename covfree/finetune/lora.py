@@ -106,7 +106,7 @@ class _Around:
 
 @dataclass(frozen=True)
 class _Plain:
-    """The ``finish`` for a model that has none: returns the model with LoRA's s A B added to each layer."""
+    """The `Model.finish` for a model without one: returns the model with LoRA's s A B added to each layer."""
 
     model: Model
 

@@ -16,7 +16,7 @@ from covfree.core.types import PRNGKey, Scalar
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class PerExample:
-    """The clipping and the noise of a DP-SGD step, which a call applies to a batch's gradients.
+    """The settings of a DP-SGD step; a call computes a batch's mean gradient, clipped and with noise.
 
     See `covfree.privacy.private_training`.
 

@@ -95,7 +95,7 @@ def from_components(weighting: Weighting) -> Within:
 
 
 def from_directions() -> Within:
-    """Make the estimator from class means and scaled singular vectors of residuals that clients sent."""
+    """Make the estimator from clients' class means and residual directions (see `fedcof_residuals`)."""
     return Within(directed_moments, _directed_factor, directed_freedom)
 
 

@@ -67,7 +67,7 @@ class Finding(NamedTuple):
 
 @dataclass(frozen=True)
 class Audit:
-    """What attacks on the uploads of a federation find.
+    """What attacks on a federation's uploads find.
 
     Attributes:
         findings: a `Finding` for each kind of upload.

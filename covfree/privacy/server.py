@@ -118,7 +118,7 @@ class NoisySums:
 
 
 def worth_a_matrix(method: Method[Any], known: NoisySums, grid: Grid, noises: int) -> bool:
-    """Return whether a second moment with ``noises`` shares of noise would be useful, judged by class sums.
+    """Return whether a second moment with ``noises`` draws of noise would be useful, judged by class sums.
 
     Let there be N examples x, N_c of them in class c with mean μ_c. Two ratios must be small:
 

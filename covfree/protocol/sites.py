@@ -123,7 +123,10 @@ def clip_sites(rows: Rows, *, num_classes: int, limit: float | int = 1.5) -> Row
 
 
 def leave_out(message: Message, *, num_classes: int) -> Message:
-    """Return the message with counts of 0 for sites that fail `diagnose_sites`, and warn of these sites."""
+    """Return the message with counts of 0 for sites that fail `diagnose_sites`, and warn of these sites.
+
+    Raise ValueError if the message has a matrix, which is a sum over all sites.
+    """
     if message.matrix is not None:
         raise ValueError(
             "judge_sites: expected a message of rows alone, as a matrix is the sum of all sites'; "

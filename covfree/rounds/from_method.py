@@ -30,7 +30,7 @@ class Sent(NamedTuple):
 
     Attributes:
         rows: a `Table` of `Rows`.
-        matrix: the Gram matrix; None for methods that send none.
+        matrix: the message's matrix, such as the Gram matrix; None for methods that send none.
     """
 
     rows: Table

@@ -49,7 +49,7 @@ class Placement:
 
 @dataclass
 class Bank:
-    """The memory of all clients; each leaf has a leading axis of clients.
+    """What all clients remember between rounds: a pytree whose leaves have a leading axis of clients.
 
     Attributes:
         leaves: the pytree.

@@ -223,7 +223,7 @@ def jit(case: Case) -> None:
 
 
 def trace(case: Case) -> None:
-    """Other numbers of the same shapes, or a copy of the subject, do not make jax trace again."""
+    """Arrays of the same shapes with other values, or a copy of the subject, do not make jax trace again."""
     case.compiled(case.example)
     case.compiled(case.draw(seed=1), shared=copy.deepcopy(case.shared))
     assert len(case.traced) == 1, f"traced {len(case.traced)} times"

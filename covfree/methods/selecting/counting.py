@@ -198,7 +198,7 @@ def finish(params: tuple[Any, ...], system: None, known: Known, *, maker: Maker)
 
 
 def best(known: Known) -> jax.Array:
-    """Return the index of the head with the lowest score; if several have it, of the first finite one."""
+    """Return the index of the head with the least errors or loss; among equals, of the first finite head."""
     worst = jnp.where(known.sound, 0, 1)
     return jnp.lexsort((worst, known.counted.scores))[0]
 

@@ -48,7 +48,9 @@ class Scored(NamedTuple):
 
 
 def interval(differences: Sequence[float]) -> tuple[float, float] | None:
-    """Return the mean difference's 95 % interval by Student's t; None for one difference or equal ones.
+    """Return the 95 % confidence interval of the mean of ``differences``, by Student's t.
+
+    Return None if there is only one difference, or if all are equal.
 
     Equal differences, as with a fixed split and the data's own clients, say nothing about chance.
 
