@@ -96,7 +96,10 @@ def _error(message: str, code: int) -> int:
 
 
 def _parser_message(error: Exception) -> str:
-    """Return the message of a parser's error; reword it if a value is none of an option's choices."""
+    """Return the message of an error of the command line's parser.
+
+    If a value is none of an option's choices, the message is reworded.
+    """
     message = error.format_message()  # pyright: ignore[reportAttributeAccessIssue]
     choice = re.fullmatch(
         r"Invalid value for '(--[\w-]+)': (?:Value error, )?('.*') is not one of (.*?)\.?", message

@@ -252,7 +252,7 @@ class Description:
 
     @property
     def private_method(self) -> Private | None:
-        """The private form of the method; None without noise, or if the algorithm trains in rounds."""
+        """The method with noise in its uploads; None without noise, or if the algorithm trains in rounds."""
         method = None if self.private is None else method_named(self.algorithm)
         if self.private is None or method is None:
             return None

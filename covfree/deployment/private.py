@@ -144,7 +144,7 @@ class _State(NamedTuple):
 
 
 class PrivateSteps:
-    """The computations of a private method, with the interface of `covfree.deployment.steps.Steps`.
+    """The computations of a private method by server and sites, with the interface of `Steps`.
 
     The computations use NumPy, for 64-bit integers. `upload` draws noise with the operating system's
     randomness.

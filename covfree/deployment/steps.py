@@ -41,7 +41,7 @@ class Upload(NamedTuple):
     tables: list[list[np.ndarray]]
 
     def arrays(self) -> dict[str, np.ndarray]:
-        """Return the arrays by their names in a message."""
+        """Return a dict of the upload's arrays, with their names in a message as keys."""
         tables = {f"table.{i}.{j}": x for i, table in enumerate(self.tables) for j, x in enumerate(table)}
         return {f"sum.{i}": x for i, x in enumerate(self.sums)} | tables
 

@@ -1,4 +1,4 @@
-"""Run secure sums between machines: the steps of `covfree.secure`, with their messages as arrays."""
+"""Run secure sums between machines: do the steps of `covfree.secure`, and convert messages to arrays."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ class State(NamedTuple):
         round: the number of rounds that are done.
         server: the server's state after these rounds.
         running: the sums of the current round so far (`Compensated`); None if all rounds are done.
-        part: the index of the part that the current round adds next.
+        part: the index of the part of the rows that the current round adds next.
     """
 
     round: int

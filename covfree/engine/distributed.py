@@ -1,4 +1,4 @@
-"""Fit heads to shards, and compute features of shards, on a Dask cluster."""
+"""Fit heads to shards (parts of a data set), or compute the features of shards, on a Dask cluster."""
 
 from __future__ import annotations
 
@@ -247,7 +247,7 @@ def _extracted(
 
 
 def _current(client: Any) -> Any:
-    """Return ``client`` or else this process's current Dask client; None if it has none."""
+    """Return ``client`` or else this process's current Dask client; None if there is none."""
     if client is not None:
         return client
     try:

@@ -90,7 +90,9 @@ class TableParts:
     def __init__(
         self, rows: Rows, size: int, num_classes: int, whole_clients: bool, dim: int | None = None
     ) -> None:
-        """Choose where to cut the table. This reads its counts and, if there are clients, clients and labels.
+        """Choose where to cut the table ``rows`` into parts of at most ``size`` rows.
+
+        This reads the column of counts and, if there are clients, those of clients and labels.
 
         If there are more than 256 clients, a sample of them is chosen, see `numbers_of`. For this, the means
         of clients that have the same count of each class as another client are read, too.

@@ -80,7 +80,11 @@ class Stream(NamedTuple):
 def over_stream(
     method: Method[Any], stream: Stream, num_classes: int, finish: Callable[..., Result]
 ) -> Result:
-    """Run a method's rounds over a stream; return ``finish(*state)``. After an error the checkpoint stays."""
+    """Run a method's rounds over a stream; return ``finish(*state)``.
+
+    If a message file of a folder is lost, remove the checkpoint, and begin again without the file. After any
+    other error the checkpoint stays.
+    """
     parts = _cut(method, stream, num_classes)
     while True:
         try:

@@ -161,7 +161,10 @@ _compiled_total = jit(total_over_rows, plain="small", static_argnums=(1, 2))
 
 @dataclass(frozen=True, eq=False)
 class InMemory:
-    """Computes totals over rows in memory, whose clients are numbered (see `with_numbers`)."""
+    """A function that computes a round's total over ``rows``, which are in memory.
+
+    The rows' clients are numbered by `with_numbers`.
+    """
 
     rows: Rows
     how: How

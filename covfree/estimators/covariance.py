@@ -1,4 +1,4 @@
-"""Estimate class covariances from class means (FedCOF), or combine clients' own covariances (its oracle)."""
+"""Estimate class covariances from class means (FedCOF), or combine clients' covariances (FedCOF's oracle)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The softmax head: logistic regression on features of examples, or on virtual features."""
+"""The softmax head: logistic regression on features, those of examples or drawn at random."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The softmax temperature of a head, calibrated on examples."""
+"""Choose the softmax temperature of a head by its loss on examples."""
 
 from __future__ import annotations
 

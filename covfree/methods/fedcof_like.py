@@ -63,7 +63,10 @@ def _first_phase(
 def _spread_phase(
     shrinkage: Shrinkage, state: tuple[Any], rows: Rows, num_classes: int, *, within: Within
 ) -> Spread:
-    """Compute the `Spread` of some rows; of all rows, ``scatter`` + ``inner`` is the unshrunk covariance."""
+    """Compute the `Spread` of some rows.
+
+    Added up over all rows, its ``scatter`` + ``inner`` is the unshrunk covariance.
+    """
     (first,) = state
     degrees = _degrees(within, first)
     factor = within.factor(rows, first) / jnp.sqrt(degrees)

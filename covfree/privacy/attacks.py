@@ -1,4 +1,4 @@
-"""Attack sums to find which examples are in them; for Gaussian data the success has a closed form."""
+"""Attacks that test whether an example is in a sum, and formulas of their success for Gaussian data."""
 
 from __future__ import annotations
 

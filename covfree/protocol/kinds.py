@@ -17,9 +17,9 @@ class Kind(NamedTuple):
 
     Attributes:
         covariance: the number of axes of ``Rows.covariance``; 0 if the message has none.
-        sketch: the same for ``Rows.sketch``.
-        matrix: the same for ``Message.matrix``.
-        solved: as in `Message`; so are the other attributes.
+        sketch: the number of axes of ``Rows.sketch``, or 0.
+        matrix: the number of axes of ``Message.matrix``, or 0.
+        solved: as in `Message`; ``sends``, ``class_names`` and ``extractor`` too.
     """
 
     covariance: int

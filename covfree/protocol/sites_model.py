@@ -154,7 +154,7 @@ def fit_model(means: Means, num_classes: int) -> Model:
 
 
 def _geometric_median(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return the point g with the least sum of distances to the rows of ``x``, and weights w with g = w x."""
+    """Return the point g with the least sum of distances to the rows of ``x``, and weights w with g = wᵀx."""
     g = np.median(x, axis=0)
     weight = np.ones(len(x))
     for _ in range(_STEPS):

@@ -101,7 +101,10 @@ def residuals(
     means: Float[Array, "groups dim"],
     group: Integer[Array, " examples"],
 ) -> Float[Array, "examples dim"]:
-    """Subtract from each example the mean of its group. Padding (a group number past the end) becomes 0."""
+    """Subtract from each example the mean of its group, ``means[group]``.
+
+    Examples whose group number is past the end are padding, and become 0.
+    """
     kept = (group < means.shape[0])[:, None]
     centre = means.at[group].get(mode="fill", fill_value=0)
     return deviations(jnp.where(kept, features, 0).astype(accumulation_dtype(features)), centre)

@@ -74,7 +74,10 @@ def run_method(
 
 
 def _run_pooled(name: str, task: Task, figures: Sequence[str], predictions: bool) -> Run:
-    """Train `pooled_head` on all clients' examples in one place; count the bytes of sending the examples."""
+    """Train `pooled_head` on all clients' examples in one place; count the bytes of sending the examples.
+
+    ``figures`` are the names of further metrics. With ``predictions``, those on test examples are counted.
+    """
     data, clients = task.data, task.clients
     labels = np.where(clients >= 0, np.asarray(data.train_labels), -1)
     train = np.asarray(task.inputs), labels, data.num_classes

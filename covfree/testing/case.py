@@ -239,7 +239,7 @@ def padding(case: Case) -> None:
 
 
 def reference(case: Case) -> None:
-    """The result is that of the reference formula, if given; scores may differ by a constant in each row."""
+    """The result equals the reference formula's, if given; scores may differ by a constant in each row."""
     if case.formula is None:
         return
     for given in case.drawn:

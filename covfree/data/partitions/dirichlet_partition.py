@@ -157,7 +157,10 @@ def _urn_draws(
 
 
 class _OpenSet:
-    """The set of indices i with ``left[i] > 0``: a list `items` in no order, updated in constant time."""
+    """A list of numbers, `left`, and the list `items` of the indices i with ``left[i] > 0``, in no order.
+
+    `use` updates both in constant time.
+    """
 
     def __init__(self, numbers: list[int]):
         self.left = list(numbers)

@@ -35,7 +35,7 @@ class Update(NamedTuple):
 
     Attributes:
         inner: FedAvg's upload with weight 1.
-        control: c_i⁺ − c_i, the change of the control variate that estimates the client's mean gradient.
+        control: c_i⁺ − c_i, the change of client i's control variate, an estimate of its mean gradient.
     """
 
     inner: averaging.Update

@@ -1,4 +1,6 @@
-"""Fed3R's recursive form: add examples to a state or remove them; its head is that of all examples at once.
+"""Fed3R's recursive form: add examples to a state, or remove them.
+
+The state's head equals the head computed from all of its examples at once.
 
 The state contains a triangular root R of the regularised Gram matrix, Rᵀ R = Fᵀ F + λI, where the rows of F
 are the features of all examples.

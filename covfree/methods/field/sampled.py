@@ -25,7 +25,7 @@ _SAMPLES, _L2 = 10_000, 1e-3
 
 
 class _Numbers(NamedTuple):
-    """Hyperparameters, which ``vmap`` may sweep: the virtual features' seed, and the penalty's weight."""
+    """Hyperparameters, which ``vmap`` may sweep: the seed of the drawn features, and the penalty's weight."""
 
     seed: Scalar
     l2: Scalar

@@ -86,8 +86,8 @@ class Plan:
     """The static settings of a correction.
 
     Attributes:
-        system: the method's ``system``.
-        head: the method's ``head``.
+        system: `Method.system`, which makes the regularised matrix; None if the method has none.
+        head: `Method.head`, which makes the head.
         covariance: ``(params, *state) -> Scatter``, which computes Σ̃, the method's shrunk covariance.
         own: how many totals of the state the head needs; later ones are for ``covariance``. None for all.
         pairs: the largest number of pairs (s, y) that L-BFGS keeps, see `Descent`.

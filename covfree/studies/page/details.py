@@ -1,4 +1,4 @@
-"""A method's accuracy by class and by client, and the classes that it confuses."""
+"""The page's details on a method: accuracy by class and by client, and the classes that it confuses."""
 
 from __future__ import annotations
 
