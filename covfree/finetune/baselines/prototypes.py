@@ -133,7 +133,7 @@ def _near_prototypes(
 
 
 def _class_means(numbers: _Numbers, own: Own, data: ClientData) -> Update:
-    """Return the class means of a client's features, computed by the client's own model in evaluation mode."""
+    """Return the class means of a client's features, computed by its own model in evaluation mode."""
     model, size = numbers.model, numbers.training.batch_size
     counts = class_counts(data, numbers.prototypes.mean.shape[0])
 
