@@ -148,7 +148,7 @@ class _Reader(pickle.Unpickler):
         self._path = path
 
     def find_class(self, module: str, name: str) -> Any:
-        """Return an inert object in place of ``module.name`` in the pickle; unknown names raise an error."""
+        """Return a harmless stand-in for ``module.name`` in the pickle; a name without one is an error."""
         if (module, name) == ("collections", "OrderedDict"):
             return OrderedDict
         if module == "torch" and name in _STORAGES:

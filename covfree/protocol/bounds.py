@@ -38,8 +38,8 @@ class Size:
         count: number of examples; or the largest count of a residual direction, if that count is larger.
             Residual directions are the rows that `Rows.sketch` marks: singular vectors instead of means.
         label: class of each row that is a mean.
-        number: number of examples behind each such row.
-        square: mean of ‖f‖² over the features f behind each such row, by `square_sums`.
+        number: number of examples behind each row that is a mean.
+        square: mean of ‖f‖² over the features f behind each row that is a mean, by `square_sums`.
         directions: Σ‖y‖² over the residual directions y.
         trace: trace of the message's matrix; 0 without one.
     """

@@ -76,7 +76,10 @@ def _one(study: Study, lost: Sequence[LeftOut]) -> str:
 
 
 def _several(study: Study, lost: Sequence[str]) -> str:
-    """Return a title of the settings that all federations share, then ``lost``: lines on unused examples."""
+    """Return a title: a line of the settings that all federations share, then the lines ``lost``.
+
+    The lines ``lost`` are on examples that are on no client.
+    """
     clients, partitions, alphas = (
         {getattr(place, name) for place in study.federations} for name in ("clients", "partition", "alpha")
     )

@@ -249,9 +249,9 @@ def class_name(data: FeatureSet, label: int) -> str:
 
 
 def heading(data: FeatureSet, federation: Federation, seeds: int, lost: Sequence[LeftOut]) -> str:
-    """Describe data and federation in one line.
+    """Describe data and federation in one line; it ends with the examples and classes that are on no client.
 
-    ``lost`` counts, for each seed, the examples and classes that are on no client.
+    ``lost`` counts these for each seed.
     """
     spread = f"{federation.clients} clients, {federation.partition}"
     if federation.partition != "iid":

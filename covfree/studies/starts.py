@@ -49,7 +49,8 @@ class Start(NamedTuple):
     Attributes:
         head: a linear head, perhaps on mapped features. If a temperature was fitted, a closed-form head's
             scores are already divided by it.
-        records: the history up to round 0: a record per closed-form round, or one without costs if random.
+        records: the history up to round 0: a record for each closed-form round; one, without costs, for
+            a random head.
         temperature: a number by which a closed-form head's scores are still to be divided, or None.
     """
 
