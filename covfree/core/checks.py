@@ -189,7 +189,7 @@ def _least(features: Any) -> float:
 
 
 def check_row_structure(rows: Rows, *, dim: int | None = None) -> None:
-    """Raise an error if arrays of ``rows`` have wrong shapes or data types; they may be traced."""
+    """Raise an error if arrays of ``rows`` have wrong shapes or data types; traced arrays are checked too."""
     if not isinstance(rows, Rows):
         raise TypeError(
             f"rows: expected covfree.Rows, got {type(rows).__name__}; Rows.from_means(means, counts) makes "

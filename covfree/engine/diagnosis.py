@@ -1,4 +1,4 @@
-"""Measure how well rows determine the covariance that a head uses, and say what would improve it."""
+"""Measure how well rows (class means) determine a head's covariance, and say what would improve it."""
 
 from __future__ import annotations
 

@@ -110,7 +110,7 @@ def leaves_of(tree: Any, prefix: str) -> dict[str, np.ndarray]:
 
 
 def map_arrays(feature_map: Any) -> dict[str, np.ndarray]:
-    """Return a feature map's parameters for a file, by name, without the arrays that a random map draws."""
+    """Return a feature map's parameters for a file, by name, without arrays that are drawn from a seed."""
     kind = next((name for name, (make, *_) in _MAPS.items() if isinstance(feature_map, make)), None)
     if kind is None:
         params = getattr(feature_map, "params", None)

@@ -44,7 +44,9 @@ def as_number(text: str) -> Any:
 
 
 def option_text(name: str, value: Any) -> str:
-    """Format an option's value for a command line: a list with commas, which also end a list of one seed.
+    """Format an option's value for a command line: a list with commas between its values.
+
+    A list of one seed gets a comma after the seed.
 
     >>> option_text("alpha", [0.1, 0.5]), option_text("seeds", [3])
     ('0.1,0.5', '3,')

@@ -122,7 +122,7 @@ def as_latex(table: Table) -> str:
 
 
 def _for_markdown(text: str) -> str:
-    """Return the text with those characters escaped that would end a cell, begin a tag or set words bold."""
+    """Escape the characters in a text that would end a table cell, begin a tag or set words bold."""
     return re.sub(r"[\\|<*`]", r"\\\g<0>", text)
 
 

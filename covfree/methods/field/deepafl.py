@@ -34,7 +34,7 @@ class _Known(NamedTuple):
 
 
 class _Layer(NamedTuple):
-    """The sums from which a layer is solved, with F the layer's random features, one example a row.
+    """The sums from which `solve_layer` computes a layer; F is its random features, one example a row.
 
     Attributes:
         gram: FᵀF.

@@ -108,9 +108,10 @@ def _settle(
 def _candidates(
     point: np.ndarray, size: np.ndarray, marks: np.ndarray, bounds: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return candidate boxes [m, 4] for a label, off marks if possible, nearest first.
+    """Return boxes [m, 4] where a label of width and height ``size`` may be put, nearest to ``point`` first.
 
-    Also return, for each box, the spot on it that is nearest to ``point``, [m, 2].
+    The boxes do not cover ``marks`` and do not leave ``bounds``, if there is room. Also return, for each box,
+    the spot on it that is nearest to ``point``, [m, 2].
     """
     reach = np.hypot(*(bounds[2:] - bounds[:2]))
     radii = np.concatenate([np.arange(5, 40, 3), np.arange(40, reach, 8)])
