@@ -1,4 +1,4 @@
-"""``covfree audit``: attacks on the class sums that clients send."""
+"""``covfree audit``: attacks that find examples, and which classes clients have, in the sums they send."""
 
 from __future__ import annotations
 

@@ -146,7 +146,7 @@ def evaluate_command(
     ] = None,
     output_format: FormatOption = "table",
 ) -> None:
-    """Measure a head on the test part: accuracy, also by class and client, likelihood, calibration.
+    """Measure a head on the test part: accuracy (also by class and by client), likelihood, calibration.
 
     Figures by client need data that names the client of each test example.
 
@@ -214,7 +214,7 @@ class _Part(NamedTuple):
 
 
 def _part(data: FeatureSet, every: bool) -> _Part:
-    """Return the examples to evaluate on: the test part, or all."""
+    """Return the examples to evaluate on: the test part or, if ``every``, all examples."""
     if not every:
         return _Part(data.test_features, data.test_labels, data.test_clients)
     clients = data.clients

@@ -1,6 +1,6 @@
 """Ctrl-C and SIGTERM end a command at once; its files keep the completed work, and ``--resume`` continues.
 
-The handlers end the process without an exception: one raised in jax's callbacks from compiled code may be
+The handlers end the process without an exception. In jax's callbacks from compiled code, an exception may be
 lost, so that the command goes on, or cause a segmentation fault.
 """
 

@@ -142,7 +142,7 @@ def _means_cost(
 
 
 def keep_examples() -> Summary:
-    """Make the summary whose rows are the examples: these stay at the client, which sends only sums."""
+    """Make the summary whose rows are the examples. Rows stay at the client, and it sends only sums."""
     return Summary("Examples", _examples, _examples_sizes, _examples_cost, _own_examples, stays=True)
 
 

@@ -130,7 +130,7 @@ def _client(
 def finite_metrics(metrics: dict[str, Any]) -> dict[str, Any]:
     """Return metrics with NaN and ∞ set to 0.
 
-    They would stop the run, and so reveal something about examples.
+    A metric that is not finite would stop the run, and so reveal something about examples.
     """
     return {name: jnp.nan_to_num(x, nan=0, posinf=0, neginf=0) for name, x in metrics.items()}
 

@@ -104,7 +104,10 @@ class Book:
         return held
 
     def _measured(self, held: Held) -> Held:
-        """Add the last round's evaluation to its record; return ``held``, with the state as best if it is."""
+        """Evaluate the state after the last round, and add the result to the round's record.
+
+        Return ``held``, with this state as its ``best`` if the evaluation is the best so far.
+        """
         measured, memory = self._evaluated(held)
         if taken := sorted(set(measured) & set(self.records[-1])):
             raise ValueError(

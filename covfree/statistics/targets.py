@@ -1,4 +1,4 @@
-"""Sums of products of a client's features and targets, for ridge regression: Fed3R without labels."""
+"""Sums of products of a client's features and targets, for ridge regression: Fed3R for any targets."""
 
 from __future__ import annotations
 

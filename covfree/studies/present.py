@@ -97,7 +97,7 @@ def _several(study: Study, lost: Sequence[str]) -> str:
 
 
 def _left_out(results: Sequence[Result]) -> list[str]:
-    """Return a line for each federation in which examples or classes are on no client: how many."""
+    """Return a line for each federation that leaves examples or classes on no client; it says how many."""
     lines = []
     places = list(dict.fromkeys(result.place for result in results))
     for place, name in zip(places, place_names(places), strict=True):

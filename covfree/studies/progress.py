@@ -77,7 +77,7 @@ class Progress(Listener):
         return self.bar.tasks[0].speed
 
     def step(self, text: str, done: int, total: int, line: str = "") -> None:
-        """Update the bar; where there is no bar, print the line, if any."""
+        """Update the progress bar; where no bar is shown, print ``line``, unless it is empty."""
         if not self.bar.disable:
             self.bar.update(self._task, description=text, completed=done, total=total)
         elif line:

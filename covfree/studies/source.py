@@ -286,7 +286,7 @@ def _span(low: int, high: int) -> str:
 
 
 def law_of(data: FeatureSet, federation: Federation) -> str:
-    """Describe who holds the data: its own clients, or a partition, as in ``dirichlet, α = 0.1``."""
+    """Return a text that says who holds the data: its own clients, or a partition: ``dirichlet, α = 0.1``."""
     if data.clients is not None:
         return "clients of its own"
     # A partitioner's arguments are labels, number of clients, and then its own parameter, if it has one.

@@ -152,7 +152,7 @@ def cutting(subject: _Subject) -> None:
 
 
 def absence(subject: _Subject) -> None:
-    """If no upload arrives, the server's next state is finite; not tested if ``rounds`` is fixed."""
+    """If no upload arrives, the next state is finite (tested unless the number of rounds is fixed)."""
     if subject.algorithm.rounds is None:
         nothing = jax.tree.map(jnp.zeros_like, subject.answer(subject.data(_EMPTY))[0])
         assert_numbers(subject.serve(nothing), "the state after a round without clients")

@@ -119,7 +119,7 @@ def terms(
 
 
 def aside(rows: Rows, share: float) -> Rows:
-    """Keep the examples in ``rows`` that are kept aside, a ``share`` of all; other rows become padding."""
+    """Make rows padding unless their examples are kept aside: about a ``share`` of all examples is."""
     return _labelled(rows, kept_aside(rows.mean, share))
 
 

@@ -1,1 +1,1 @@
-"""Pictures of studies with Matplotlib: their style, and one module for each kind."""
+"""Pictures of studies with Matplotlib: one module for each kind of picture, and their common style."""
