@@ -144,9 +144,9 @@ class _State(NamedTuple):
 
 
 class PrivateSteps:
-    """The computations of a private method by server and sites, with the interface of `Steps`.
+    """The computations of a private method by server and sites.
 
-    The computations use NumPy, for 64-bit integers. `upload` draws noise with the operating system's
+    The interface is that of `covfree.deployment.steps.Steps`. The computations use NumPy, for 64-bit integers. `upload` draws noise with the operating system's
     randomness.
 
     Attributes:
