@@ -146,8 +146,8 @@ class _State(NamedTuple):
 class PrivateSteps:
     """The computations of a private method by server and sites.
 
-    The interface is that of `covfree.deployment.steps.Steps`. The computations use NumPy, for 64-bit integers. `upload` draws noise with the operating system's
-    randomness.
+    The interface is that of `covfree.deployment.steps.Steps`. The computations use NumPy, for
+    64-bit integers. `upload` draws noise with the operating system's randomness.
 
     Attributes:
         made: the private method.
