@@ -12,7 +12,10 @@ from covfree.backbones.layers import Renaming, Style, pooled
 
 
 class ResNet(nn.Module):
-    """A ResNet without its classifier; in a bottleneck block, the 3 × 3 convolution has the stride."""
+    """A ResNet without its classifier, with ``blocks[i]`` residual blocks in stage i.
+
+    In a bottleneck block, the 3 × 3 convolution has the stride.
+    """
 
     style: Style
     blocks: tuple[int, ...]

@@ -76,7 +76,10 @@ def positive(path: Path, name: str, kind: type = int, most: int | None = None) -
 
 
 def normalises(root: Path) -> bool:
-    """Return whether an encoder scales features to length 1; ValueError if it does not average vectors."""
+    """Return whether the sentence encoder in the folder ``root`` scales features to length 1.
+
+    A ValueError is raised unless its features are the mean of the tokens' vectors.
+    """
     path = root / MODULES
     modules = read_json(path, list)
     kinds = [str(module.get("type")).rpartition(".")[2] for module in modules if isinstance(module, dict)]

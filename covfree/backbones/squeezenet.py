@@ -71,5 +71,5 @@ CLASSIFIER = "classifier.1"
 
 
 def renamings() -> tuple[Renaming, ...]:
-    """Return the identity alone: torchvision's files name tensors like the tree of parameters."""
+    """Return one renaming, the identity, as torchvision names tensors like the tree of parameters."""
     return (lambda name: name,)

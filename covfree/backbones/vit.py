@@ -113,7 +113,7 @@ _PERCEPTRON = ((".mlp.0.", ".mlp.3."), (".mlp.linear_1.", ".mlp.linear_2."))
 
 
 def renamings(**_: Any) -> tuple[Renaming, ...]:
-    """Return functions that convert a parameter's name: to timm's, new torchvision's or old torchvision's."""
+    """Return three functions that convert a parameter's name: to timm's, new and old torchvision's name."""
 
     def torchvision(first: str, second: str) -> Renaming:
         def rename(name: str) -> str:

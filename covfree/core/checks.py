@@ -156,10 +156,10 @@ def _on_host(features: Any, labels: Any, clients: Any, most: int) -> bool:
 
 
 def _on_device(features: jax.Array, labels: Any, clients: Any, most: int) -> bool:
-    """Return whether labels are ≤ ``most`` and features are finite, and not all 0 or subnormal.
+    """Return whether labels are ≤ ``most``, and features are finite and not all 0 or subnormal.
 
-    Features, a jax array, are checked on their device, without a copy. If the result is False, `check` looks
-    at them on the host.
+    Features, a jax array, are checked on their device, without a copy. Those of padding, with a label or
+    client below 0, need not be finite. If the result is False, `check` looks at features on the host.
     """
     integers = [array for array in (labels, clients) if array is not None]
     # Under a caller's ``jit``, computations on concrete arrays would otherwise be traced.

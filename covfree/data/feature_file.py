@@ -144,7 +144,10 @@ def write_file(
     arrays: Mapping[str, np.ndarray],
     write_features: Callable[[Any], None],
 ) -> None:
-    """Write a feature file atomically; ``write_features`` writes its member ``features.npy``."""
+    """Write a feature file, an ``.npz`` archive with ``features``, ``arrays`` and ``key``, atomically.
+
+    ``write_features`` gets the archive's open member ``features.npy``, and writes the features to it.
+    """
     for name, array in arrays.items():
         if name in _OWN:
             raise ValueError(f"arrays: expected other names than the file's own {_OWN}, got {name!r}")

@@ -183,7 +183,10 @@ class FeatureWriter:
         return (self.done - len(self.skipped)) * self._num_features * self._dtype.itemsize
 
     def _resume(self) -> None:
-        """Continue an earlier writer's work, or start from the beginning."""
+        """Continue an earlier writer's work if there is any, or start from the beginning.
+
+        A ValueError is raised if the earlier writer wrote something else.
+        """
         path = self._folder / "state.json"
         state = json.loads(path.read_bytes()) if path.exists() else None
         differing = None if state is None else differences(state["about"], self._about)

@@ -140,7 +140,7 @@ def _client(
 
 
 def own_models(numbers: Any, state: Any, memory: Own) -> ClientModels:
-    """Return the result of a run in which each client trains its own model: all clients' models."""
+    """Return all clients' models, the result of a run in which each client trains its own model."""
     return ClientModels(numbers.model, memory)
 
 

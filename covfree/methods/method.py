@@ -237,7 +237,10 @@ def _settings(feature_map: Any) -> list[str]:
 
 
 def _imprint(leaf: Any) -> bytes:
-    """Return a feature map's leaf as bytes: of a float array only the shape, as devices round differently."""
+    """Return bytes that identify a leaf of a feature map.
+
+    Of a float array only the shape is used, as devices round its numbers differently.
+    """
     dtype, shape = jnp.result_type(leaf), jnp.shape(leaf)
     if jnp.issubdtype(dtype, jax.dtypes.prng_key):
         return np.asarray(jax.random.key_data(leaf)).tobytes()

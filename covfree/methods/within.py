@@ -68,7 +68,7 @@ def _class_freedom(moments: Moments, *, weight: Callable[[Moments], jax.Array]) 
 
 
 def from_variances() -> Within:
-    """Make the estimator that adds the variances that clients sent and the scatter of their class means."""
+    """Make the estimator that sums the scatter of clients' class means and the variances sent with them."""
     freedom = bound(_class_freedom, weight=_equal_weight)
     return Within(example_moments, _between_factor, freedom, _sent_variances)
 

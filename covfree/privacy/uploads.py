@@ -103,6 +103,9 @@ class Grid:
     ) -> Grid:
         """Make the finest grid for which releasing the sum with ``noises`` draws of noise costs at most ρ.
 
+        ρ is ``rho``. ``neighbours`` says whether an example (with ``weight``, a client) is added or removed,
+        or replaced. The other arguments are those of `Grid`.
+
         docs/privacy.md derives the following. Adding an example moves the class sums by at most
         √(R² + b² + e²), where R is the largest norm of the features, b the coordinate that counts the example
         and e the largest coordinate of its squared norm. Replacing an example moves the sums by at most

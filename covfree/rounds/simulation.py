@@ -225,7 +225,7 @@ class Simulation(NamedTuple):
 def _items(here: np.ndarray, part: Any) -> np.ndarray:
     """Concatenate the items in ``part``, a table's array [clients, items, …], of some clients.
 
-    ``here`` is a mask [clients] of the clients to take, without padding.
+    ``here`` is a mask [clients] of the clients to take; others are padding.
     """
     return np.asarray(part)[here].reshape(-1, *part.shape[2:])
 

@@ -159,7 +159,7 @@ class Masked(NamedTuple):
 
 
 class Agreed(NamedTuple):
-    """The signature, by client ``sender``, of the list of clients whose uploads came."""
+    """Client ``sender``'s signature of the list of the clients whose uploads came."""
 
     sender: int
     signature: bytes

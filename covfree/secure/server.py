@@ -44,7 +44,7 @@ class Server:
 
     @property
     def adverts(self) -> list[Advert]:
-        """All adverts stored so far."""
+        """The adverts (`Advert`: a client's public keys) that clients have sent in step 1."""
         return list(self._adverts.values())
 
     @property

@@ -184,7 +184,7 @@ class FederatedDiscriminant(ClassifierMixin, BaseEstimator):
 
     @property
     def head_(self) -> Any:
-        """The head, solved from the total when it is first accessed."""
+        """The head, solved from the sums over all examples so far when it is first accessed."""
         check_is_fitted(self)
         if self._head is None:
             if self.total_ is None:

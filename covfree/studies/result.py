@@ -119,7 +119,7 @@ class Result:
         return fmean(value(run) for run in self.runs)
 
     def bytes(self, down: bool = False) -> float:
-        """Return the runs' mean of the bytes that all clients send, or with ``down`` send and receive."""
+        """Return the mean over runs of the bytes that all clients send, or with ``down`` send and receive."""
         return self.mean(lambda run: run.sent.statistics + (run.received if down else 0))
 
     def median(self, value: Callable[[Run], float]) -> float:

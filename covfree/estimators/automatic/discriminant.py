@@ -40,7 +40,7 @@ class Basis(NamedTuple):
         values: eigenvalues of the covariance minus ``floor`` · I.
         floor: the multiple of the identity that the covariance contains.
         means: coordinates of the class means about the grand mean; 0 for an absent class.
-        outside: inner products of the means' components outside the basis' span.
+        outside: inner products of each pair of class means, of their components orthogonal to the basis.
         vectors: coordinates of the vectors z_j of `Offsets`, which lie in the span.
         dim: d, the dimension of the features.
     """
