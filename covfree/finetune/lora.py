@@ -80,7 +80,7 @@ def _is_layer(path: tuple[Any, ...], leaf: Any) -> bool:
 
 
 def _merged(trained: Any, frozen: Any) -> Any:
-    """Return the model's own parameters, with LoRA's change s A B added to each layer."""
+    """Return the model's parameters: s A B is added to LoRA's layers, and ``whole`` parts are as trained."""
 
     def one(path: tuple[Any, ...], leaf: jax.Array) -> jax.Array:
         own = trained["added"].get(jax.tree_util.keystr(path))

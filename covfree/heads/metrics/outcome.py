@@ -77,7 +77,7 @@ class Outcome(NamedTuple):
 
 
 def outcome_of(scores: Any, labels: Any) -> Outcome:
-    """Compute the outcome of each example from its scores [examples, classes] and its label."""
+    """Compute the `Outcome` (prediction, confidence, loss) of examples, from scores [examples, classes]."""
     scores, labels = jnp.asarray(scores), as_int32("labels", labels)
     scores = scores.astype(accumulation_dtype(scores))
     classes = scores.shape[1]

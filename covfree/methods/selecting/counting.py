@@ -163,7 +163,7 @@ def answer(
 
 
 def results_of(scores: jax.Array, label: jax.Array, by: By) -> jax.Array:
-    """Compute the error or the loss of each example from its scores."""
+    """Return, as ``by`` says, whether each example is predicted wrongly, or its loss, from its scores."""
     most = scores.max(1)
     if by == "errors":
         # Scores with NaN, or of −∞ for all classes, predict nothing, which counts as an error.

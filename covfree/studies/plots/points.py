@@ -57,7 +57,7 @@ class Point(NamedTuple):
 
     @property
     def family(self) -> Family:
-        """The kind of statistics that the method's clients send."""
+        """The `Family` of the method, by the kind of statistics that its clients send."""
         entry = registry().get(self.method.partition(JOINT)[0].partition(":")[0])
         return OTHER if entry is None else next(each for each in FAMILIES if each.title == entry.family)
 

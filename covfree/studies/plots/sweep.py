@@ -117,7 +117,7 @@ def draw(title: str, results: Sequence[Result], number: str, *, narrow: bool = F
 
 
 def _numbers(result: Result) -> dict[str, Any]:
-    """Return the arguments in a method's name; none if clients choose among several methods."""
+    """Return the arguments in a method's name, by name; none if clients choose among several methods."""
     return {} if JOINT in result.method else parsed(result.method, "")[1]
 
 
