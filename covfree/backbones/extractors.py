@@ -176,7 +176,8 @@ def one_of(name: str | None, names: Sequence[str], argument: str, owner: str) ->
     """Return ``name`` or, if it is None, the only one of ``names``.
 
     Raises:
-        ValueError: if ``name`` is not in ``names``, or is None and ``names`` has not exactly one entry.
+        ValueError: if ``name`` is not in ``names``, or is None and ``names`` has not exactly one entry. The
+            message names the ``argument``, and ``owner``, which has the ``names``.
     """
     if name is None and len(names) == 1:
         return names[0]

@@ -1,4 +1,4 @@
-"""Number the clients of a table or of messages, on the host, to sample clients for automatic shrinkage."""
+"""Number the clients of a table or of messages, so that the lowest numbers are a sample of clients."""
 
 from __future__ import annotations
 

@@ -88,7 +88,7 @@ def check_model(model: Any) -> Model:
 
 
 def check_params(params: Any) -> Any:
-    """Return the entry ``"params"`` of a backbone's variables, the network's parameters; raise without it."""
+    """Return the network's parameters, the entry ``"params"`` of a backbone's variables; raise without it."""
     if not isinstance(params, Mapping) or "params" not in params:
         got = (
             f"a dict of {', '.join(sorted(map(str, params)))[:80]}"

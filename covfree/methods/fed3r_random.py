@@ -1,4 +1,4 @@
-"""Fed3R-RF: Fed3R on random Fourier features; by default sums over clients give the kernel width."""
+"""Fed3R-RF: Fed3R on random Fourier features. By default the kernel width comes from sums over clients."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The history of a training: a record for each round, written to a file and reported at once."""
+"""The history of a training: a record for each round, which is written and reported immediately."""
 
 from __future__ import annotations
 

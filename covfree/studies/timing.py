@@ -1,4 +1,4 @@
-"""Time computations without their compilation."""
+"""Measure how long computations take, without their compilation."""
 
 from __future__ import annotations
 

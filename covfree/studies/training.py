@@ -164,7 +164,7 @@ def _descent(rate: Any, momentum: Any, weight_decay: Any) -> Any:
 
 
 def algorithm_of(text: str) -> tuple[Entry, dict[str, Any]]:
-    """Return the algorithm and the hyperparameters in a text such as ``fedadam:tau=1e-4:b2=0.999``."""
+    """Return the entry and the hyperparameters of an algorithm, such as ``fedadam:tau=1e-4:b2=0.999``."""
     name, numbers = parsed(text, "algorithm: expected a number such as fedadam:tau=1e-4")
     if name not in ALGORITHMS:
         near = nearest(name, ALGORITHMS)

@@ -1,4 +1,4 @@
-"""FedRAN: ridge regression on random features, from low-rank approximations of clients' Gram matrices."""
+"""FedRAN: ridge regression on random features; clients send low-rank parts of their Gram matrices."""
 
 from __future__ import annotations
 
