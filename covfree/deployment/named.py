@@ -1,4 +1,4 @@
-"""Make methods and algorithms from their names in a description."""
+"""Make the method or algorithm that `Description.algorithm` names, such as ``fedcof:shrinkage=0.1``."""
 
 from __future__ import annotations
 

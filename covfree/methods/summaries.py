@@ -1,4 +1,7 @@
-"""Summaries turn examples into rows: for one client, or for all clients of a simulation at once."""
+"""Compute from examples the `Rows` that clients send, such as class means with counts.
+
+For one client, or for all clients of a simulation at once.
+"""
 
 from __future__ import annotations
 

@@ -255,10 +255,10 @@ def _deviation(kind: Kind, log_deviation: int, noises: int) -> float:
 
 
 def _limit(kind: Kind, weight: float) -> float:
-    """Return the norm that a client's upload may have, with features in units of the clip.
+    """Return the largest norm that a client's upload may have, with features in units of the clip.
 
-    Class sums may be as large as those of ``weight`` examples of one class. The matrix adds up the examples
-    of all classes, so its norm may be twice ``weight``.
+    Class sums may be as large as those of ``weight`` examples of one class. The second moment of all features
+    (``"matrix"``) adds up the examples of all classes, so its limit is larger; covfree chooses 2·``weight``.
     """
     return weight * (math.hypot(1, COUNT_SHARE, SQUARE_SHARE) if kind == "sums" else 2)
 

@@ -150,7 +150,10 @@ def descent(rate: float, momentum: float, weight_decay: float) -> Any:
 # Cache the result: jax compares functions by identity, and would compile again for an equal function.
 @cache
 def optimiser_of(text: str, rate: float) -> Any:
-    """Call ``mine.py:function`` with the learning rate; return the optax transformation that it makes."""
+    """Return the optax transformation that a user's function makes from the learning rate ``rate``.
+
+    ``text`` names the function and its file, such as ``mine.py:function``.
+    """
     made = function_of(text, "client-optimiser")(rate)
     try:
         as_optimiser(f"client-optimiser: {text}", made)
