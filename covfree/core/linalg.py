@@ -32,7 +32,10 @@ _PIVOT_NOISE = 4.0
 
 
 class Route(enum.IntEnum):
-    """How a system was solved: by Cholesky or ``eigh``, of the matrix, or (DUAL) of YYᵀ for a matrix YᵀY."""
+    """How a linear system was solved: by Cholesky's factorisation, or by ``eigh``.
+
+    If the matrix is YᵀY plus a multiple of I, the DUAL routes factorise YYᵀ plus the same multiple instead.
+    """
 
     CHOLESKY = 0
     EIGH = 1

@@ -45,7 +45,7 @@ def deviations(
 
 
 def row_size(values: Float[AnyArray, "items dim"]) -> Float[Array, " items"]:
-    """Return the largest absolute entry of each row, as a constant for derivatives; 0 for an empty row."""
+    """Return the largest absolute entry of each row, 0 for an empty row; derivatives treat it as constant."""
     values = jax.lax.stop_gradient(jnp.asarray(values))
     # XLA would fuse a maximum of absolute values with later sums, which is ten times slower.
     return jnp.maximum(values.max(1, initial=0), -values.min(1, initial=0))

@@ -231,7 +231,7 @@ class PrivateSteps:
 
 @dataclass(frozen=True)
 class Exact:
-    """Encodes a private method's 64-bit integers as words with the same bits; they need no `FixedPoint`.
+    """Encodes a private method's 64-bit integers as words with the same bits, in place of a `FixedPoint`.
 
     The attributes are those of `covfree.secure.words.Encoding`.
     """

@@ -152,7 +152,7 @@ class Steps:
         return zeros_of(self.broadcast, state)
 
     def form(self, state: Any) -> Parts:
-        """Return an upload of zeros in this state's round, with the most rows that a client may send."""
+        """Return an upload of zeros for the round after ``state``, with as many rows as a client may send."""
 
         def one(state: Any) -> Parts:
             sent, memory = cohort.broadcast(self.algorithm, state), self.start()[1]
@@ -185,7 +185,7 @@ class Steps:
         return self._skeletons[len(items)]
 
     def received(self, number: int, examples: int, arrays: Mapping[str, np.ndarray], form: Parts) -> Upload:
-        """Return the upload of client ``number`` from a message's arrays.
+        """Return the upload of client ``number`` from a message's arrays; ``form`` comes from `form`.
 
         Raises:
             ValueError: if a number is not finite, or shapes or data types differ from those in ``form``; a

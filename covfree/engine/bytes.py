@@ -132,7 +132,9 @@ def _numbers(leaves: Iterable[Any]) -> int:
 
 
 def of_rounds(method: Method[Any], labels: AnyArray, clients: AnyArray, dim: int) -> list[Passed]:
-    """Return the shapes (`Passed`) of what clients receive and upload in each round that no message replaces.
+    """Return the shapes (`Passed`) of what is exchanged in each round in which clients take part.
+
+    The rounds that one message from each client replaces are left out, see `Method.message_rounds`.
 
     Args:
         method: see `sent_bytes`.

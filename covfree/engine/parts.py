@@ -280,7 +280,7 @@ Parts: TypeAlias = TableParts | FolderParts
 
 
 def bad_value(rows: Rows, start: int, types: RowTypes, *, num_classes: int) -> str | None:
-    """Return the message of `sound_rows`' error, with ``start`` added to its row number; None if valid."""
+    """Return the text of the error that `sound_rows` raises, with rows counted from ``start``; or None."""
     try:
         sound_rows(rows, types, num_classes=num_classes)
     except (TypeError, ValueError) as error:

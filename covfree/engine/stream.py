@@ -100,11 +100,11 @@ def over_stream(
 
 @dataclass
 class _Reading:
-    """Computes totals over parts that are read one by one, and keeps the run's state.
+    """Computes a method's totals over parts of the rows, read one by one, and keeps the run's state.
 
     Attributes:
         parts: the parts of the rows.
-        how: options of the sum over rows.
+        how: options of the sums over rows, see `How`.
         show: called with the indices of round and part, for the progress bar.
         save: called with the state after each part.
         state: the run's state, which includes every part that was added.

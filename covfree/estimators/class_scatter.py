@@ -1,4 +1,4 @@
-"""Compute the scatter matrix of each class, also from rows that carry covariances of their own."""
+"""Compute the scatter matrix of each class from rows: examples, or means with or without covariances."""
 
 from __future__ import annotations
 

@@ -108,7 +108,7 @@ def train_own(
     key: PRNGKey,
     penalty: Callable[[Any, Any], Any] | None = None,
 ) -> tuple[Own, dict[str, Any]]:
-    """Train a client's own model; return the client's new memory and metrics."""
+    """Train the model that a client keeps in its memory ``own``; return the new memory and the metrics."""
     local = training(
         model, own.trained, own.statistics, data, key, round=own.round, penalty=penalty, anchor=model.trained
     )

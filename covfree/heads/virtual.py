@@ -104,9 +104,9 @@ def _coloured(
     covariance: Float[Array, "rows dim dim"],
     ends: Integer[Array, " rows"],
 ) -> Float[Array, "samples dim"]:
-    """Multiply standard normal samples by a root of their row's covariance, row by row and block by block.
+    """Multiply each standard normal sample by a root of the covariance of the row to which it belongs.
 
-    ``ends`` says which row a sample belongs to, see `ends_of_draws`.
+    ``ends`` holds, for each row, the index after its last sample, see `ends_of_draws`.
     """
     num_samples = noise.shape[0]
     within = jnp.arange(_BLOCK, dtype=ends.dtype)

@@ -1,4 +1,4 @@
-"""FedCOF: covariances from class means, and its oracle with the clients' true covariances."""
+"""FedCOF, which estimates covariances from class means, and its oracle, whose clients send covariances."""
 
 from __future__ import annotations
 

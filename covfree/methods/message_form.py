@@ -1,4 +1,4 @@
-"""Messages with matrices (Gram, covariances, solutions): how clients make and the server merges them."""
+"""`MessageForm`: how clients make messages with matrices, and how the server merges these messages."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class MessageForm:
         check_choice("matrices", self.matrices, ("client", "row"))
 
     def num_matrices(self, *, num_rows: int, num_clients: int) -> int:
-        """Count the matrices that are sent, from the numbers of rows and clients."""
+        """Return how many matrices all clients send: one each or, if ``matrices`` is "row", one for each row."""
         return num_clients if self.matrices == "client" else num_rows
 
 

@@ -98,7 +98,7 @@ class Method(Generic[H]):
 
     @property
     def rounds_over_rows(self) -> int:
-        """The number of rounds over the summary's rows; later rounds are over clients' examples."""
+        """The number of rounds that sum over rows; the rounds after them sum over clients' examples."""
         return sum(not each.examples for each in self.rounds)
 
     @property

@@ -138,7 +138,7 @@ def _own_means_sizes(labels: Any, num_classes: int, *, num_subsets: int | None) 
 def _means_cost(
     labels: Any, clients: Any, dim: int, *, covariance: CovarianceType | None, **subsets: Any
 ) -> Cost:
-    """Return the cost of class means: one addition per entry of the features; variances take three more."""
+    """Return the `Cost` of class means: an addition per number in the features; three more for variances."""
     rows = count_rows(labels, clients, **subsets)
     numbers = dim + {None: 0, "diagonal": dim, "spherical": 1}[covariance]
     return Cost(rows, rows * numbers, len(labels) * dim * (1 if covariance is None else 4))

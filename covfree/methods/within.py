@@ -1,4 +1,4 @@
-"""Estimators of the within-class scatter: their sums over rows, and their degrees of freedom."""
+"""`Within`: an estimator of the within-class scatter, as functions for its sums and degrees of freedom."""
 
 from __future__ import annotations
 

@@ -249,7 +249,8 @@ _LEAST = 32
 def _deviation(kind: Kind, log_deviation: int, noises: int) -> float:
     """Return the standard deviation of the sum of ``noises`` draws of noise, in grid units.
 
-    This is that of the noise in each number of class sums, or in each diagonal entry of a second moment.
+    It is that of each number of class sums (``kind`` "sums"), or of each diagonal entry of a second moment
+    ("matrix").
     """
     return 2.0**log_deviation * math.sqrt(noises * (2 if kind == "matrix" else 1))
 

@@ -134,7 +134,11 @@ class Book:
         return True
 
     def measure_start(self, held: Held, bank: Bank) -> None:
-        """Evaluate the state before the first round; raise if the history cannot record what is measured."""
+        """Evaluate the state before the first round.
+
+        Raises:
+            ValueError: if a measured number has a name that the history uses itself, or ``best`` names none.
+        """
         measured, _ = self._evaluated(held)
         best = None if self.evaluate is None else self.evaluate.best
         if measured and (taken := sorted(set(measured) & self.simulation.names(held.state, bank))):

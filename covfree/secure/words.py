@@ -43,7 +43,7 @@ class Encoding(Protocol):
         ...
 
     def decode(self, total: Words, like: Any) -> Any:
-        """Decode a sum of words to numbers, with the structure of an upload."""
+        """Decode a sum of words to numbers, in the structure and shapes of ``like``, an upload."""
         ...
 
 

@@ -128,6 +128,7 @@ def _scored(
 ) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
     """Return scores, labels, counts, and features minus ``centre``, of the examples in ``part``.
 
+    ``part`` holds features, labels and counts, and ``scores(features, features − centre)`` gives the scores.
     Scores and counts are 0 for padding and for examples of absent classes.
     """
     features, label, count = part

@@ -81,7 +81,7 @@ def _own_code(part: Any, seen: set[int]) -> Iterator[bytes]:
 
 
 def _files(module: ModuleType | None, seen: set[int]) -> Iterator[bytes]:
-    """Yield the text of a user's module, and of the user's modules from which the module's names come."""
+    """Yield the source of a user's module, and of the user's other modules from which it imports."""
     path = getattr(module, "__file__", None) or ""
     if id(module) in seen or not path.endswith(".py") or path.startswith(_LIBRARIES):
         return

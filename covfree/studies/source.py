@@ -331,7 +331,7 @@ def cache_file(stem: str, key: dict[str, Any]) -> Path:
 
 
 def _once(read: Callable[..., FeatureSet]) -> Callable[[int], FeatureSet]:
-    """Return a function from a seed to the data that ``read`` gives; fixed splits are read only once."""
+    """Return a function ``seed -> data`` that calls ``read``; if the split is fixed, only once."""
 
     @cache
     def first() -> FeatureSet:

@@ -75,7 +75,7 @@ def start_title(init: str) -> str:
 
 
 def start_of(settings: From, task: Task) -> Start:
-    """Return the start that ``settings`` describe, a random or a closed-form head; the task caches it."""
+    """Return the `Start` that ``settings`` describe: a random or a closed-form head; ``task`` caches it."""
     key = str(tuple(settings))
     if key not in task.starts:
         task.starts[key] = _random(task) if settings.init == RANDOM else _closed_form(settings, task)

@@ -280,7 +280,7 @@ class _Loaded:
 
 
 class _Place:
-    """One federation of one seed's data, on which methods run.
+    """One seed's data, divided among the clients of one federation; methods run on it.
 
     All methods whose inputs are features share one `Task`, and so do all whose inputs are pixels.
     """

@@ -143,7 +143,7 @@ class Training:
 
 
 def descent(rate: float, momentum: float, weight_decay: float) -> Any:
-    """Return the clients' optimiser, SGD with momentum and weight decay; without these, the rate alone."""
+    """Return the clients' optimiser: SGD with momentum and weight decay, or ``rate`` itself if both are 0."""
     return jax.tree_util.Partial(_descent, rate, momentum, weight_decay) if momentum or weight_decay else rate
 
 

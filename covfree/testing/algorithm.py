@@ -28,7 +28,7 @@ _EMPTY, _FEW = 1, 3
 
 @dataclass(frozen=True)
 class _Subject:
-    """An algorithm to be checked, with examples for it."""
+    """An algorithm to be checked, with the examples on which the laws run it."""
 
     algorithm: Any
     features: Any

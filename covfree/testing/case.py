@@ -38,7 +38,7 @@ def same(seen: Any) -> Any:
 
 
 class Found(NamedTuple):
-    """The outcome of one example.
+    """What the checked function made of one example.
 
     Attributes:
         seen: the arrays that are compared: scores, a matrix, rows.

@@ -106,7 +106,7 @@ def doubling(case: Case) -> None:
 
 
 def merging(case: Case) -> None:
-    """Merging two rows of equal class and mean changes the estimate only by a factor and a multiple of I."""
+    """If two rows of equal class and mean are merged, the estimate A becomes aA + bI for some a and b."""
     rows = paired(case.about.dim)
     first = np.flatnonzero((rows.label >= 0) & (np.arange(len(rows.label)) % 5 == 0))
     count, label = rows.count.copy(), rows.label.copy()

@@ -40,7 +40,7 @@ class Federation(NamedTuple):
 
     @property
     def padded_last(self) -> Federation:
-        """The federation with padding after all other examples."""
+        """The federation in another order: first the examples, then the padding."""
         return self.ordered(np.argsort(~self.kept, kind="stable"))
 
     def ordered(self, order: np.ndarray) -> Federation:

@@ -56,7 +56,7 @@ class Given(NamedTuple):
         return self._replace(total=total, probes=self.probes + away[None, :])
 
     def of(self, counts: np.ndarray) -> Given:
-        """Return the inputs with other class counts and the same means."""
+        """Return these inputs with the class counts ``counts``; the class means stay the same."""
         return self._replace(counts=counts, total=counts[:, None] * self.means)
 
 
@@ -103,7 +103,7 @@ def pytree(case: Case) -> None:
 
 
 def scores(case: Case) -> None:
-    """Features [*batch, dim] give scores [*batch, classes] in their precision, whatever the batch's shape."""
+    """Features [*batch, dim] give scores [*batch, classes] in the features' precision, for any batch."""
     head, features = case.made, case.example.probes.astype(np.float32)
     try:
         together = np.asarray(head(features))

@@ -70,7 +70,7 @@ class Task(NamedTuple):
         return self._replace(features=self.features @ matrix, probes=self.probes @ matrix)
 
     def of(self, federation: Federation) -> Task:
-        """Return the task with the examples of another federation."""
+        """Return this task with the examples of ``federation`` in place of its own."""
         return Task(*federation, self.probes, self.step)
 
 

@@ -71,7 +71,7 @@ def rows(case: Case) -> None:
 
 
 def padding(case: Case) -> None:
-    """Padding stays padding, and does not change other rows, whatever numbers are in it."""
+    """Rows of padding stay padding, and the other rows do not depend on the numbers in padding."""
     for given in case.drawn:
         before, kept = given.rows, used(given.rows)
         junk = replace(before, mean=np.where(np.isnan(before.mean), 1e30, before.mean))
@@ -107,7 +107,7 @@ def independent(case: Case) -> None:
 
 
 def order(case: Case) -> None:
-    """If means, or counts, do not depend on the key, they do not depend on the order of the rows either."""
+    """If the means are the same for all keys, reordered rows give them in the new order; likewise counts."""
     before = select_rows(case.example.rows, used(case.example.rows))
     back = np.arange(len(before.label))[::-1]
     one, other = (case.direct(Given(before, np.int32(seed))) for seed in (1, 2))

@@ -54,7 +54,7 @@ class Basis(NamedTuple):
 
     @classmethod
     def of(cls, covariance: Scatter, moments: Moments, offsets: Offsets, unit: Float[Array, ""]) -> Basis:
-        """Return the `Basis` of a covariance that the caller has divided by ``unit``.
+        """Return the `Basis` of ``covariance``, which the caller has already divided by ``unit``.
 
         The class means and the vectors z_j of `Offsets` are divided by √unit here.
         """

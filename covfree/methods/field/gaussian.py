@@ -111,7 +111,7 @@ def _squares_phase(numbers: Any, totals: tuple[Moments], rows: Rows, num_classes
 
 
 def _examples_phase(numbers: Any, totals: tuple[()], rows: Rows, num_classes: int) -> Moments:
-    """Compute moments in which every example counts as an observation; needed if clients send variances."""
+    """Compute `Moments` that count examples, not means, as observations; for means sent with variances."""
     return example_moments(rows, num_classes)
 
 

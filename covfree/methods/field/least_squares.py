@@ -76,6 +76,6 @@ def normal_terms(
 
 
 def least_squares(normal: Normal, ridge: Scalar) -> LinearHead:
-    """Solve for the head W = (ΦᵀΦ + λI)⁻¹ ΦᵀY, without normalising its columns."""
+    """Solve for W = (ΦᵀΦ + λI)⁻¹ ΦᵀY (sums in ``normal``, λ is ``ridge``); columns are not normalised."""
     weight = solve(factorise(Scatter.from_matrix(normal.gram).shifted(ridge)), normal.cross)
     return head_for_present(weight, jnp.zeros_like(weight[0]), normal.counts > 0)

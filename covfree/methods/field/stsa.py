@@ -1,4 +1,4 @@
-"""STSA-E: FedCOF's estimate of the Gram matrix of random features, from means of random subsets."""
+"""STSA-E: ridge regression on random features; the Gram matrix is estimated from means of subsets."""
 
 from __future__ import annotations
 

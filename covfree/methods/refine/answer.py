@@ -14,10 +14,10 @@ from covfree.statistics.products import scatter_products
 
 
 class Answer(NamedTuple):
-    """The sums that a client uploads in a round of products.
+    """A client's upload when the server asks for its scatter times some directions; or the sum of uploads.
 
     Attributes:
-        product: the client's scatter times the directions.
+        product: the client's scatter times the directions, which the server sent.
         trace: trace of the scatter.
         degrees: degrees of freedom of the scatter.
     """

@@ -111,7 +111,7 @@ def _own_head(first: Any, state: tuple[Any, ...], plan: Plan) -> tuple[Any, Head
 
 
 def begin(first: Any, state: tuple[Any, ...], *, plan: Plan) -> tuple[Correction]:
-    """Make the first state of the correction, from the head that the method's state gives."""
+    """Compute the method's own head from its ``state``; return the state with which the correction starts."""
     system, start = _own_head(first, state, plan)
     moments = moments_in(state)
     assert moments is not None  # `metric_of` raises an error if it is None

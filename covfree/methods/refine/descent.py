@@ -1,4 +1,4 @@
-"""L-BFGS that is given the loss and gradient from outside, one evaluation in each round."""
+"""L-BFGS for federated rounds: the caller computes the loss and its gradient at one point in each round."""
 
 from __future__ import annotations
 

@@ -57,7 +57,7 @@ def metric_of(method: Method[Any]) -> tuple[tuple[Round, ...], Callable[..., Sca
 def _terms(
     numbers: Any, state: tuple[Any, ...], rows: Rows, num_classes: int, *, client: Any, own: int
 ) -> Any:
-    """Compute a client's summands for a FedCOF round, which follows the ``own`` rounds of a method."""
+    """Compute a client's summands in a round of FedCOF after a method's own rounds, ``own`` in number."""
     return client(as_shrinkage("auto"), state[own:], rows, num_classes)
 
 
@@ -73,7 +73,10 @@ def _refined(
 
 
 def _of_totals(numbers: Any, *state: Any, gram: bool) -> Scatter:
-    """Compute a shrunk covariance from the state's `Moments` and its scatter (if ``gram``, Gram matrix)."""
+    """Compute a shrunk covariance from two records in ``state``: `Moments`, and a `Scatter`.
+
+    The `Scatter` holds the scatter about the mean or, with ``gram``, the Gram matrix.
+    """
     nodes = jax.tree.leaves(state, is_leaf=lambda node: isinstance(node, (Moments, Scatter)))
     moments = next(node for node in nodes if isinstance(node, Moments))
     scatter = next(node for node in nodes if isinstance(node, Scatter))

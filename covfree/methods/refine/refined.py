@@ -108,7 +108,7 @@ def _ask(numbers: Numbers, progress: Progress) -> tuple[jax.Array, jax.Array | N
 
 
 def _take(numbers: Numbers, progress: Progress, answer: Answer, *, plan: RefinePlan) -> Progress:
-    """Improve the weights by the sum of the clients' answers: scatter times the directions from `_ask`.
+    """Improve the weights; ``answer`` is the sum of the clients' answers to the directions from `_ask`.
 
     If clients are missing, sums are scaled up by degrees of freedom: the scatter of missing clients is
     assumed to be as large, for each degree of freedom, as that of the clients that answered. If nobody

@@ -125,7 +125,8 @@ def known_matrix(search: Search) -> Scatter:
 def _length(search: Search, span: jax.Array, images: jax.Array) -> jax.Array:
     """Compute α = tr(ZᵀR′) / tr(ZᵀAZ), the best length of the last step Z; 0 unless both traces are positive.
 
-    R′ is the residual from which Z was made. AZ comes from ``images``, A times the directions in ``span``.
+    A is the matrix of the system A W = M, and R′ the residual from which Z was made. AZ is computed from
+    ``images``, the products of A with the directions in ``span``.
     """
     step, residual = search.step, search.residual
     along, curvature = jnp.sum(step * residual), jnp.sum(step * product(images, product(span.T, step)))

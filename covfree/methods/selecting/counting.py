@@ -28,7 +28,7 @@ class Count(NamedTuple):
 
     Attributes:
         scores: the number of errors of each head on the client's examples kept aside, or the sum of losses.
-        number: the number of examples that it keeps aside.
+        number: the number of the examples kept aside.
     """
 
     scores: Float[Array, " candidates"]
@@ -126,7 +126,7 @@ def each_head(params: tuple[Any, ...], heads: tuple[Head, ...], maker: Maker) ->
 
 
 def ask(params: tuple[Any, ...], state: tuple[Known]) -> tuple[Head, ...]:
-    """Return the broadcast: all heads."""
+    """Return the broadcast: the heads of all methods among which clients choose."""
     return state[0].heads
 
 

@@ -43,7 +43,9 @@ class Step:
 
 
 class Tracks(NamedTuple):
-    """The common rounds of all methods. A round consists of steps; each makes one state in `Running.tracks`.
+    """The rounds in which all methods run together.
+
+    A round consists of steps; each step makes one state in `Running.tracks`.
 
     Attributes:
         over_rows: the steps of each round over rows.
@@ -150,7 +152,7 @@ def tracks_of(state: tuple[Any, ...]) -> tuple[tuple[Any, ...], ...]:
 def serve(
     params: tuple[Any, ...], state: tuple[Any, ...], total: tuple[Any, ...], *, steps: tuple[Step, ...]
 ) -> Running:
-    """Compute the states of all methods after a round."""
+    """Compute the states of all methods after a round, from the states before and the sums ``total``."""
     tracks, totals, found = tracks_of(state), iter(total), []
     for step in steps:
         before = tracks[step.parent]

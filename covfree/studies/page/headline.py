@@ -192,7 +192,7 @@ def _tied(number: int) -> str:
 def _ahead(best: Scored, second: Scored, share: str, over: str) -> list[str]:
     """Return sentences on which method is best, by how much, and how certain that is.
 
-    ``share`` is the best accuracy as a text, and ``over`` says over how many seeds.
+    ``share`` is the best accuracy as a text, and ``over`` a text such as "over 5 seeds".
     """
     first = f"{best.title} has the highest test accuracy: {share} % {over}."
     apart = best.over(second)

@@ -123,7 +123,7 @@ def draw_points(figure: Figure, axes: Axes, points: Sequence[Point], labelled: I
 
 
 def _half(family: Family) -> float:
-    """Return half the size of a family's mark in points."""
+    """Return half the size, in points, of the mark that shows a family of methods."""
     return _MARK * (_STAR if family.mark == "*" else 1)
 
 

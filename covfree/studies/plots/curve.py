@@ -83,7 +83,7 @@ def _styles(every: Sequence[Result]) -> list[dict[str, Any]]:
 
 
 def _looks(every: Sequence[Result]) -> tuple[dict[str, str], dict[str, Any]]:
-    """Return colours by start, and dashes by algorithm."""
+    """Return a colour for each start of training, and a pattern of dashes for each algorithm."""
     inits, algorithms = zip(*(start_and_algorithm(curve.method) for curve in every), strict=True)
     inits, algorithms = list(dict.fromkeys(inits)), list(dict.fromkeys(algorithms))
     colours = dict(zip(inits, figures.palette(len(inits)), strict=True))

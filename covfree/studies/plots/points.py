@@ -63,7 +63,7 @@ class Point(NamedTuple):
 
 
 def point_of(result: Result, down: bool) -> Point:
-    """Make the point of a result; its bytes are those sent or, with ``down``, sent and received."""
+    """Make a result's `Point`; its bytes are those that clients send or, with ``down``, send and receive."""
     mean, deviation = result.accuracy
     spread = None if deviation is None else 100 * deviation
     return Point(result.method, result.title, result.bytes(down), 100 * mean, spread)

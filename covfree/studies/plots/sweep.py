@@ -69,7 +69,7 @@ def plot(path: Path, title: str, results: Sequence[Result], number: str) -> list
 
 
 def draw(title: str, results: Sequence[Result], number: str, *, narrow: bool = False) -> Figure:
-    """Draw the figure; see `plot`. A narrow figure has its panels one below another."""
+    """Return the figure that `plot` saves; if ``narrow``, its panels are one below another."""
     from matplotlib.lines import Line2D
 
     points = [_point(result, number) for result in results]
