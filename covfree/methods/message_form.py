@@ -43,7 +43,7 @@ class MessageForm:
         check_choice("matrices", self.matrices, ("client", "row"))
 
     def num_matrices(self, *, num_rows: int, num_clients: int) -> int:
-        """Return how many matrices all clients send: one each or, if ``matrices`` is "row", one for each row."""
+        """Return how many matrices all clients send: one for each client or row, see ``matrices``."""
         return num_clients if self.matrices == "client" else num_rows
 
 
