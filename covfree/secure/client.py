@@ -217,7 +217,7 @@ class Client:
 
     @classmethod
     def restored(cls, session: Session, number: int, identity: Any, saved: bytes) -> Client:
-        """Rebuild the client from `saved`, with the same session, number and identity."""
+        """Rebuild the client from the bytes of `saved`, with the same session, number and identity."""
         client = cls(session, number, identity)
         client._step, keys, adverts, shares, client._came = json.loads(saved)
         sealing, masking, client._seed = map(bytes.fromhex, keys)

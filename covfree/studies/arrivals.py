@@ -17,7 +17,7 @@ from covfree.studies.timing import timed
 
 
 class Arrival(NamedTuple):
-    """The outcome of a round.
+    """The outcome of one round, as `arrivals` yields it.
 
     Attributes:
         record: a dict of the round's number (from 1), its costs and, if it was measured, its ``accuracy``.

@@ -75,7 +75,7 @@ def _refined(
 def _of_totals(numbers: Any, *state: Any, gram: bool) -> Scatter:
     """Compute a shrunk covariance from two records in ``state``: `Moments`, and a `Scatter`.
 
-    The `Scatter` holds the scatter about the mean or, with ``gram``, the Gram matrix.
+    The `Scatter` is the within-class or the total scatter; with ``gram``, the Gram matrix.
     """
     nodes = jax.tree.leaves(state, is_leaf=lambda node: isinstance(node, (Moments, Scatter)))
     moments = next(node for node in nodes if isinstance(node, Moments))

@@ -27,7 +27,7 @@ class Count(NamedTuple):
     """A client's upload in the round in which clients count errors; or the sum of these uploads.
 
     Attributes:
-        scores: the number of errors of each head on the client's examples kept aside, or the sum of losses.
+        scores: for each head, its number of errors on the client's examples kept aside, or its sum of losses.
         number: the number of the examples kept aside.
     """
 

@@ -233,7 +233,7 @@ def _sureness(best: Scored, num_tests: int) -> list[str]:
 def _cost(best: Scored, others: Sequence[Scored], bytes_name: str) -> str:
     """Return a sentence that compares the best method's bytes with another method's.
 
-    The other is a method nearly as good for fewer bytes or, if there is none, the second best.
+    The other is at most a point less accurate for fewer bytes; if there is none, it is the second best.
     """
     text = f"{best.title} takes {as_bytes(best.bytes)} ({bytes_name})"
     near = [one for one in others if one.bytes < best.bytes and best.mean - one.mean <= _NEAR]
