@@ -101,7 +101,15 @@ def jit(
         forms = [(x.shape, x.dtype) if isinstance(x, jax.Array | np.ndarray) else x for x in leaves]
         key = structure, *(type(form) if isinstance(form, float) else form for form in forms)
         if key not in short:
-            short[key] = _is_short(inside.trace(*args, **kwargs).jaxpr)
+            arrays = {place: x for place, x in enumerate(leaves) if isinstance(x, jax.Array | np.ndarray)}
+            # Not `inside.trace`, with which jax 0.6 puts descriptions of arrays into the arguments.
+            short[key] = _is_short(
+                jax.make_jaxpr(
+                    lambda arrays: (lambda given: inside(*given[0], **given[1]))(
+                        jax.tree.unflatten(structure, [arrays.get(i, x) for i, x in enumerate(leaves)])
+                    )
+                )(arrays).jaxpr
+            )
         return outermost(short[key])(*args, **kwargs)
 
     # Provide the other methods of a jitted function, as in `solve_rows.lower(...)`.
