@@ -8,6 +8,7 @@ from precision import x64
 
 import covfree
 from covfree.core.doors import as_int32
+from covfree.heads.file import SavedHead
 from covfree.methods import Method, keep_examples
 
 pytestmark = pytest.mark.usefixtures("untyped")
@@ -165,6 +166,10 @@ MISUSE = {
         "num_classes: expected an integer of at least 1, got 0",
     ),
     "no head": (lambda: covfree.evaluate("lda", FEATURES, LABELS), "head: expected a head .* got str"),
+    "a saved head": (
+        lambda: covfree.evaluate(SavedHead(lambda x: x, None, 5, 3), FEATURES, LABELS),
+        "got SavedHead; pass its .head",
+    ),
     "float labels": (lambda: covfree.evaluate(HEAD, FEATURES, LABELS * 1.0), "labels: expected integers"),
     "message of a method": (
         lambda: Method(None, "own", NCM.summary, NCM.rounds, None, NCM.head, "means"),
