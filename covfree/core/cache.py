@@ -57,7 +57,7 @@ def keep_compiled() -> None:
         # Files there are executed, and may be deleted: no other user may have put them there.
         for each in reversed((folder, *folder.parents)):
             each.mkdir(mode=0o700, exist_ok=True)
-            if not (_is_own(each) if each in (compiled, folder) else _is_safe(each)):
+            if not _is_safe(each, above=each not in (compiled, folder)):
                 return
         _limit(compiled)
     except OSError:
@@ -72,27 +72,23 @@ def keep_compiled() -> None:
     warnings.filterwarnings("ignore", "Error (reading|writing) persistent compilation cache")
 
 
-def _is_own(folder: Path) -> bool:
-    """Return whether this is a folder, not a link, that belongs to this user and that no other can write."""
-    status = folder.lstat()
-    return stat.S_ISDIR(status.st_mode) and status.st_uid == os.getuid() and not status.st_mode & 0o022
+def _is_safe(folder: Path, *, above: bool = False) -> bool:
+    """Return whether this is a folder, not a link, that belongs to this user and that no other can write.
 
-
-def _is_safe(folder: Path) -> bool:
-    """Return whether this is a folder, not a link, in which only root and this user can replace folders.
-
-    In a sticky folder, such as ``/tmp``, others can write, but not rename what is not theirs.
+    A folder ``above`` may also belong to root, or be sticky, such as ``/tmp``: others can write there, but
+    not rename what is not theirs.
     """
     status = folder.lstat()
-    kept = not status.st_mode & 0o022 or status.st_mode & stat.S_ISVTX
-    return stat.S_ISDIR(status.st_mode) and status.st_uid in (0, os.getuid()) and bool(kept)
+    shared = status.st_mode & 0o022 and not (above and status.st_mode & stat.S_ISVTX)
+    owner = status.st_uid == os.getuid() or (above and status.st_uid == 0)
+    return stat.S_ISDIR(status.st_mode) and owner and not shared
 
 
 def _limit(compiled: Path) -> None:
     """Delete empty files of compiled functions, and all if they take more than `_MOST_BYTES`."""
     kept: dict[Path, int] = {}
     for folder in compiled.iterdir():
-        if re.fullmatch("[0-9a-f]{16}", folder.name) and _is_own(folder):
+        if re.fullmatch("[0-9a-f]{16}", folder.name) and _is_safe(folder):
             for file in folder.glob("jit_*-[ca]*"):
                 # Another process may have deleted it.
                 with suppress(OSError):

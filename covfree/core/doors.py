@@ -17,7 +17,7 @@ import numpy as np
 from jaxtyping import Array, Bool, Integer
 
 from covfree.core.compiling import jit
-from covfree.core.padding import as_arrays, pad_rows
+from covfree.core.padding import as_arrays, clip_to_int32, pad_rows
 from covfree.core.sharding import whole
 from covfree.core.types import is_traced
 
@@ -94,7 +94,7 @@ def _uncut(path: tuple[Any, ...], leaf: Any) -> Any:
     if name.endswith(("count", "counts")):
         return as_counts(leaf)
     check_int32(name, leaf)
-    return leaf.clip(_INT32.min)
+    return clip_to_int32(leaf)
 
 
 def as_int32(name: str, integers: Any) -> Integer[Array, "..."]:

@@ -129,15 +129,20 @@ def _on_several_devices(array: Any) -> bool:
     return isinstance(array, jax.Array) and len(array.sharding.device_set) > 1
 
 
+def clip_to_int32(integers: Any) -> Any:
+    """Convert integers to int32; those beyond its range become the nearest int32, where jax truncates."""
+    limits = np.iinfo(np.int32)
+    least = max(limits.min, np.iinfo(integers.dtype).min)
+    return integers.clip(least, limits.max).astype(np.int32)
+
+
 def _padded(array: Any, size: int, fill: Any) -> Any:
     length = array.shape[0]
     if length == size:
         return array
     kind = jax.dtypes.canonicalize_dtype(array.dtype)
     if fill < 0 and (array.dtype.kind == "u" or kind != array.dtype):
-        # Clip, as jax would truncate: numbers beyond int32 keep their sign.
-        limits = np.iinfo(np.int32)
-        array = array.clip(max(limits.min, np.iinfo(array.dtype).min), limits.max).astype(np.int32)
+        array = clip_to_int32(array)
     if isinstance(array, jax.Array):
         if next(iter(array.devices())).platform != "cpu":
             return jnp.pad(array, [(0, size - length)] + [(0, 0)] * (array.ndim - 1), constant_values=fill)

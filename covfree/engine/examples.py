@@ -80,7 +80,7 @@ def summarise(
     return _summarise(method.client_part(), features, labels, clients, key, sizes)
 
 
-@partial(jit, plain="small", static_argnames="sizes")
+@partial(jit, plain="small", static_argnums=5)
 def _summarise(
     method: Method, features: Any, labels: Any, clients: Any, key: Any, sizes: tuple[int, ...]
 ) -> Rows:

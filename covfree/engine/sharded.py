@@ -16,6 +16,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from covfree.core.checks import check_row_structure
 from covfree.core.compiling import jit
 from covfree.core.doors import check_int32
+from covfree.core.padding import clip_to_int32
 from covfree.core.sharding import shard_map
 from covfree.core.types import Rows, is_traced
 from covfree.engine.parts import cuts, padded_rows
@@ -48,7 +49,7 @@ def shard_rows(rows: Rows, mesh: Mesh, *, whole_clients: bool = False) -> Rows:
         check_int32(name, getattr(rows, name))
     rows = jax.tree.map(np.asarray, rows)
     for name in ("label", "client", "count"):
-        rows = replace(rows, **{name: _narrow(getattr(rows, name), name != "count")})
+        rows = replace(rows, **{name: _narrow(getattr(rows, name), name == "count")})
     clients = None
     if whole_clients:
         if rows.client is None:
@@ -79,19 +80,18 @@ def shard_rows(rows: Rows, mesh: Mesh, *, whole_clients: bool = False) -> Rows:
     return jax.tree.map(partial(jax.make_array_from_process_local_data, sharding), local)
 
 
-def _narrow(column: Any, signed: bool) -> Any:
-    """Replace integers below −2³¹ in a column by −2³¹; if ``signed``, convert the column to int32.
+def _narrow(column: Any, count: bool) -> Any:
+    """Convert labels or clients to int32; of counts (``count``), clip integers below its range.
 
     None and columns of floats are returned as they are.
     """
     if column is None or column.dtype.kind not in "iu":
         return column
+    if not count:
+        # Otherwise unsigned 64-bit integers and the −1 of padding become floats, which merge large numbers.
+        return clip_to_int32(column)
     least = np.iinfo(np.int32).min
-    if column.min(initial=0) < least:
-        # Clip padding, which jax would truncate to numbers that may be classes.
-        column = column.clip(least)
-    # Unsigned 64-bit integers and the −1 of padding would become floats, which merge large numbers.
-    return column.astype(np.int32, copy=False) if signed else column
+    return column.clip(least) if column.min(initial=0) < least else column
 
 
 def _check_sharded(method: Any, rows: Any) -> None:

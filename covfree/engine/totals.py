@@ -230,7 +230,7 @@ def _keeps_form(function: Callable[[Any], Any], state: Any) -> bool:
     return before == after
 
 
-_compiled = jit(_in_memory, plain="small", static_argnames=("rounds", "how"))
+_compiled = jit(_in_memory, plain="small", static_argnums=(0, 3))
 _guarded = compiled(("rounds", "how"))(_in_memory)
 
 
@@ -254,7 +254,7 @@ def in_memory(
         guarded: whether to check for integers that jax would truncate.
     """
     run = _guarded if guarded else _compiled
-    leaves, kept = run(rounds=rounds, params=params, rows=rows, how=how, state=state)
+    leaves, kept = run(rounds, params, rows, how, state)
     for place in kept.places:
         leaves.insert(place, jnp.asarray(rows.mean))
     return jax.tree.unflatten(kept.structure, leaves)

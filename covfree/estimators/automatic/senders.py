@@ -25,22 +25,13 @@ BITS = 16
 _DRAWN = ((np.arange(SAMPLE) * 157) % SAMPLE).astype(np.int32)
 
 
-def fair_numbers(rank: Any, senders: Any) -> Any:
+def _group_numbers(rank: Any, start: Any, end: Any, senders: Any, xp: Any) -> Any:
     """Return new numbers for clients, such that the clients with numbers below 256 are a fair sample.
 
-    ``rank`` is the place of each client among all ``senders``, from 0, in a sorted order. Up to 256 clients
-    keep their ranks. With more, the ranks are cut into 256 intervals. One client of each interval gets the
-    interval's number; all other clients get numbers from 256 on.
-    """
-    return _group_numbers(rank, rank, rank + 1, senders, np if isinstance(rank, np.ndarray) else jnp)
-
-
-def _group_numbers(rank: Any, start: Any, end: Any, senders: Any, xp: Any) -> Any:
-    """Return new numbers, as `fair_numbers` does, for clients that belong to groups of consecutive ranks.
-
-    All ranks, 0 … ``senders`` − 1, are cut into 256 intervals, and one rank is drawn in each. The group of
-    the client of rank ``rank`` has the ranks ``start`` … ``end`` − 1. If k of the drawn ranks are among
-    these, the group's first k clients get the numbers of the k intervals; the others get 256 + their rank.
+    Up to 256 clients keep their ranks. With more, all ranks, 0 … ``senders`` − 1, are cut into 256 intervals,
+    and one rank is drawn in each. Clients belong to groups of consecutive ranks: the group of the client of
+    rank ``rank`` has the ranks ``start`` … ``end`` − 1. If k of the drawn ranks are among these, the group's
+    first k clients get the numbers of the k intervals; the others get 256 + their rank.
     ``xp`` is ``np`` or ``jnp``, the module of the arrays.
     """
     size = xp.maximum(senders, SAMPLE)
@@ -81,7 +72,7 @@ def projections(mean: Any, count: Any, xp: Any) -> Any:
 def sample_numbers(keys: Any, projected: Any, senders: Any, xp: Any) -> Any:
     """Return new numbers for clients, such that the clients with numbers below 256 are a fair sample.
 
-    Clients are sorted by a hash of their keys, and positions in this order are drawn as in `fair_numbers`.
+    Clients are sorted by a hash of their keys, and positions in this order are drawn as in `_group_numbers`.
     Clients with equal keys form a group. A group's clients are sorted by a second hash: of the cell in which
     a client's projections lie, in a grid about the group's mean. If k drawn positions fall in a group, its
     first k clients are taken. Rounding can move only a client at the edge of a cell, and that changes at most
