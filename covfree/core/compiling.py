@@ -77,8 +77,7 @@ def jit(
         plain: whether LLVM skips its optimisations, which take two thirds of compilation. Use it for long
             functions that spend their time in products and factorisations, which libraries compute. With
             ``"small"``, LLVM skips them if arrays have at most 2¹⁸ numbers each, nothing is drawn at random,
-            and no loop computes exponentials: then a call takes at most a few milliseconds more. Static
-            arguments are then positional.
+            and no loop computes exponentials: then a call takes at most a few milliseconds more.
         how: further arguments of ``jax.jit``.
     """
     inside = jax.jit(function, **how)
@@ -102,9 +101,15 @@ def jit(
         forms = [(x.shape, x.dtype) if isinstance(x, jax.Array | np.ndarray) else x for x in leaves]
         key = structure, *(type(form) if isinstance(form, float) else form for form in forms)
         if key not in short:
-            # Not `inside.trace`, with which jax 0.6 puts descriptions of arrays into the arguments.
-            trace = jax.make_jaxpr(inside, static_argnums=how.get("static_argnums", ()))
-            short[key] = _is_short(trace(*args, **kwargs).jaxpr)
+            places = [i for i, x in enumerate(leaves) if isinstance(x, jax.Array | np.ndarray)]
+
+            def of_arrays(arrays: list[Any]) -> _R:
+                # Records are made in here: jax 0.6 puts descriptions of arrays into arguments.
+                given = dict(enumerate(leaves)) | dict(zip(places, arrays, strict=True))
+                args, kwargs = jax.tree.unflatten(structure, given.values())
+                return inside(*args, **kwargs)
+
+            short[key] = _is_short(jax.make_jaxpr(of_arrays)([leaves[i] for i in places]).jaxpr)
         return outermost(short[key])(*args, **kwargs)
 
     # Provide the other methods of a jitted function, as in `solve_rows.lower(...)`.
