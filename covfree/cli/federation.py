@@ -221,11 +221,11 @@ def serve_command(
     algorithm = None if own.train == "head" else own.make_algorithm(load_network(own, weights))
     with Server(own, state, load_key(key), algorithm=algorithm) as server:
         try:
-            serve(server, folder, lambda head: _head_file(head, own), poll=poll, say=say)
+            serve(server, folder, lambda head: _head_file(head, server), poll=poll, say=say)
         except (TooFew, Stopped) as error:
             say(str(error))
             raise typer.Exit(_NO_HEAD) from None
-        write(out, _head_file(server.result, own))
+        write(out, _head_file(server.result, server))
     say(f"wrote {out}")
 
 
@@ -419,10 +419,15 @@ def _answered(folder: Folder, turn: int, site: str) -> str:
     return "answered" if about["sender"] == site else f"wrong: signed by {about['sender']}"
 
 
-def _head_file(head: Any, own: Description) -> bytes:
+def _head_file(head: Any, server: Server) -> bytes:
+    """Return the bytes of a head's file, which also says what sites chose, if they had a choice."""
+    own, choice = server.description, server.choice
+    origin = None
+    if choice is not None:
+        origin = {"federation": own.identity, "taken": choice.taken, "sites": choice.sites}
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "head.npz"
-        covfree.save_head(head, path, class_names=own.class_names, dim=own.dim)
+        covfree.save_head(head, path, class_names=own.class_names, dim=own.dim, origin=origin)
         return path.read_bytes()
 
 

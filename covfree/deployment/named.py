@@ -30,6 +30,13 @@ def method_named(text: str) -> Method[Any] | None:
     return variant.method
 
 
+def candidates_in(text: str) -> list[str]:
+    """Return the names of the methods among which sites choose, from a name such as ``fedcof-or-fedncm``."""
+    from covfree.studies.known import JOINT
+
+    return text.split(JOINT)
+
+
 def algorithm_named(
     text: str, dim: int, num_classes: int, train: str, network: Any, *, sums: bool
 ) -> Algorithm:

@@ -212,6 +212,10 @@ class PrivateSteps:
         place = np.array(0 if kind is None else _KINDS.index(kind), np.int32)
         return state._replace(kind=place, noises=counted, first=values), True
 
+    def report(self, state: _State) -> dict[str, Any]:
+        """Return {}: private methods have no numbers to report."""
+        return {}
+
     def result(self, state: _State) -> Head | None:
         """Return the head; None until the last round is done."""
         if not np.all(state.noises):

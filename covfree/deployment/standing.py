@@ -4,16 +4,46 @@ from __future__ import annotations
 
 import secrets
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from covfree.core.atomic import remove_abandoned
 from covfree.deployment.envelope import SERVER, unseal
 from covfree.deployment.machine import SUFFIX, Machine, unflattened
+from covfree.deployment.named import candidates_in
 from covfree.deployment.sums import Sums
 from covfree.rounds.adding import Parts
 from covfree.secure import STEPS
+
+
+class Choice(NamedTuple):
+    """What sites chose among candidates, by examples that they kept aside; ``str`` gives a line of text.
+
+    Attributes:
+        taken: the chosen candidate's name.
+        means: each candidate's mean error or loss, by its name; NaN without examples.
+        by: what was counted: ``"errors"`` or ``"losses"``.
+        counted: the number of examples kept aside.
+        sites: the number of sites that counted.
+    """
+
+    taken: str
+    means: dict[str, float]
+    by: str
+    counted: int
+    sites: int
+
+    def __str__(self) -> str:
+        """Return a line of text that says what was chosen, by how many sites, and by which numbers."""
+        if not self.counted:
+            return f"no site counted {self.by}, so the first candidate was taken: {self.taken}"
+        shown = ", ".join(
+            f"{name} {100 * mean:.1f} %" if self.by == "errors" else f"{name} {mean:.3f}"
+            for name, mean in self.means.items()
+        )
+        kept = f"{self.by} on {self.counted:,} examples kept aside"
+        return f"{self.sites} sites chose {self.taken}; {kept}: {shown}"
 
 
 class Standing(Machine):
@@ -61,6 +91,23 @@ class Standing(Machine):
     def result(self) -> Any:
         """The algorithm's result so far, such as a head; None if there is none yet."""
         return self._steps.result(self._state)
+
+    @property
+    def choice(self) -> Choice | None:
+        """What sites chose, if the algorithm lets them choose among candidates, as `covfree.select` does.
+
+        None if it does not, or before they could choose.
+        """
+        told = self._steps.report(self._state)
+        if "taken" not in told:
+            return None
+        by = "errors" if "errors" in told else "losses"
+        found, names = np.asarray(told[by]).tolist(), candidates_in(self.description.algorithm)
+        if len(names) != len(found):  # an algorithm of the user's own
+            names = [f"candidate {i}" for i in range(len(found))]
+        counted = int(told["counted"])
+        sites = int((self._counted == self._counted.max()).sum()) if counted else 0
+        return Choice(names[int(told["taken"])], dict(zip(names, found, strict=True)), by, counted, sites)
 
     @property
     def _step(self) -> str:

@@ -253,6 +253,11 @@ class Steps:
         """Return the algorithm's result, such as a head, from the server's state."""
         return self.algorithm.result(self.algorithm.params, state, None)
 
+    def report(self, state: Any) -> dict[str, Any]:
+        """Return the algorithm's numbers about the server's state (`Algorithm.report`), or {}."""
+        report = self.algorithm.report
+        return {} if report is None else report(self.algorithm.params, state)
+
 
 @jax.jit
 def _plus(group: Compensated, terms: Any) -> Compensated:

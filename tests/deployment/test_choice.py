@@ -1,0 +1,56 @@
+"""What sites chose among candidates: the server's lines say it, and the head's file."""
+
+from machines import MORE, SIZES, Machines, examples
+
+import covfree
+from covfree.cli.federation import _head_file
+from covfree.deployment import Folder, SecureSums, serve
+from covfree.deployment.standing import Choice
+
+CHOICE = "fedncm-or-fedcof:shrinkage=0.1"
+
+
+def run(folder, sites, **fields) -> tuple[list[str], Folder]:
+    """Serve a federation to its end, as ``covfree federation serve`` does; return its lines."""
+    shared, said = folder / "shared", list[str]()
+    shared.mkdir()
+    with Machines(folder / "machines", CHOICE, sites, extractor={}, **fields) as machines:
+        machines.description.save(shared / "federation.json")
+        open_folder, server, clients = Folder(shared), machines.server(), machines.clients()
+
+        def say(line: str) -> None:
+            said.append(line)
+            if " is open until " in line:
+                asked = open_folder.read(open_folder.ask(server.turn))
+                for name, client in clients.items():
+                    open_folder.put(
+                        open_folder.answers(server.turn) / f"{name}.message", client.answer(asked)
+                    )
+
+        serve(server, open_folder, lambda head: _head_file(head, server), poll=0.01, say=say)
+        (folder / "head.npz").write_bytes(clients[next(iter(sites))].finish(open_folder.end.read_bytes())[0])
+        assert covfree.load_head(folder / "head.npz").origin == {
+            "federation": machines.description.identity,
+            "taken": server.choice.taken,
+            "sites": len(clients),
+        }
+        # A process that begins anew says the same.
+        assert machines.server().choice == server.choice
+    return said, open_folder
+
+
+def test_the_server_says_what_sites_chose(tmp_path):
+    said, _ = run(tmp_path, SIZES)
+    kept = sum(int(covfree.kept_aside(examples(site)[0], 0.1).sum()) for site in SIZES)
+    assert said[-1].startswith("3 sites chose fed")
+    assert f"; errors on {kept} examples kept aside: fedncm " in said[-1]
+
+
+def test_behind_sums_the_server_says_it_too(tmp_path):
+    said, _ = run(tmp_path, MORE, sums=SecureSums(1e6), fewest=3)
+    assert said[-1].startswith("5 sites chose fed")
+
+
+def test_a_choice_without_examples_says_so():
+    choice = Choice("fedncm", {"fedncm": float("nan"), "fedcof": float("nan")}, "errors", 0, 0)
+    assert str(choice) == "no site counted errors, so the first candidate was taken: fedncm"
