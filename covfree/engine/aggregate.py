@@ -56,16 +56,18 @@ def layout_of(method: Method[Any]) -> Layout:
 
 @dataclass(frozen=True, eq=False)
 class Aggregate(Generic[H]):
-    """The total of the examples added so far. `merge` is associative and commutative up to rounding.
+    """Class means and scatter of the examples added so far, from which `finish` makes the method's head.
+
+    `merge` combines two of these; it is associative and commutative up to rounding.
 
     Attributes:
         method: the method.
         num_classes: C.
-        layout: which sums are kept.
+        layout: which sums are kept, and whether clients are told apart.
         dtype: data type of the features, in which products are computed; None if no examples were added.
-        rows: merged rows, one for each client and class, sorted by client and then class; None if there are
-            none. A row has a mean, the number of examples behind it, and perhaps their scatter (`Table`).
-        waiting: tables of rows that are not merged yet, such as single examples.
+        rows: a `Table` of class means, each with its number of examples and perhaps their scatter; None if
+            there are none. It has a row for each client and class, sorted by client and then class.
+        waiting: tables that are not merged into ``rows`` yet, such as single examples.
         pooled: [dim, dim] float64, the scatter of examples about the means in ``rows``; None if it is 0 or
             not kept.
     """

@@ -67,7 +67,10 @@ def solve_totals(method: Method[H], *totals: Any) -> H:
 
 
 def _check_scale(totals: tuple[Any, ...]) -> None:
-    """Raise a ValueError if the totals need squares of features, and these squares underflow to 0."""
+    """Raise a ValueError if the features are so small that their squares underflow to 0.
+
+    Totals that contain class sums alone need no squares, and are not checked; nor are traced totals.
+    """
     nodes = jax.tree.leaves(totals, is_leaf=lambda node: isinstance(node, Moments))
     moments = next((node for node in nodes if isinstance(node, Moments)), None)
     if moments is None or len(nodes) == 1 or is_traced(*jax.tree.leaves(totals)):

@@ -1,4 +1,4 @@
-"""Number the clients of a table or of messages, so that the lowest numbers are a sample of clients."""
+"""Number the clients of a table or of messages; those numbered below 256 are automatic shrinkage's sample."""
 
 from __future__ import annotations
 

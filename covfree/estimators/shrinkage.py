@@ -138,9 +138,10 @@ def empirical_bayes() -> Shrinkage:
 
 
 def _convex(numerator: jax.Array, denominator: jax.Array, covariance: Scatter) -> tuple[jax.Array, jax.Array]:
-    """Return a = 1 − ρ and b = ρ·tr(Σ̂)/d, with ρ = numerator/denominator, clipped to [0, 1].
+    """Return a = 1 − ρ and b = ρ·tr(Σ̂)/d, the coefficients of the shrunk covariance aΣ̂ + bI.
 
-    If the denominator is not above 0, ρ is 1.
+    Σ̂ [d, d] is ``covariance``. ρ is numerator/denominator, clipped to [0, 1]; it is 1 if the denominator is
+    not above 0.
     """
     known = denominator > 0
     weight = jnp.where(known, jnp.clip(numerator / jnp.where(known, denominator, 1), 0, 1), 1)

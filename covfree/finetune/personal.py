@@ -227,10 +227,11 @@ def client_accuracy(
 def _predicted(
     models: Any, features: Any, known: jax.Array | None, places: jax.Array, clients: jax.Array, who: jax.Array
 ) -> jax.Array:
-    """Predict the classes of the examples with the indices ``places`` [blocks, batch], where −1 is padding.
+    """Return the predicted classes of examples, [blocks, batch].
 
-    If each client has a model, block b uses the model of client ``who[b]``. ``clients`` [blocks, batch] are
-    the examples' clients. ``known`` [clients, classes] is above 0 for the classes that a client may predict.
+    ``places`` [blocks, batch] has the examples' indices in ``features``, −1 for padding; ``clients`` [blocks,
+    batch] has the examples' clients. If ``models`` is `ClientModels`, block b uses the model of client
+    ``who[b]``. ``known`` [clients, classes] is above 0 for classes that a client may predict; None for all.
     """
 
     def one_batch(batch: tuple[jax.Array, ...]) -> jax.Array:

@@ -240,17 +240,18 @@ def student_of_factor(
     label: Integer[Array, " rows"],
     prior: Scalar,
 ) -> StudentHead:
-    """Make the head of `student_head` from rows y_r, which ``part`` computes.
+    """Make the head of `student_head` from vectors y_r that give each class's scatter.
 
-    The sum of y_r y_rᵀ over the rows of class c is S_c, the scatter of the class.
+    The scatter of class c is S_c = Σ y_r y_rᵀ, over the vectors of the class.
 
     Args:
         covariance: Σ̃, the covariance that the classes share.
         moments: moments of all classes.
-        num_rows: K_c, the number of rows behind S_c.
-        part: function from row indices r to rows y_r; it returns 0 for an index past the last row.
-        order: the indices r, ordered by class.
-        label: the class of each of these rows; C for padding, at the end.
+        num_rows: K_c, the number of class means from which S_c is computed.
+        part: function that computes the vectors y_r of an array of indices r, as rows; 0 for an index past
+            the last vector.
+        order: all indices r, ordered by class.
+        label: the class of each index in ``order``; C for padding, at the end.
         prior: κ/d, see `student_head`.
     """
     matrix, dim = covariance.dense(), covariance.dim

@@ -247,9 +247,10 @@ def _positive(matrix: jax.Array) -> Scatter:
 
 
 def _without_noise(head: LinearHead, covariance: Scatter, known: NoisySums) -> LinearHead:
-    """Return an LDA head without the shift of its bias by noise, −½ v_c tr Σ⁻¹ on average.
+    """Correct an LDA head's biases for the noise in the class means.
 
-    Σ is ``covariance``, and v_c = σ²/N_c² the variance of the noise in each number of class c's mean.
+    The noise changes the bias of class c by −½ v_c tr Σ⁻¹ on average, which is subtracted again. Σ is
+    ``covariance``, and v_c = σ²/N_c² the variance of the noise in each coordinate of the mean of class c.
     """
     inverse = solve(factorise(covariance), jnp.eye(covariance.dim, dtype=head.bias.dtype))
     variance = jnp.asarray((known.sum_deviation * known.reciprocals) ** 2 * known.present, head.bias.dtype)

@@ -92,7 +92,11 @@ class Folder:
     """
 
     def __init__(self, folder: Path, identity: Callable[[int], Mapping[str, Mark]]) -> None:
-        """Lock the folder; ``identity(n)`` returns the fingerprints of a run saved after n rounds."""
+        """Make the folder if needed, and lock it until `close`.
+
+        ``identity(n)`` describes this run after n rounds: fingerprints of its algorithm, examples and key,
+        which must equal those in the checkpoint.
+        """
         self._ocp = optional("orbax.checkpoint", "rounds")
         # Silence orbax, which logs a warning for each file.
         logging.getLogger("absl").setLevel(logging.ERROR)

@@ -40,11 +40,12 @@ class Sent(NamedTuple):
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class _Known:
-    """The server's state.
+    """The server's state between the algorithm's rounds.
 
     Attributes:
-        state: the method's state.
-        done: how many of the method's rounds are done; one upload of messages can complete several rounds.
+        state: the method's own state.
+        done: how many of the method's rounds are done. If clients upload messages, the algorithm's first
+            round completes several of them.
     """
 
     state: Any

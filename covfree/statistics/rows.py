@@ -201,7 +201,11 @@ def _row_variances(
     row: Integer[Array, " examples"],
     means: Float[Array, "rows dim"],
 ) -> Float[Array, "rows dim"]:
-    """Compute the unbiased variance of each feature within each row; 0 with fewer than two examples."""
+    """Compute the unbiased variance of each feature over each group of examples, such as a client's class.
+
+    ``row`` is the number of each example's group, below 0 for padding; ``means`` are the groups' means.
+    A group of fewer than two examples has variances 0.
+    """
     # Set padding to 0: if it holds NaN, gradients are NaN even if its squares are not summed.
     values = jnp.where((row >= 0)[:, None], features, 0).astype(accumulation_dtype(features))
     deviation = values - means.at[row].get(mode="fill", fill_value=0)

@@ -16,14 +16,14 @@ from covfree.statistics.groups import as_examples
 
 
 class SoftmaxSums(NamedTuple):
-    """The loss and its gradient, summed over examples; the sums of clients add up.
+    """The loss of a classifier and its gradient, summed over examples; the sums of clients add up.
 
     Example i has features x_i, scores s_ic for each class c, and true class y; it counts n_i times.
 
     Attributes:
         loss: Σ_i n_i (log Σ_c exp s_ic − s_iy).
-        slope: the gradient for a linear term Wᵀ(x_i − m) + a that is added to the scores, where m is a fixed
-            centre: the gradient of ``loss`` in W and, in the last row, in a, at W = 0 and a = 0.
+        slope: the gradient of ``loss`` in W [dim, classes] and, as last row, in a [classes], at W = 0 and
+            a = 0, if Wᵀ(x_i − m) + a is added to the scores; m is a fixed centre.
         number: Σ_i n_i, the number of examples.
     """
 

@@ -74,9 +74,10 @@ def run_method(
 
 
 def _run_pooled(name: str, task: Task, figures: Sequence[str], predictions: bool) -> Run:
-    """Train `pooled_head` on all clients' examples in one place; count the bytes of sending the examples.
+    """Train one head, `pooled_head`, on the examples of all clients together; return the `Run`.
 
-    ``figures`` are the names of further metrics. With ``predictions``, those on test examples are counted.
+    Its bytes are those of sending all examples to the server. ``figures`` are the names of further metrics.
+    ``predictions`` says whether the run gets counts of the test predictions.
     """
     data, clients = task.data, task.clients
     labels = np.where(clients >= 0, np.asarray(data.train_labels), -1)

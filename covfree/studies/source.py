@@ -94,9 +94,10 @@ def load_named(dataset: str, test_file: Path | None, *, seed: int = 0) -> Featur
 
 
 def of_file(dataset: str, test_file: Path | None) -> Source:
-    """Return a source of the features in the file ``dataset``, or of the data set ``"digits"``.
+    """Return a `Source` of the features in a file, ``dataset``, or of the data set ``"digits"``.
 
-    ``test_file`` has the test examples; if it is None, `load` finds them in ``dataset``, or draws them.
+    The test examples are those in ``test_file``. If it is None, they are those that ``dataset`` marks, or
+    else a third of each class, drawn at random.
     """
     if dataset in FEDERATIONS:
         raise ValueError(f"--dataset: {dataset} is a federation of images; give --images {dataset}")

@@ -141,7 +141,10 @@ def _algorithm(training: Training, model: Model) -> covfree.rounds.Algorithm:
 
 
 def _first(training: Training, task: Task) -> _Stretch:
-    """Return the first stretch: rounds of training after the first closed-form stage or a random start."""
+    """Return the first `_Stretch`: the model with which training begins, and the history until then.
+
+    The model has the head of the first closed-form stage, or a random head.
+    """
     start = start_of(training.start, task)
     model = _model(training, task, start, 0)
     head = start.head if task.network is None else model.result(model.trained, model.statistics)

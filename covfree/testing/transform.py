@@ -107,7 +107,7 @@ def independent(case: Case) -> None:
 
 
 def order(case: Case) -> None:
-    """If the means are the same for all keys, reordered rows give them in the new order; likewise counts."""
+    """Reordered rows give the same means and counts, reordered likewise, unless the transform draws them."""
     before = select_rows(case.example.rows, used(case.example.rows))
     back = np.arange(len(before.label))[::-1]
     one, other = (case.direct(Given(before, np.int32(seed))) for seed in (1, 2))

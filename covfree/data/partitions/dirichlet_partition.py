@@ -124,13 +124,14 @@ def _random_turns(room: list[int], rng: np.random.Generator) -> np.ndarray:
 def _urn_draws(
     turns: list[int], num_clients: int, counts: list[int], alpha: float, rng: np.random.Generator
 ) -> np.ndarray:
-    """Draw a class for the client of each entry of `turns`; class c has `counts[c]` examples.
+    """Draw the class of each example that clients get in turn: `turns` has the client of each example.
 
-    `fresh` is the number of open classes, those with examples left. n_c counts the client's earlier draws of
-    open class c; m = Σ n_c. An open class c is next with probability (α + n_c) / (α·fresh + m), a mixture:
-    with probability α·fresh / (α·fresh + m) any open class uniformly, else the class of a draw taken
-    uniformly from the urn of the client's earlier draws. If that class has run out, the draw leaves the urn
-    and the choice is repeated: this rejection sampling gives the same distribution.
+    Class c has `counts[c]` examples; it is open while some are left, and `fresh` classes are open. An open
+    class c is drawn with probability (α + n_c) / (α·fresh + m). Here n_c is how often this client drew class
+    c before, and m is the sum of n_c over the open classes. The draw has two cases. With probability
+    α·fresh / (α·fresh + m), any open class is taken, uniformly. Otherwise one of the client's earlier draws,
+    its urn, is picked uniformly, and its class is taken. If that class has run out, the earlier draw leaves
+    the urn and both steps are repeated; this rejection sampling gives the same distribution.
     """
     uniform = _uniforms(rng).__next__
     classes = _OpenSet(counts)

@@ -197,10 +197,11 @@ def _ratio(
     level: Float[Array, ""],
     weight: Float[Array, " classes"],
 ) -> tuple[Float[Array, ""], Float[Array, ""]]:
-    """Estimate ρ = tr Δ/tr Σ and tr(Σ)/d by maximum likelihood.
+    """Return maximum-likelihood estimates of ρ = tr Δ/tr Σ and of tr(Σ)/d.
 
-    Δ is the covariance of clients' offsets, Σ the covariance within clients. ``square`` is ‖z_j‖²/d, for the
-    vectors z_j in ``offsets``; ``level`` is tr(Σ̂)/d, and ``weight`` the weight of each class in Σ̂.
+    Δ is the covariance of clients' offsets; Σ is the covariance of the features of a class at one client.
+    ``square`` is ‖z_j‖²/d for the vectors z_j in ``offsets``, see `Offsets`. ``level`` is tr(Σ̂)/d, and
+    ``weight`` the weight of each class in Σ̂.
     """
     used, holders, tiny = offsets.strength > 0, offsets.unseen > 0, jnp.finfo(level.dtype).tiny
     unseen = offsets.copies * holders.sum(dtype=level.dtype)

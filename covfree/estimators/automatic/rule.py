@@ -82,17 +82,17 @@ def _automatic(
 
 
 class _Case(NamedTuple):
-    """The quantities from which `automatic` chooses γ and s in (Σ̂ + γI) s/(1 + γ/t), with t = tr(Σ̂)/d.
+    """The quantities from which `automatic` chooses γ and s for the covariance (Σ̂ + γI) s/(1 + γ/t).
 
     Attributes:
         margins: the predicted margins for each candidate γ.
-        candidates: candidates of γ, in units of the mean variance t.
-        scales: candidates of s.
-        expected: the γ with the largest prior weight, in the same units.
+        candidates: the values of γ from which one is chosen, in units of the mean variance t = tr(Σ̂)/d.
+        scales: the values of s from which one is chosen.
+        expected: the most probable γ before the margins are known, in units of t.
         degrees: ν, the degrees of freedom of Σ̂.
         unit: t; 1 if ``seen`` is False.
-        unseen: the factor of the identity that is added if ``seen`` is False.
-        seen: whether ν and tr Σ̂ are above 0.
+        unseen: b in the result Σ̂ + b·I if ``seen`` is False.
+        seen: whether the rows show variation within classes: ν and tr Σ̂ are above 0.
     """
 
     margins: Margins

@@ -23,7 +23,13 @@ from covfree.statistics.feature_maps import relu_features
 
 
 class _LeftOut(NamedTuple):
-    """Sums of c_k and c_k² over clients k; c_k is a mean of squared singular values that k does not send."""
+    """The size of what clients leave out of their low-rank Gram matrices.
+
+    Attributes:
+        total: Σ_k c_k over clients k, with c_k a mean of the squared singular values that client k does not
+            send, see `fedran`.
+        squares: Σ_k c_k².
+    """
 
     total: jax.Array
     squares: jax.Array

@@ -83,9 +83,10 @@ def _drawn_head(
     num_samples: int,
     rank: int | None = None,
 ) -> LinearHead:
-    """Train a head on features of `_drawn`: a softmax head, or LDA plus a residual.
+    """Train a linear head on features that the server draws, see `_drawn`.
 
-    The residual is a correction of the scores that is trained; it is used if ``rank``, its rank, is given.
+    Without ``rank`` it is a softmax head. With ``rank`` its scores are LDA's plus a trained linear map of
+    this rank, see `residual_head`.
     """
     classes = moments.count.shape[0]
     if rank is None and num_samples < classes:

@@ -91,7 +91,10 @@ def ccvr(num_samples: int = _SAMPLES, *, l2: Scalar = _L2, seed: Scalar = 0) -> 
 
 
 def keep_phase(numbers: Any, totals: tuple[Moments], rows: Rows, num_classes: int) -> Table:
-    """Return all valid rows as a table, so that the round's total is the rows of all clients."""
+    """Return a client's upload in a round that collects rows: its rows (such as class means), in a `Table`.
+
+    Where other uploads are added, tables are joined, so the server gets the rows of all clients.
+    """
     return Table(rows, jnp.asarray(rows.count) > 0)
 
 

@@ -47,9 +47,10 @@ class Search(NamedTuple):
 
 
 def begin(inverse: Factorisation, right: Float[Array, "dim columns"], most: int) -> Search:
-    """Return the first state of the search for W with A W = M: it has W = P M.
+    """Start the search for the solution W of A W = M, from W = P M with P ≈ A⁻¹.
 
-    P ≈ A⁻¹ is ``inverse``, M is ``right``, and ``most`` is the largest number of directions in a round.
+    The server does not know A; in each round clients multiply at most ``most`` vectors by it. P is
+    ``inverse``, and M is ``right``.
     """
     nothing = right[:, :0]
     # Set the pivot to 0: if Cholesky broke down it is NaN, and a run would reject the state as not finite.

@@ -85,9 +85,10 @@ def side_by_side(methods: Sequence[Method[Any]]) -> Tracks:
 
 
 def _likeness(each: Round | None, method: Method[Any], who: int) -> Any:
-    """Return a key of a round: equal keys say that two methods' rounds change equal states in the same way.
+    """Return a key by which the next rounds of two methods are compared.
 
-    ``each`` is the round of ``method``, the method of index ``who``; None if its rounds have ended.
+    If their keys are equal, both rounds make the same new state from equal states, so one run serves both.
+    ``each`` is the next round of ``method``, None if it has no more; ``who`` is the method's index.
     """
     if each is None:
         return None
@@ -131,9 +132,10 @@ def _labelled(rows: Rows, used: jax.Array) -> Rows:
 
 
 def ask(params: tuple[Any, ...], state: tuple[Any, ...], *, steps: tuple[Step, ...]) -> tuple[Any, ...]:
-    """Return what the server broadcasts in a common round: one broadcast for each of its steps with a round.
+    """Return what the server broadcasts in a round of several methods: a tuple of their broadcasts.
 
-    ``params`` has the hyperparameters of each method; ``state`` is the server's state before the round.
+    It has one entry for each step in ``steps``, except steps of methods whose rounds have ended. ``params``
+    has the hyperparameters of each method; ``state`` is the server's state before the round.
     """
     tracks = tracks_of(state)
     found = []

@@ -28,9 +28,13 @@ _FAR = 3.0
 
 
 class _Point(NamedTuple):
-    """A result in the picture, with the panel and the curve on which it lies.
+    """A point of the picture: one method's accuracy at one value of the setting that the sweep varies.
 
-    ``place`` is the x value: the result's value of the swept number; None if the method has no such number.
+    Attributes:
+        panel: the data set and the federation, which are the same for all points of a panel.
+        curve: the curve's name, the method without the varied setting.
+        place: the x value, the setting's value; None if the method or federation does not have the setting.
+        result: the method's result.
     """
 
     panel: tuple[str, Any]
