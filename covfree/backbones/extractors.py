@@ -173,11 +173,11 @@ def pooled(features: Any) -> np.ndarray:
 
 
 def one_of(name: str | None, names: Sequence[str], argument: str, owner: str) -> str:
-    """Return ``name`` or, if it is None, the only one of ``names``.
+    """Return ``name``, which must be one of ``names``; if it is None, return the only name in ``names``.
 
     Raises:
-        ValueError: if ``name`` is not in ``names``, or is None and ``names`` has not exactly one entry. The
-            message names the ``argument``, and ``owner``, which has the ``names``.
+        ValueError: if ``name`` is another one, or is None and there is not exactly one name. The message
+            begins with ``argument``, and says that ``owner``, e.g. a file, has these ``names``.
     """
     if name is None and len(names) == 1:
         return names[0]

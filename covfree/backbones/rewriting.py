@@ -75,7 +75,10 @@ def _convolved(
 def _is_of_images(
     *, window_dimensions: Any, window_strides: Any, padding: Any, base_dilation: Any, window_dilation: Any
 ) -> bool:
-    """Return whether windows span only the height and width of [n, height, width, channels], undilated."""
+    """Return whether pooling windows move over height and width alone, in [n, height, width, channels].
+
+    False also if inputs or windows are dilated.
+    """
     if len(window_dimensions) != 4 or {*base_dilation, *window_dilation} != {1}:
         return False
     outer = {(window_dimensions[i], window_strides[i], tuple(padding[i])) for i in (0, 3)}

@@ -108,9 +108,9 @@ def fold_parts(step: Callable[[Carry, Any], Carry], carry: Carry, items: Any) ->
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Table:
-    """Items that the server concatenates over clients; it adds up all other arrays that clients upload.
+    """A part of an upload that the server concatenates over clients; it adds up all other parts.
 
-    What a client uploads in a round can be sent by secure aggregation if it contains no `Table`.
+    Secure aggregation, which only adds, can send an upload without a `Table`.
 
     Attributes:
         items: a pytree of arrays that share their first axis, such as `covfree.Rows`.

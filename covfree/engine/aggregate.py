@@ -82,7 +82,7 @@ class Aggregate(Generic[H]):
 
     @property
     def tables(self) -> tuple[Table, ...]:
-        """The tables of all rows, merged or not."""
+        """All tables of this total: ``rows``, if there are any, and the tables in ``waiting``."""
         return self.waiting if self.rows is None else (self.rows, *self.waiting)
 
     @property

@@ -67,9 +67,9 @@ def sent_bytes(
 ) -> SentBytes:
     """Compute the bytes that all clients of a federation send, without making their messages.
 
-    The result is the sum of `message_bytes` over the clients' messages in float32. But rows that a transform
-    drops, or whose examples `covfree.select` all holds out, are counted as if they were sent. A client
-    without examples sends nothing. Sums that clients upload in later rounds, or instead of a message, are
+    The result is the sum of `message_bytes` over the clients' messages in float32. It is too large if a
+    transform drops rows, or if `covfree.select` keeps all examples of a row aside: these rows are counted
+    although they are not sent. A client without examples sends nothing. Sums that clients upload in later rounds, or instead of a message, are
     counted too: in each round of `covfree.refined` with q directions a client sends d·q + 2 numbers.
 
     Args:

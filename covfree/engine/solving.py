@@ -42,9 +42,10 @@ def head_of(method: Method[Any], state: tuple[Any, ...]) -> Any:
 def _head(
     system: Any, head: Callable[..., Any], params: Any, numbers: Any, feature_map: Any, state: tuple[Any, ...]
 ) -> Any:
-    """Return the head: ``system`` makes the regularised matrix, with which ``head`` solves.
+    """Return the head: ``head(params, matrix, *state)``, with the regularised matrix of ``system``.
 
-    ``system`` gets the hyperparameters ``numbers``, from `head_of`; ``head`` gets the method's ``params``.
+    ``state`` is the server's state after the last round, and ``params`` are the method's hyperparameters.
+    ``numbers`` are the same, but with the shrinkage already chosen (`head_of`); ``system`` gets them.
     """
     found = head(params, None if system is None else system(numbers, *state), *state)
     return found if feature_map is None else MappedHead(feature_map, found)

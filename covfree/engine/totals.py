@@ -161,9 +161,9 @@ _compiled_total = jit(total_over_rows, plain="small", static_argnums=(1, 2))
 
 @dataclass(frozen=True, eq=False)
 class InMemory:
-    """A function that computes a round's total over ``rows``, which are in memory.
+    """A callable that computes a round's total over ``rows``: the sum of what clients compute from them.
 
-    The rows' clients are numbered by `with_numbers`.
+    All rows are in memory. If they have clients, these are numbered by `with_numbers`.
     """
 
     rows: Rows

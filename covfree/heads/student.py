@@ -48,8 +48,8 @@ class StudentHead:
 
         log π_c + b_c − h_c log(1 + a_c (‖u‖² − Σ_r (t_rᵀu)²)),
 
-    where the sum is over the class's rows r. A class without rows is marked absent: its score is −∞. All
-    leaves are finite numbers. As ``label`` has integers, ``jax.grad(loss, allow_int=True)(head)``
+    where the sum is over the vectors t_r of class c. A class without examples is marked absent: its score is
+    −∞. All leaves are finite numbers. As ``label`` has integers, ``jax.grad(loss, allow_int=True)(head)``
     differentiates a head; the leaves of `linear` are all floats.
 
     Attributes:

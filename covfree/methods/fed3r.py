@@ -38,7 +38,10 @@ def gram_head(params: object, system: Scatter, totals: tuple[Any, ...], **option
 
 
 def gram_merge(params: object, message: Message, num_classes: int) -> tuple[tuple[Moments, Scatter]]:
-    """Make the state after the round of `gram_phase` from the merged message of all clients."""
+    """Compute class sums and the Gram matrix from ``message``, all clients' messages merged into one.
+
+    The result is the server's state, as after the round of `gram_phase`.
+    """
     matrix = jnp.asarray(sent_matrix(message.matrix, "matrix"))
     moments = example_moments(message.rows, num_classes)
     # The server adds matrices up in float64; cast to the moments' type.

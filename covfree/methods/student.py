@@ -123,7 +123,10 @@ def shared_directions(dim: int, rank: int, dtype: Any) -> jax.Array:
 
 
 def _system(numbers: StudentNumbers, first: Any, spread: Any, *own: Any, system: Any) -> Scatter:
-    """Return the shrunk shared covariance; ``own``, the totals for each class's scatter, is not used."""
+    """Return the shrunk covariance that all classes share: ``system`` computes it from the first two totals.
+
+    ``own`` are further totals, for each class's scatter, which are not used here.
+    """
     return system(numbers.shrinkage, first, spread)
 
 

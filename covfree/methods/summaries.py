@@ -261,10 +261,10 @@ def send_directions(num_directions: int, centred: bool = True) -> Summary:
 def _directions(
     features: Any, labels: Any, clients: Any, sizes: tuple[int, ...], key: Any, **options: Any
 ) -> Rows:
-    """Make rows of class means, ordered by client and class; then rows of directions, ordered by client.
+    """Make the rows of all clients: first their class means, by client and class; then directions, by client.
 
-    A client's directions are singular vectors, see `send_directions`. ``sizes`` are the numbers of rows of
-    means and of clients, and the most examples of a client.
+    A client's directions are its leading singular vectors, see `send_directions`. ``sizes`` bounds, in this
+    order, the number of means, the number of clients, and the number of examples of one client.
     """
     rows, senders, most = sizes
     more = {"num_rows": rows, "num_clients": senders, "client_size": most, **options}

@@ -47,7 +47,10 @@ def moments_of(first: Any) -> Moments:
 
 
 def moments_in(state: Any) -> Moments | None:
-    """Return the first `Moments` of classes that a server's state contains; None if it contains none."""
+    """Find the class sums and counts (`Moments`) in a server's state, a pytree; None if it has none.
+
+    If there are several, return the first.
+    """
     nodes = jax.tree.leaves(state, is_leaf=lambda node: isinstance(node, Moments))
     return next((node for node in nodes if isinstance(node, Moments)), None)
 

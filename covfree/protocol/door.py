@@ -168,9 +168,10 @@ def check_messages(
 def _judged(
     messages: Mapping[Any, Message] | Inbox, found: Iterable[Any], before: Collected | None, rules: Rules
 ) -> SiteReport:
-    """Return the report of `judge_means` on the sites in ``found`` and ``before``.
+    """Compare the class means of the sites (clients) with each other; return the report of `judge_means`.
 
-    Of each message, only the class means are kept in memory.
+    The sites are those of ``found``, whose messages are sound so far, and those of the earlier rounds,
+    ``before``. Of each message, only the class means are kept in memory.
     """
     clients: list[Hashable] = [] if before is None else [*before.clients]
     parts = [] if before is None else [class_means_of(before.message.rows, rules.num_classes)]

@@ -209,7 +209,10 @@ class Personalisation:
     norms: Norms = "frozen"
 
     def start(self, task: Task) -> Start:
-        """Return the `Start`: the initial model, a head on an adapter or on a network, and class means."""
+        """Return what all methods start from: a model before training, and the class means of the features.
+
+        The model is a linear head on an adapter or, if the task has a network, on this network.
+        """
         data, network = task.data, task.network
         begun = start_of(From(self.init, self.temperature, "once", 1.0, 1, 0), task)
         fixed = begun.temperature

@@ -97,7 +97,7 @@ def _several(study: Study, lost: Sequence[str]) -> str:
 
 
 def _left_out(results: Sequence[Result]) -> list[str]:
-    """Return a line for each federation that leaves examples or classes on no client; it says how many."""
+    """Count the examples and classes that are on no client: one line of text for each such federation."""
     lines = []
     places = list(dict.fromkeys(result.place for result in results))
     for place, name in zip(places, place_names(places), strict=True):

@@ -148,9 +148,16 @@ def show(
     left_out: Sequence[str] = (),
     below: str = "",
 ) -> None:
-    """Print results on standard output: ``content`` for JSON, ``records`` as CSV, else title and table.
+    """Print results on standard output, in the format ``form``.
 
-    With CSV, the lines of ``left_out`` go to stderr. On the terminal, ``below`` is printed under the table.
+    Args:
+        form: ``"json"`` prints ``content``, ``"csv"`` prints ``records``; all others print title and table.
+        title: what the table shows.
+        table: the table.
+        records: a dict for each line of CSV.
+        content: the results as JSON.
+        left_out: remarks on what is left out; with CSV they go to stderr, else they are not printed.
+        below: a text to print under a table on the terminal.
     """
     if form == "json":
         print(content)

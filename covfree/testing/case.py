@@ -122,7 +122,7 @@ class Case:
         return self.direct(self.plain)
 
     def seen(self, given: Any) -> Any:
-        """Call ``make`` outside of ``jit``, in float32, and return the arrays to be compared."""
+        """Run the code under test on ``given``, in float32, not compiled; return the arrays to compare."""
         made = self.made if given is self.plain else self.direct(given)
         return jax.tree.map(np.asarray, self.see(made, single(given)))
 

@@ -58,7 +58,10 @@ def pytree(case: Case) -> None:
 
 
 def rows(case: Case) -> None:
-    """The result has the input's size, labels and clients; its means are finite, and its counts ≥ 0."""
+    """The transformed rows are as many as the given ones, with the same labels and clients, and are valid.
+
+    That is: means are finite, and counts are finite and at least 0.
+    """
     for given in case.drawn:
         before, sent = given.rows, case.direct(given)
         assert isinstance(sent, Rows), f"expected Rows, got {type(sent).__name__}"

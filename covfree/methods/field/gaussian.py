@@ -95,7 +95,12 @@ def fedcgs(shrinkage: Scalar = 0.0, *, feature_map: FeatureMap | None = None) ->
 
 
 class _Numbers(NamedTuple):
-    """Hyperparameters of `qda`, which ``vmap`` may sweep: its shrinkage rule, and κ/d (``degrees``)."""
+    """Hyperparameters of `qda`, which ``vmap`` may sweep.
+
+    Attributes:
+        shrinkage: the shrinkage rule of the covariance of all classes together.
+        degrees: κ/d, the weight of that covariance in the covariance of each class.
+    """
 
     shrinkage: Shrinkage
     degrees: Scalar
@@ -111,7 +116,10 @@ def _squares_phase(numbers: Any, totals: tuple[Moments], rows: Rows, num_classes
 
 
 def _examples_phase(numbers: Any, totals: tuple[()], rows: Rows, num_classes: int) -> Moments:
-    """Compute `Moments` that count examples, not means, as observations; for means sent with variances."""
+    """Compute each class's number of examples and feature sum, as `Moments`.
+
+    The rows are means sent with variances, so ``num_rows`` counts examples, not means.
+    """
     return example_moments(rows, num_classes)
 
 

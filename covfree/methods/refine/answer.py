@@ -14,10 +14,10 @@ from covfree.statistics.products import scatter_products
 
 
 class Answer(NamedTuple):
-    """A client's upload when the server asks for its scatter times some directions; or the sum of uploads.
+    """A client's scatter matrix times the directions that the server sent; or the sum of such answers.
 
     Attributes:
-        product: the client's scatter times the directions, which the server sent.
+        product: the scatter times the directions.
         trace: trace of the scatter.
         degrees: degrees of freedom of the scatter.
     """

@@ -51,13 +51,13 @@ class Correction(NamedTuple):
 
 
 class Asked(NamedTuple):
-    """A classifier that is sent to clients: ``scale · head(x) + linear(x − centre)``.
+    """A classifier that the server sends to clients; its scores are ``scale · head(x) + linear(x − centre)``.
 
     Attributes:
-        centre: μ_g, which is subtracted from features, as products of large numbers lose digits.
-        linear: the linear summand, or None; a bias of −∞ marks an absent class.
-        head: h₀; None if h₀ is linear, and so included in ``linear``.
-        scale: β; None without ``head``.
+        centre: μ_g, the mean of all examples. It is subtracted, as products of large numbers lose digits.
+        linear: the linear summand; a bias of −∞ marks an absent class. None for no summand.
+        head: h₀, the head of the method that is corrected; None if h₀ is linear: ``linear`` then includes it.
+        scale: β, the factor of h₀'s scores; None without ``head``.
     """
 
     centre: Float[Array, " dim"]

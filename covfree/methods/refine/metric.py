@@ -68,7 +68,7 @@ def _estimated(numbers: Any, *state: Any, own: int, system: Callable[..., Scatte
 def _refined(
     numbers: Any, moments: Moments, search: Search, rows: Any, own: Any, covariance: Scatter | None
 ) -> Scatter:
-    """Return the estimated and shrunk covariance with which a refinement of the head started."""
+    """Return the server's first estimate of the covariance, shrunk, from which `refined` improves a head."""
     return search.inverse.scatter if covariance is None else covariance
 
 

@@ -16,10 +16,10 @@ from covfree.statistics.kept import kept_aside
 
 
 class Running(NamedTuple):
-    """The server's state before the heads are made.
+    """The server's state while several methods run together, before their heads are made.
 
     Attributes:
-        tracks: the methods' states; methods whose rounds were identical so far share one.
+        tracks: the states of the methods. Methods whose rounds were identical so far share one state.
     """
 
     tracks: tuple[tuple[Any, ...], ...]

@@ -80,9 +80,16 @@ def place_labels(
 def _settle(
     points: np.ndarray, tried: list[tuple[np.ndarray, np.ndarray]], costs: list[np.ndarray], order: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Choose each label's box from its candidates ``tried``, label by label in ``order``.
+    """Choose a box for each label: the candidate of least cost, given the boxes of the other labels.
 
-    Return the boxes, the ends of the lines to them, and their costs.
+    Args:
+        points: [labels, 2] the points to label.
+        tried: for each label, its candidate boxes [m, 4], and the ends [m, 2] of the lines to them.
+        costs: for each label, what each candidate costs by itself.
+        order: the order in which labels choose; each chooses several times, as the others move.
+
+    Returns:
+        For each label, the box, the end of the line to it, and the cost.
     """
     # NaN stands for labels not placed yet: it overlaps nothing.
     boxes, ends, paid = (
