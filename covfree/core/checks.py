@@ -240,10 +240,10 @@ def check_integer(name: str, value: Any, minimum: int) -> int:
 
 
 def check_means(means: Any, counts: Any, *_: Any, **__: Any) -> None:
-    """Check the means [rows, dim] and counts [rows] of one class; raise an error if they are invalid.
+    """Raise an error if the means [rows, dim] or the counts [rows] of one class are invalid.
 
-    The values of traced counts are not checked. Of these, a count below 0 or NaN marks padding, and a count
-    of ∞ makes results NaN.
+    The values of traced counts are not checked: a row whose count is below 0 or NaN is taken as padding, and
+    a count of ∞ makes results NaN.
     """
     if not _holds(_dtype(means), "floats"):
         raise TypeError(f"means: expected floats, got {_dtype(means)}")

@@ -78,9 +78,9 @@ class Scatter:
         return matrix + self.shift * jnp.eye(self.dim, dtype=matrix.dtype)
 
     def core(self) -> Float[Array, "size size"]:
-        """Return the matrix without its shift or, if ``factored``, its smaller dual ``value valueᵀ``.
+        """Return a square matrix, as small as possible, with the nonzero eigenvalues of ``self - shift·I``.
 
-        The dual has the same nonzero eigenvalues, and so the same trace and Frobenius norm.
+        It is ``value`` or, if ``factored``, ``value valueᵀ``. Trace and Frobenius norm are then equal too.
         """
         return symmetric_product(self.value.T) if self.factored else self.value
 

@@ -18,9 +18,9 @@ from covfree.data.dataset import StrPath
 
 
 class LabelledSet:
-    """Base class of `ImageSet` and `TextSet`, which declare the attributes below as fields.
+    """Examples with labels, and perhaps clients: the base class of `ImageSet` and `TextSet`.
 
-    It checks these fields.
+    Those classes declare the fields; this one checks them.
     """
 
     name: str

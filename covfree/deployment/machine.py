@@ -1,4 +1,7 @@
-"""Define the base class of server and site: a description, a key, an algorithm's steps, a locked folder."""
+"""Define `Machine`, the base class of server and site.
+
+It loads what both need: the federation's description, a key, an algorithm's steps, and a folder, locked.
+"""
 
 from __future__ import annotations
 

@@ -117,7 +117,10 @@ class Sums:
         self.session, self._names, self._server = own, names, secure.Server(own)
 
     def asks(self, step: str) -> dict[str, np.ndarray]:
-        """Return the arrays that the server broadcasts in a step, by name; {} if it has none to send."""
+        """Return the arrays that the server sends to sites in a step, such as public keys in ``"share"``.
+
+        They have names; {} if there is nothing to send in this step.
+        """
         if step == "share":
             return _adverts(self._server.adverts)
         if step == "mask":

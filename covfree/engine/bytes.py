@@ -69,8 +69,9 @@ def sent_bytes(
 
     The result is the sum of `message_bytes` over the clients' messages in float32. It is too large if a
     transform drops rows, or if `covfree.select` keeps all examples of a row aside: these rows are counted
-    although they are not sent. A client without examples sends nothing. Sums that clients upload in later rounds, or instead of a message, are
-    counted too: in each round of `covfree.refined` with q directions a client sends d·q + 2 numbers.
+    although they are not sent. A client without examples sends nothing. Sums that clients upload in later
+    rounds, or instead of a message, are counted too: in each round of `covfree.refined` with q directions a
+    client sends d·q + 2 numbers.
 
     Args:
         method: the method.

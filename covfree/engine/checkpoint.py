@@ -80,9 +80,15 @@ def save_state(path: Path, state: State, rejected: Mapping[str, str], identity: 
 def load_state(
     path: Path, identity: Mapping[str, str], forms: Sequence[Passed]
 ) -> tuple[State, dict[str, str]] | None:
-    """Return a checkpoint's progress, and why each rejected file was rejected; None without a checkpoint.
+    """Read a run's progress from the file of `save_state`; return None if there is no such file.
 
-    ``forms`` are the shapes of what clients and server exchange in each round.
+    Args:
+        path: the file.
+        identity: the run's `identity_of`.
+        forms: for each round, the shapes of what clients and server exchange.
+
+    Returns:
+        The progress, and for each message file that was rejected, the reason.
 
     Raises:
         ValueError: if the file is no checkpoint, or is of another run: its values differ from ``identity``.

@@ -127,11 +127,21 @@ def _numbers(
     rank: np.ndarray,
     senders: int,
 ) -> np.ndarray:
-    """Number the clients from 0; clients 0 to 255 are the sample for automatic shrinkage.
+    """Give each client a number from 0; clients 0 to 255 are the sample that automatic shrinkage looks at.
 
-    The numbers come from `sample_numbers`. The large features are read only if some clients have equal counts
-    of each class. ``used`` has the indices of examples that are no padding, and ``rank`` the index of each
-    such example's client among the ``senders`` clients.
+    `sample_numbers` chooses the numbers. The features, which are large, are read only if some clients have
+    equal counts of each class.
+
+    Args:
+        method: the method, for its feature map.
+        features: [examples, dim].
+        labels: [examples].
+        used: the indices of the examples that are no padding.
+        rank: for each of the examples in ``used``, the index of its client.
+        senders: the number of clients.
+
+    Returns:
+        [senders] the clients' numbers.
     """
     if senders <= SAMPLE:
         return np.arange(senders, dtype=np.int32)

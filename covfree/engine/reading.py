@@ -1,4 +1,4 @@
-"""Read the parts of a table of rows ahead of time, and add what a round computes from them to a total."""
+"""Read a large table of rows part by part, ahead of time, and add up what a round computes from each part."""
 
 from __future__ import annotations
 

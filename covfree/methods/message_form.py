@@ -43,7 +43,7 @@ class MessageForm:
         check_choice("matrices", self.matrices, ("client", "row"))
 
     def num_matrices(self, *, num_rows: int, num_clients: int) -> int:
-        """Return how many matrices all clients send: one for each client or row, see ``matrices``."""
+        """Return how many d × d matrices all clients send together: one for each client, or for each row."""
         return num_clients if self.matrices == "client" else num_rows
 
 
@@ -56,9 +56,10 @@ def gram_matrices(merge: Merge) -> MessageForm:
 
 
 def own_solutions(merge: Merge) -> MessageForm:
-    """Make the form of messages with a client's ridge solution and its Gram matrix plus γI.
+    """Describe messages in which a client sends its own ridge solution, and its Gram matrix plus γI.
 
-    The solution's columns replace the class means; γ is ``params.gamma``. `MessageForm` defines ``merge``.
+    The solution's columns take the place of class means, and γ is ``params.gamma``. ``merge`` computes the
+    server's state from all messages, see `MessageForm`.
     """
     return MessageForm("solutions", _solution, merge, "client", solved=True)
 

@@ -225,9 +225,9 @@ def _tempered(
 
 
 def _settings(feature_map: Any) -> list[str]:
-    """Return, as texts "name=value", a map's static fields that are booleans, numbers or strings.
+    """Return a map's settings, static fields that are booleans, numbers or strings, as texts "name=value".
 
-    The map's size is left out, as `sends` states it.
+    The number of features is left out, as the text of `sends` has it already.
     """
     if not is_dataclass(feature_map):
         return []

@@ -169,7 +169,10 @@ def _own_examples(labels: Any, num_classes: int) -> tuple[int, ...]:
 
 
 def _examples_cost(labels: Any, clients: Any, dim: int) -> Cost:
-    """Return the cost as if clients sent all features: one row for each example, and no operations."""
+    """Return the cost if clients sent all their features: a row of d numbers for each example.
+
+    Making these rows takes no operations.
+    """
     kept = int(((np.asarray(labels) >= 0) & (np.asarray(clients) >= 0)).sum())
     return Cost(kept, kept * dim, 0)
 

@@ -69,13 +69,12 @@ class _Asked:
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class _Run:
-    """The algorithm's ``params``: the method, C, and how many rounds the server runs over clients' messages.
+    """The ``params`` of an algorithm that runs a method.
 
     Attributes:
         method: the method.
         num_classes: C.
-        messages: the number of the method's rounds that the server runs over clients' messages; 0 if all
-            uploads are sums.
+        messages: the number of the method's rounds that clients' messages replace; 0 if all uploads are sums.
     """
 
     method: Method

@@ -92,7 +92,12 @@ def _random(task: Task) -> Start:
 
 
 def _schedule(settings: From, task: Task) -> np.ndarray:
-    """Return [rounds, clients drawn]: the clients that send statistics in each round before training."""
+    """Choose the clients that send statistics in the rounds before training.
+
+    Returns:
+        [rounds, clients in a round] the clients' numbers. A single round of all clients if ``start_rounds``
+        is ``"once"``.
+    """
     number, rounds = int(task.clients.max()) + 1, settings.start_rounds
     if rounds == "once":
         return np.arange(number)[None]

@@ -51,12 +51,13 @@ class ClientSums(NamedTuple):
 
 
 class Offsets(NamedTuple):
-    """The covariance Σ̂ = Σ_r y_r y_rᵀ of scaled rows y_r, split into Σ_j z_j z_jᵀ and a remainder.
+    """The estimated covariance Σ̂, split into Σ_j z_j z_jᵀ, due to client shift, and a remainder.
 
-    Here z_j = √λ_j δ_j + noise of covariance c Σ, with Σ the covariance within clients. The δ_j are
-    independent combinations of clients' offsets, each with the covariance Δ of one offset. The remainder
-    contains no offsets, except in directions too weak to separate. The noise of z_j and the noise of the
-    remainder are independent if classes have equal weight, and uncorrelated on average otherwise.
+    Client shift moves all features of a client by an offset. Offsets have the covariance Δ, and features
+    within clients the covariance Σ. Here z_j = √λ_j δ_j + noise of covariance c Σ, where the δ_j are
+    independent combinations of clients' offsets, each of covariance Δ. The remainder contains no offsets,
+    except in directions too weak to separate. Its noise and that of z_j are independent if classes have
+    equal weight, and uncorrelated on average otherwise.
 
     Attributes:
         strength: λ_j; 0 if Σ̂ does not contain δ_j.
@@ -129,13 +130,14 @@ def no_offsets(moments: Moments, freedom: Freedom) -> Offsets:
 
 
 def offsets_of(sums: ClientSums, moments: Moments, freedom: Freedom, level: Float[Array, ""]) -> Offsets:
-    r"""Return the `Offsets`: clients' offsets, separated from Σ̂ (formulas: docs/derivation.md, section 10).
+    r"""Split the covariance Σ̂ into a part due to clients' offsets and a remainder: an `Offsets`.
 
-    If the sums cover a sample of the clients, the other clients are modelled as m − 1 copies of the sample,
-    with m the ratio of Σ_c w_c N_c over all clients (N_c examples of class c) to the same sum over the
-    sample. The average of δ_j (see `Offsets`) over the m copies enters the class means, so p_cj, its weight
-    there, is the weight for one copy times 1/√m. Differences between copies give m − 1 further directions for
-    each client k, of strength λ = Σ_c w_c n_ck for n_ck examples of class c; no class mean contains them.
+    The formulas are in docs/derivation.md, section 10. If ``sums`` cover only a sample of the clients, the
+    other clients are modelled as m − 1 copies of the sample, with m the ratio of Σ_c w_c N_c over all clients
+    (N_c examples of class c) to the same sum over the sample. The average of δ_j (see `Offsets`) over the m
+    copies enters the class means, so p_cj, its weight there, is the weight for one copy times 1/√m.
+    Differences between copies give m − 1 further directions for each client k, of strength λ = Σ_c w_c n_ck
+    for n_ck examples of class c; no class mean contains them.
 
     Args:
         sums: `client_sums` of *all* rows.

@@ -51,9 +51,14 @@ def _check_transformer(backbone: Backbone) -> None:
 
 @dataclass(frozen=True)
 class _Prompted:
-    """A `prompt_model`'s network, preprocessing, and number of prompts that an image reads (None: all).
+    """Settings that the functions of a `prompt_model` share.
 
-    The model's functions share these settings. They are compared by value, to avoid recompilation.
+    They are compared by value: models with equal settings share compiled code.
+
+    Attributes:
+        backbone: the network.
+        preprocessing: normalises uint8 images; None if images are already normalised.
+        top: the number of prompts that an image reads; None for all.
     """
 
     backbone: Backbone

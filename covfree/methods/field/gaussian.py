@@ -124,7 +124,10 @@ def _examples_phase(numbers: Any, totals: tuple[()], rows: Rows, num_classes: in
 
 
 def scatters_merge(numbers: Any, message: Message, num_classes: int) -> tuple[Moments, jax.Array]:
-    """Compute moments and class scatters, exactly, from class means with covariances (CCVR eq. 3)."""
+    """Compute each class's moments and scatter from clients' class means with covariances.
+
+    Both are exactly those of the examples (CCVR eq. 3).
+    """
     sent_matrix(message.rows.covariance, "covariance with each of")
     moments = example_moments(message.rows, num_classes)
     return moments, class_scatters(message.rows, moments)

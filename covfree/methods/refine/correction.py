@@ -101,9 +101,10 @@ class Plan:
 
 
 def _own_head(first: Any, state: tuple[Any, ...], plan: Plan) -> tuple[Any, Head]:
-    """Return the method's regularised matrix (None if it has none) and its head.
+    """Compute the head of the method, before any correction; also return the matrix that it is solved with.
 
-    ``first`` has the method's ``params``, and ``state`` its state after its last round.
+    That is the regularised matrix, which comes first; None if the method has none. ``first`` has the method's
+    ``params``, and ``state`` its state after its last round.
     """
     state = state[: plan.own]
     system = None if plan.system is None else plan.system(first, *state)

@@ -172,7 +172,7 @@ def _finish(
     *,
     plan: RefinePlan,
 ) -> Any:
-    """Make an LDA or ridge head from the current weights, or another kind of head from `known_matrix`."""
+    """Make the refined head: for LDA and ridge from the refined weights, for others from `known_matrix`."""
     if plan.head is not None:
         return plan.head(numbers.first, known_matrix(search), moments, None, *own)
     return (lda_head_of if plan.gram is None else ridge_head_of)(search.weight, moments)

@@ -18,11 +18,11 @@ from covfree.core.products import divide_or_zero, product
 
 
 class Search(NamedTuple):
-    """The progress of solving A W = M.
+    """The progress of solving A W = M for W; A is known only by its products with some directions.
 
     Attributes:
-        inverse: P ≈ A⁻¹.
-        right: M.
+        inverse: P ≈ A⁻¹, the server's approximation at the start.
+        right: M, the right-hand side.
         span: V, orthonormal directions whose products with A are known.
         images: A V.
         directions: Q, orthonormal and orthogonal to V; clients compute their products with A in the next

@@ -85,7 +85,7 @@ class Maker:
 
 
 def begin(params: tuple[Any, ...], running: Running, maker: Maker) -> tuple[Known]:
-    """Make each method's head from the method's state after its last round; return the new state."""
+    """Make the head of each method from its state after the last round; return them as the new state."""
     heads, sound = [], [jnp.ones((), bool)] * len(params)
     for group in maker.groups(params):
         first, state = group[0], running.tracks[maker.ends[group[0]]]

@@ -122,7 +122,10 @@ def terms(
 
 
 def aside(rows: Rows, share: float) -> Rows:
-    """Make rows padding unless their examples are kept aside: about a ``share`` of all examples is."""
+    """Return the rows (single examples) that a client keeps aside for tests; all others become padding.
+
+    About a ``share`` of the examples is kept aside.
+    """
     return _labelled(rows, kept_aside(rows.mean, share))
 
 
@@ -154,7 +157,14 @@ def tracks_of(state: tuple[Any, ...]) -> tuple[tuple[Any, ...], ...]:
 def serve(
     params: tuple[Any, ...], state: tuple[Any, ...], total: tuple[Any, ...], *, steps: tuple[Step, ...]
 ) -> Running:
-    """Compute the states of all methods after a round, from the states before and the sums ``total``."""
+    """Compute the server's state after a round that several methods run together.
+
+    Args:
+        params: the hyperparameters of each method.
+        state: the server's state before the round.
+        total: the sum of all clients' uploads, which are from `terms`.
+        steps: how this round computes the state of each method.
+    """
     tracks, totals, found = tracks_of(state), iter(total), []
     for step in steps:
         before = tracks[step.parent]
