@@ -1,4 +1,4 @@
-"""``covfree audit``: attacks that find examples, and which classes clients have, in the sums they send."""
+"""``covfree audit``: attacks the sums that clients send, to find out their examples and classes."""
 
 from __future__ import annotations
 

@@ -192,7 +192,9 @@ def evaluate_command(
 def _unseen(
     path: Path, saved: SavedHead, source: Source, seed: int | None, every: bool
 ) -> tuple[FeatureSet, int]:
-    """Load data split by `seed`, or if None by the head's recorded seed, or else by 0; return data and seed.
+    """Load the data on which to evaluate a saved head; return it, and the seed with which it was split.
+
+    The seed is `seed` or, if None, the one recorded in the head's file, or else 0.
 
     Raises:
         ValueError: if the head was fitted to examples of the test part, unless `every` is true.

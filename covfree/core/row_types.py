@@ -45,9 +45,9 @@ class RowTypes:
 
     @classmethod
     def common(cls, types: Sequence[RowTypes]) -> RowTypes:
-        """Choose the types for the concatenation of several `Rows`; ``types`` has an entry for each.
+        """Choose the data types of several `Rows` that will be concatenated, from the types of each.
 
-        All of them or none must have covariances.
+        Either all of the `Rows` must have covariances, or none.
         """
         covariances = [own.covariance for own in types if own.covariance is not None]
         return cls(

@@ -226,7 +226,10 @@ class FeatureWriter:
         return (done, skipped) if identity_of(identities[:done], skipped) == state.get("kept") else None
 
     def _kept(self, identities: Sequence[str], done: int, skipped: Mapping[int, str]) -> str:
-        """Return `identity_of` the first ``done`` examples; hash only those added since the last call."""
+        """Return one hash of the first ``done`` examples except ``skipped`` ones, as `identity_of` does.
+
+        Only examples added since the last call are read.
+        """
         before, digest = self._hashed
         self._hashed = done, _hashed(digest, identities, skipped, before, done)
         return digest.hexdigest()

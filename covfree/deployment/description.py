@@ -235,8 +235,7 @@ class Description:
     def _made(self, network: Any) -> Algorithm:
         """Make the algorithm that the description names.
 
-        If ``network`` is None although a network is trained, the algorithm has the same number of rounds,
-        but trains only a head.
+        Without the ``network`` that a federation trains, it trains only a head, in as many rounds.
         """
         made, classes = self.private_method, len(self.class_names)
         if made is not None:

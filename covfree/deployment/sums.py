@@ -1,4 +1,4 @@
-"""Run secure sums between machines: do the steps of `covfree.secure`, and convert messages to arrays."""
+"""Run the steps of `covfree.secure` between machines, which exchange them as messages of arrays."""
 
 from __future__ import annotations
 

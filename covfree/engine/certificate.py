@@ -96,7 +96,10 @@ def certify(method: Method[Any], collected: Collected, *, num_classes: int) -> C
 
 
 def _system(method: Method[Any], message: Message, matrix: np.ndarray, num_classes: int) -> np.ndarray:
-    """Compute the method's regularised matrix S in float64, with ``matrix`` in place of the message's."""
+    """Compute, in float64, the regularised matrix S with which the method's head is solved.
+
+    ``matrix`` takes the place of the matrix in ``message``, the merged message of all clients.
+    """
     assert method.system is not None
     rows = replace(message.rows, mean=np.asarray(message.rows.mean, np.float64))
     with double():

@@ -30,7 +30,7 @@ def row_labels(rows: Rows) -> Integer[Array, " rows"]:
 
 
 def row_clients(rows: Rows) -> Integer[Array, " rows"]:
-    """Return clients' numbers in at least int32; a narrower type might overflow in comparisons."""
+    """Return each row's client number as int32 or int64; a narrower type might overflow in comparisons."""
     if rows.client is None:
         raise ValueError("rows: expected rows with a client each, to tell whose they are; got none")
     check_int32("client", rows.client)

@@ -266,7 +266,10 @@ def select(candidates: Sequence[Algorithm], *, by: By = "errors", keep: float = 
 
 
 def _form(algorithm: Algorithm) -> Any:
-    """Return what all candidates must share: the structure without model and name, and the leaves' shapes."""
+    """Return what all candidates must have in common: their pytree structure, and the shapes of its leaves.
+
+    Model and name are left out.
+    """
     own = replace(algorithm, params=algorithm.params._replace(model=None), name="")
     leaves, structure = jax.tree.flatten(own)
     return structure, list(map(jnp.shape, leaves))

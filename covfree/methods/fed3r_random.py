@@ -111,13 +111,13 @@ def fed3r_random(
 ) -> Method[MappedHead]:
     """Make Fed3R-RF: Fed3R on D random Fourier features, an approximation of kernel ridge regression.
 
-    The kernel is exp(−‖x − y‖²/(2σ²)); σ must fit the scale of the features. With ``"auto"`` each client
-    first sends its number of examples, Σ x and Σ ‖x‖². For all n examples the server computes the total
-    variance v = Σ ‖x‖²/n − ‖(Σ x)/n‖² and sends back σ = 4·√v; the second round is Fed3R's. The paper has one
-    round with σ = 1000, chosen for the features of its backbone.
+    The kernel is exp(−‖x − y‖²/(2σ²)); σ must fit the scale of the features. With ``"auto"`` there are two
+    rounds. In the first, each client sends its number of examples, Σ x and Σ ‖x‖². From these the server
+    computes the variance of all n examples, v = Σ ‖x‖²/n − ‖(Σ x)/n‖², and sends back σ = 4·√v. The second
+    round is Fed3R's. The paper has only that round, with σ = 1000, chosen for the features of its backbone.
 
-    Bytes up: 4·(K·D² + M·D) for K clients and M client-class pairs. With ``"auto"`` 4·K·(D² + C·D + 2·C + d +
-    3) for d features, and C counts from each client, as it sends sums for all C classes.
+    Bytes up: 4·(K·D² + M·D) for K clients and M client-class pairs. With ``"auto"`` a client sends sums and
+    counts of all C classes: 4·K·(D² + C·D + 2·C + d + 3) for d features, and K·C counts.
 
     Args:
         ridge: λ, at least 0.

@@ -81,9 +81,10 @@ def _spread_phase(
 def _system(
     shrinkage: Shrinkage, first: Any, spread: Spread, *, within: Within, gram: ScatterChoice | None
 ) -> Scatter:
-    """Compute the shrunk covariance from the totals of the two rounds, ``first`` and ``spread``.
+    """Compute the regularised matrix of the head from the totals of the two rounds, ``first`` and ``spread``.
 
-    If ``gram`` is given, as for a ridge head, return the Gram matrix made from this covariance.
+    For a ridge head it is the Gram matrix that `gram_of` makes from the shrunk covariance. For other heads,
+    for which ``gram`` is None, it is the shrunk covariance itself.
     """
     moments = moments_of(first)
     scatter = spread.scatter if spread.inner is None else with_inner(spread.scatter, spread.inner)
@@ -94,10 +95,13 @@ def _system(
 
 
 def gram_of(covariance: Scatter, first: Any, within: Within, gram: ScatterChoice) -> Scatter:
-    """Make the Gram matrix of a ridge head from the shrunk covariance.
+    """Make the Gram matrix with which a ridge head is solved, from the shrunk ``covariance``.
 
-    ``first`` is the total of the first round, ``within`` the estimator of the covariance, and ``gram`` the
-    argument ``scatter`` of `total_gram`.
+    Args:
+        covariance: the shrunk covariance within classes.
+        first: the total of the first round, which gives the class means and counts.
+        within: the estimator with which the covariance was computed.
+        gram: which terms the Gram matrix has: the argument ``scatter`` of `total_gram`.
     """
     moments = moments_of(first)
     # Use the scatter itself, as the paper does, without correcting for classes that have a single row.
@@ -159,7 +163,7 @@ def fedcof_like(
 
 
 def with_inner(scatter: Scatter, inner: jax.Array | None) -> Scatter:
-    """Return the scatter plus the variances that clients sent: a diagonal, or one number times I."""
+    """Add to a scatter the variances ``inner`` that clients sent: a diagonal, or one number times I."""
     if inner is None:
         return scatter
     return scatter.shifted(inner) if inner.ndim == 0 else scatter.with_diagonal(inner)

@@ -19,15 +19,15 @@ Merge: TypeAlias = Callable[[Any, Message, int], tuple[Any, ...]]
 
 @dataclass(frozen=True)
 class MessageForm:
-    """The form of a message that clients make of their examples.
+    """How a client makes a message of its examples, and how the server uses the merged message.
 
     Attributes:
         name: what is sent, for error messages.
         make: ``(params, features, labels, num_classes) -> Message`` of one client, with a row for each class;
             absent classes have count 0. Arrays may be traced.
-        merge: ``(params, message, num_classes) -> state``, the state after all rounds, from the messages of
-            all clients as `collect` adds them up.
-        matrices: ``"client"`` if each client sends one d × d matrix, ``"row"`` if it sends one for each row.
+        merge: ``(params, message, num_classes) -> state``, the server's state after all rounds, from the
+            message that `collect` merges from those of all clients.
+        matrices: ``"client"`` if a client sends one d × d matrix, ``"row"`` if it sends one for each class.
         solved: whether the client sends its own ridge solution, whose columns replace the class means.
         pooled: whether the server needs only the sum of all classes' scatters, not one for each class.
     """

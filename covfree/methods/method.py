@@ -24,7 +24,7 @@ from covfree.statistics.transforms import Transform
 
 
 def sent_matrix(matrix: AnyArray | None, name: str) -> AnyArray:
-    """Return ``matrix``, a field of a message; raise an error if it is None, i.e. clients did not send it."""
+    """Return ``matrix``, which clients should have sent; if None, raise an error that calls it ``name``."""
     if matrix is None:
         raise ValueError(f"message: expected a {name} beside the rows, as the method sends it; got none")
     return matrix

@@ -49,7 +49,7 @@ def of_first(numbers: Any, *, inner: Callable[[Any], Any] | None) -> Any:
 
 @dataclass(frozen=True)
 class Round:
-    """One round: what clients are sent, what each computes from its rows, and how the server uses the sum.
+    """One round of sums: the server broadcasts, clients compute terms from rows, the server uses their sum.
 
         state ──broadcast──▶ client(params, sent, rows, num_classes) ──▶ terms
           ▲                                                          │ added up over rows and clients
@@ -60,12 +60,13 @@ class Round:
     Attributes:
         client: ``(params, sent, rows, num_classes) -> terms``, a pytree that adds up over rows: arrays are
             summed, a `Factor` is summed as YᵀY, and `Table`s are concatenated.
-        server: ``(params, state, total) -> state``. States are tuples, the first is ``()``. None appends
-            the total to the state.
-        broadcast: ``(params, state) -> sent``, a part of the state; None for all of it.
-        numbers: ``(params) -> params``, selects hyperparameters for the three functions; None for all.
-        examples: whether the round is over clients' examples, even if clients have sent other rows before.
-        head: whether the state after the round gives a head; it always does after the last round.
+        server: ``(params, state, total) -> state``, the server's next state, with ``total`` the sum of all
+            terms. A state is a tuple, ``()`` at first. None appends ``total`` to the tuple.
+        broadcast: ``(params, state) -> sent``, what clients receive; None sends them the whole state.
+        numbers: ``(params) -> params``, selects the hyperparameters that the other functions get; None
+            selects all.
+        examples: whether each row is one example, even if rows were class means in earlier rounds.
+        head: whether a head can be made from the state after this round. It always can after the last.
         fixed: whether the clients' terms do not depend on any number in ``params``. `covfree.select` then
             computes them once for methods that differ only in hyperparameters.
     """
@@ -84,9 +85,9 @@ class Round:
 
 
 def phases(*clients: Callable[[Any, Any, Rows, int], Any], fixed: bool = False) -> tuple[Round, ...]:
-    """Make a round of each client function.
+    """Make one round for each function in ``clients``, see `Round.client`; the server only keeps totals.
 
-    The server's state is the tuple of the totals of the rounds so far; each round broadcasts all of it.
+    Its state is the tuple of the totals of the rounds so far, and each round broadcasts all of it.
     """
     return tuple(Round(client, fixed=fixed) for client in clients)
 

@@ -145,7 +145,7 @@ def _means_cost(
 
 
 def keep_examples() -> Summary:
-    """Make the summary whose rows are the examples. Rows stay at the client, and it sends only sums."""
+    """Make the summary for methods whose clients send sums over examples: a row is an example, never sent."""
     return Summary("Examples", _examples, _examples_sizes, _examples_cost, _own_examples, stays=True)
 
 
@@ -275,7 +275,7 @@ def _directions(
 
 
 def _directions_sizes(labels: Any, clients: Any) -> tuple[int, ...]:
-    """Count the rows that are means, the clients, and the examples of the largest client."""
+    """Return the numbers of class means and of clients, and the largest number of examples of a client."""
     largest = client_sizes(labels, clients)[1].max(initial=1)
     return count_rows(labels, clients), max(1, count_clients(labels, clients)), int(largest)
 
@@ -286,12 +286,12 @@ def _own_directions_sizes(labels: Any, num_classes: int) -> tuple[int, ...]:
 
 
 def _directions_cost(labels: Any, clients: Any, dim: int, *, num_directions: int, centred: bool) -> Cost:
-    """Count the rows and the numbers that all clients send, and their operations.
+    """Return the `Cost` of `send_directions` for all clients together.
 
-    A client with n examples of c classes sends c means, and min(num_directions, n − c, d) directions. If not
-    ``centred``, it sends min(num_directions, n, d) directions, and each row has one more number. Its
-    operations are 2·n·d for means and residuals, 2·n·d·s for the residuals' Gram matrix of size s =
-    min(n, d), and 9·s³ for the matrix's ``eigh``.
+    A client with n examples of c classes sends c class means and min(num_directions, n − c, d) directions, of
+    d numbers each. If not ``centred``, it sends min(num_directions, n, d) directions, and all rows have d + 1
+    numbers. It needs 2·n·d operations for means and residuals, 2·n·d·s for the residuals' Gram matrix of size
+    s = min(n, d), and 9·s³ for the matrix's ``eigh``.
     """
     rows, sizes = client_sizes(labels, clients)
     degrees = sizes - rows if centred else sizes

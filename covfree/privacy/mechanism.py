@@ -117,8 +117,9 @@ class Private:
         return total
 
     def choose(self, first: Upload) -> Kind | None:
-        """Choose what clients upload in the second step, "matrix" or "sums", by the total of the first step.
+        """Choose what clients upload in the second step: the second moment ("matrix") or class sums ("sums").
 
+        ``first``, the total of the first step, shows whether a second moment would be lost in its noise.
         Return None if the method has no second step.
         """
         if len(self.grids) == 1:

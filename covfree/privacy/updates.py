@@ -36,7 +36,7 @@ class PrivateUpdates:
         bound: the largest norm of the upload's integers, without noise.
         num_clients: the largest number of clients whose uploads may be added.
         rounds: the number of rounds that the promise covers.
-        promise: the privacy promise, provided that uploads are seen only in their sum.
+        promise: the privacy promise; it holds only if nobody sees a single client's upload.
     """
 
     clip: float

@@ -1,4 +1,7 @@
-"""Clip clients' uploads and round them to integers on a public grid, so that their sensitivity is exact."""
+"""Make private uploads: clipped sums, in integers, so that their sensitivity is known exactly.
+
+The sensitivity is the largest change of a sum if one example (or one client) is added, removed or replaced.
+"""
 
 from __future__ import annotations
 

@@ -48,9 +48,11 @@ class Labels(NamedTuple):
     num_classes: int
 
     def described(self, i: int, names: Sequence[str]) -> str:
-        """Describe in words which of site i's class means lie at other sites' mean of another class.
+        """Describe in words how site i's labels differ from other sites': "classes cat and dog are swapped".
 
-        The text says whether most classes are shifted or pairs are swapped. ``names`` are the classes' names.
+        They differ for a class if the site's mean of it lies at other sites' mean of another class. The text
+        says that most labels are shifted, or which are swapped, or else lists classes. ``names`` are the
+        classes' names.
         """
         places = self.places[i]
         steps = Counter((c - there) % self.num_classes for c, there in places.items())

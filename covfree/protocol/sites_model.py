@@ -1,4 +1,7 @@
-"""A model of all sites' class means: robust centres, their covariance, and the usual shift between sites."""
+"""A model of the class means that honest sites send, with which the sites are judged.
+
+It has a robust centre of each class, the covariance of the means, and the usual shift between sites.
+"""
 
 from __future__ import annotations
 

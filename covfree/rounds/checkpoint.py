@@ -62,7 +62,7 @@ class Mark(NamedTuple):
         return cls(shown, digest([array]))
 
     def beside(self, ours: Mark) -> str:
-        """Describe how this mark of a saved run differs from ``ours``, of the present run."""
+        """Say how this mark, of a saved run, differs from the present run's: "0.1 there, 0.2 here"."""
         if self.shown != ours.shown:
             return f"{self.shown or 'none'} there, {ours.shown or 'none'} here"
         return f"other values of {ours.shown}" if ours.shown else "not the same as in the checkpoint"

@@ -32,17 +32,18 @@ def directed_rows(
 ) -> Rows:
     """Compute all clients' class means, as `client_rows` does, followed by their residual directions.
 
-    Let the rows of R be a client's residuals f_i − μ_{y_i}, its examples minus their class means, with
-    singular values s_1 ≥ s_2 ≥ … and right singular vectors v_j. Direction j is s_j v_j, with the sign that
-    makes its entry of largest size positive. Of all matrices of rank q, Σ_{j ≤ q} s_j² v_j v_jᵀ is nearest to
-    the scatter RᵀR, and RᵀR minus it is positive semi-definite. The sum equals RᵀR if q ≥ a_k, where
-    a_k = Σ_c (n_c − 1) and the client has n_c examples of class c. Directions reveal more about examples than
-    their number suggests: if a client has two examples of a class, their mean and a direction determine both,
-    up to their order.
+    A client's residuals f_i − μ_{y_i}, its examples minus their class means, are the rows of a matrix R with
+    singular values s_1 ≥ s_2 ≥ … and right singular vectors v_j. Direction j is the vector s_j v_j, with the
+    sign that makes its entry of largest size positive. With q directions the server knows
+    Σ_{j ≤ q} s_j² v_j v_jᵀ, the matrix of rank q that is nearest to the scatter RᵀR; RᵀR minus this sum is
+    positive semi-definite. The sum equals RᵀR if q ≥ a_k = Σ_c (n_c − 1), where client k has n_c examples of
+    class c. Directions reveal more about examples than their number suggests: if a client has two examples of
+    a class, their mean and a direction determine both, up to their order.
 
-    A direction is a row with ``sketch`` set, label −2 and the mean s_j v_j. A client sends min(q, a_k, d)
-    directions; the other rows are padding. The count of a direction is its degrees of freedom: 1 if q < d. If
-    q ≥ d, the directions are the whole scatter, and a_k is split over them (shares differ by at most 1).
+    In the result, a direction is a row with ``sketch`` True, label −2 and the mean s_j v_j. A client sends
+    min(q, a_k, d) directions; the other rows are padding. The count of a direction is its degrees of freedom:
+    1 if q < d. If q ≥ d, the directions give the scatter exactly, and a_k is split over them (shares differ
+    by at most 1).
 
     If not ``centred``, the rows of R are the client's n_k examples themselves, and n_k takes the place of
     a_k. Then Σ_{j ≤ q} s_j² v_j v_jᵀ is the matrix of rank q that is nearest to their Gram matrix. The

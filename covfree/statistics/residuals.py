@@ -1,4 +1,4 @@
-"""Compute residuals about clients' class means; append vectors made from residuals to the rows of means."""
+"""Residuals: clients' examples minus their class means. Append vectors made from them to a table of rows."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ class Senders(NamedTuple):
     """The clients that have an example, numbered from 0 in the order of their original numbers.
 
     Attributes:
-        slot: the number of each example's client; ``len(client)`` for padding examples.
+        slot: the new number of each example's client; ``len(client)`` for padding.
         size: the number of examples of each client.
-        client: each client's original number; −1 in unused entries.
-        hidden: a_k, the number of client k's examples minus the number of its rows: the degrees of freedom of
-            examples about their rows' means.
+        client: each client's original number; −1 in entries without a client.
+        hidden: a_k, client k's number of examples minus its number of class means: the degrees of freedom of
+            its residuals (examples minus their class mean).
     """
 
     slot: Integer[Array, " examples"]
@@ -81,9 +81,14 @@ def with_vectors(
     count: Integer[Array, "clients vectors"],
     label: int,
 ) -> Rows:
-    """Append clients' ``vectors`` to ``means``, as rows with ``sketch`` True, ``label`` and ``count``.
+    """Append vectors of each client to the rows of class means ``means``, as rows with ``sketch`` True.
 
-    ``client`` has the clients' numbers. A vector of count 0 becomes padding.
+    Args:
+        means: the class means.
+        client: the number of each client.
+        vectors: each client's vectors.
+        count: the count of each vector; with count 0 it becomes padding.
+        label: the label of all vectors.
     """
     count = count.reshape(-1)
     labels = jnp.where(count > 0, label, -1).astype(jnp.int32)

@@ -35,9 +35,12 @@ def backbone_of(text: str) -> str:
 
 
 def onnx_of(path: str, output: str | None = None, preprocessing: str | None = None) -> Extractor:
-    """Open an ONNX file as an `Extractor`; errors name the command's options.
+    """Open an ONNX file as an `Extractor`, for a command: an error begins with the option that is wrong.
 
-    ``path`` may end in ``.onnx:name``, which names the tensor to take as features, as ``output`` does.
+    Args:
+        path: the file; ``model.onnx:name`` also names the tensor to take as features.
+        output: the name of this tensor, used instead of the one in ``path``.
+        preprocessing: a text as in `preprocessing_of`; None to look for it in the file's folder.
     """
     path, _, inside = path.rpartition(".onnx")
     try:

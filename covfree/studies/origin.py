@@ -44,10 +44,10 @@ def says_enough(origin: Mapping[str, Any] | None) -> bool:
 
 
 def seen_in_training(data: FeatureSet, seed: int, origin: Mapping[str, Any]) -> str:
-    """Return a message if the head was fitted to over a tenth of the test examples, else an empty text.
+    """Return a warning if a head was fitted to over a tenth of the test examples of ``data``, else "".
 
-    ``origin`` is what the head's file records of the data that the head was fitted to; ``seed`` drew the
-    split of ``data``. The text is empty, too, if the head was fitted to exactly the data's training part.
+    ``origin`` is the record, in the head's file, of the examples to which it was fitted; ``seed`` is the seed
+    with which ``data`` was split. If these examples are exactly the training part, there is no warning.
     """
     known = np.array([int(one, 16) for one in origin["hashes"]], np.uint64)
     looked_at = found = 0

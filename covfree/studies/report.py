@@ -203,7 +203,10 @@ def _trained_run(run: Run) -> dict[str, Any]:
 
 
 def notes(results: Sequence[Result]) -> list[str]:
-    """Return notes: how often clients chose each method, and by which name a command takes each method."""
+    """Return lines of text to print below a table.
+
+    One says how often clients chose each method, if they choose; one gives the methods' names for commands.
+    """
     lines = []
     for method in dict.fromkeys(result.method for result in results if JOINT in result.method):
         runs = [run for result in results if result.method == method for run in result.runs]

@@ -100,7 +100,7 @@ class Result:
 
     @property
     def place(self) -> tuple[str, Federation | None]:
-        """The name of the data, and the federation."""
+        """The name of the data set, and the settings by which it is divided among clients."""
         return self.runs[0].dataset, self.runs[0].federation
 
     @property

@@ -33,7 +33,7 @@ StartRounds: TypeAlias = int | Literal["once", "all"]
 
 
 class From(NamedTuple):
-    """The settings that determine with which head a training starts; the fields are those of `Training`."""
+    """The settings of a `Training` that determine the head from which it starts; fields have equal names."""
 
     init: str
     temperature: Temperature

@@ -100,7 +100,10 @@ class Task:
         return count_predictions(scores, self.data.test_labels, self.data.test_clients)
 
     def _tested(self, result: Any) -> tuple[Any, Any]:
-        """Return a result's head, and the test features, computed by the result's network if it has one."""
+        """Return the head of a training's result, and the features of the test examples for it.
+
+        If a network was trained, it computes the features.
+        """
         if self.network is None:
             return result, self.test_inputs
         if hasattr(result, "trained"):

@@ -113,7 +113,7 @@ class Training:
 
     @property
     def start(self) -> From:
-        """Those of the settings that determine the head from which training starts."""
+        """The part of the settings that determines the head from which training starts."""
         return From(*(getattr(self, name) for name in From._fields))
 
     @property

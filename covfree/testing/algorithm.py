@@ -199,7 +199,7 @@ def copies(subject: _Subject) -> None:
 
 
 def reference(subject: _Subject) -> None:
-    """The result equals the reference formula's, if there is one; scores may differ by a constant per row."""
+    """The result equals the reference formula's, if one is given; scores up to a constant per example."""
     if subject.reference is None:
         return
     features = np.asarray(subject.features)

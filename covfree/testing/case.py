@@ -53,21 +53,21 @@ class Found(NamedTuple):
 
 @dataclass(frozen=True)
 class Case:
-    """A function ``make`` to be checked, with the functions that laws use to test it.
+    """A function to be checked, ``make``, with the functions that laws use to draw and change its input.
 
-    Its input ``given`` is a pytree of float64 NumPy arrays, of the same shapes in all examples.
+    An input is called ``given``: a pytree of float64 NumPy arrays, whose shapes are the same in all inputs.
 
     Attributes:
-        shared: a pytree that all examples share, such as a method; None if there is none.
-        make: ``(shared, given) -> made``: a head, a matrix or rows.
-        see: ``(made, given) -> seen``: the arrays that are compared.
-        draw: ``(seed, absent) -> given``, a random example, in which the class ``absent`` is empty.
-        moving: ``given -> numbers``: a dict of the arrays by which derivatives are taken.
-        put: ``(given, numbers) -> given`` with these arrays replaced by ``numbers``.
-        way: ``given -> direction``: a dict like ``numbers``, the direction in which derivatives are checked;
-            0 for padding.
-        clean: ``given -> given`` without padding.
-        junk: ``given -> given`` with 1e30 in padding.
+        shared: a pytree that is passed with every input, such as a method; None if there is none.
+        make: ``(shared, given) -> made``, the function to be checked; it makes a head, a matrix or rows.
+        see: ``(made, given) -> seen``, the arrays by which results are compared, such as a head's scores.
+        draw: ``(seed, absent) -> given``, a random input, in which the class ``absent`` has no example.
+        moving: ``given -> numbers``, a dict of the arrays by which derivatives are taken.
+        put: ``(given, numbers) -> given``, the input with these arrays replaced by ``numbers``.
+        way: ``given -> direction``, the direction in which derivatives are checked, as a dict like
+            ``numbers``; 0 for padding.
+        clean: ``given -> given``, the input without padding.
+        junk: ``given -> given``, the input with 1e30 as its padding.
         formula: ``given -> seen`` by the reference formula; None if there is none.
         to: a function that is applied to ``seen`` before it is compared with the formula.
         tolerance: the relative error allowed between results in float64.

@@ -117,7 +117,7 @@ def merging(case: Case) -> None:
 
 
 def unbiased(case: Case) -> None:
-    """If all classes share a covariance, the average of estimates is the matrix named by ``unbiased_for``."""
+    """If all classes share a covariance, the average estimate is the matrix that ``unbiased_for`` names."""
     expected = case.about.unbiased_for
     if expected is None:
         return

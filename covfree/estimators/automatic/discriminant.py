@@ -89,9 +89,10 @@ def predicted_margins(
     offsets: Offsets,
     candidates: Float[Array, " candidates"],
 ) -> Margins:
-    """Predict the margins of test examples for each γ in ``candidates`` (docs/derivation.md, section 10).
+    """Predict the margins of an LDA head on test examples, for each shrinkage γ in ``candidates``.
 
-    ``basis`` and ``candidates`` are in units of the mean variance tr(Σ̂)/d.
+    docs/derivation.md, section 10, has the formulas. Σ̂ in ``basis``, and ``candidates``, are divided by the
+    mean variance tr(Σ̂)/d.
     """
     values, floor, means, outside, vectors, dim = basis
     count = moments.count.astype(values.dtype)

@@ -116,9 +116,9 @@ def log_likelihood(
 
 
 def gains(model: Model, prompts: Float[Array, "prompts dim"]) -> Float[Array, "prompts centres"]:
-    """Return what a prompt adds to `log_likelihood` if it comes from a centre, for each pair of the two.
+    """Return what each prompt adds to `log_likelihood` if it comes from a centre, for each centre.
 
-    The values are right up to a constant, which is the same for all pairs.
+    A constant that is the same for all pairs of prompt and centre is left out.
     """
     log_deviation = _log_deviation(model, model.centres)
     scale = jnp.exp(-log_deviation)

@@ -48,10 +48,10 @@ class Update(NamedTuple):
     """A client's upload: arrays that are summed over clients, and a table.
 
     Attributes:
-        change: n_i (x − y_i), the weighted difference of the server's head x and the client's y_i.
+        change: n_i (x − y_i), with x the head that the server sent and y_i the head that the client trained.
         weight: n_i, the client's number of examples.
         used: 1 for each prompt of the pool that the client's training changed, else 0.
-        prompts: the client's prompts; the server gets every client's, one after another, not their sum.
+        prompts: the table of the client's prompts. The server gets all clients' tables, concatenated.
     """
 
     change: LinearHead

@@ -100,10 +100,10 @@ def outcome_of(scores: Any, labels: Any) -> Outcome:
 
 
 def shares(outcome: Outcome, group: Any, among: Any, size: int) -> Float[Array, " groups"]:
-    """Return each group's number of correct predictions, divided by its number of examples in ``among``.
+    """Return the share of correct predictions in each group of examples, such as each class.
 
-    ``group`` is the group of each example, and ``among`` a mask of examples. A group without examples in
-    ``among`` has NaN.
+    ``group`` is the number of each example's group, below ``size``. ``among`` is a mask of the examples that
+    count. A group without any has NaN.
     """
     right, every = (
         jnp.zeros(size, jnp.int32).at[group].add(part.astype(jnp.int32), mode="drop")

@@ -101,7 +101,10 @@ def keep_phase(numbers: Any, totals: tuple[Moments], rows: Rows, num_classes: in
 def _mixtures_head(
     numbers: _Numbers, system: None, moments: Moments, rows: Rows, *, num_samples: int
 ) -> LinearHead:
-    """Train a softmax head on virtual features drawn from all clients' Gaussian mixtures, the ``rows``."""
+    """Train a softmax head on virtual features, which are drawn from the clients' Gaussian mixtures.
+
+    Each of ``rows`` is one Gaussian of a mixture.
+    """
     return _trained(numbers, rows, moments.count.shape[0], num_samples)
 
 

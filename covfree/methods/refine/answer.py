@@ -28,11 +28,11 @@ class Answer(NamedTuple):
 
 
 def answer(numbers: Any, sent: tuple[jax.Array, jax.Array | None], rows: Rows, num_classes: int) -> Answer:
-    """Compute a client's answer: the product of its scatter with the directions that the server sent.
+    """Compute a client's answer: the product S V of its examples' scatter S with directions V.
 
-    If the server sent no means, the scatter is about the client's own class means, with n − 1 degrees of
-    freedom for a class of n examples. If it sent the class means of all clients, the scatter is about those,
-    with one degree of freedom for each example.
+    ``sent`` is V, and the class means over all clients or None. With None, S is the scatter about the
+    client's own class means, with n − 1 degrees of freedom for a class of n examples. Otherwise S is the
+    scatter about the means sent, with one degree of freedom for each example.
     """
     directions, mean = sent
     features, labels = jnp.asarray(rows.mean), jnp.where(jnp.asarray(rows.count) > 0, rows.label, -1)

@@ -45,7 +45,7 @@ def _last_terms(first: Any, sent: Any, rows: Rows, num_classes: int, *, each: Ro
 
 
 def _last(each: Round, plan: Plan) -> Round:
-    """Return ``each``, the method's last round, with a server function that also starts the correction."""
+    """Return a copy of ``each``, the method's last round, in which the server also starts the correction."""
     client = each.client if each.numbers is None else bound(_last_terms, each=each)
     server, numbers = bound(_end_of_own, each=each, plan=plan), bound(of_first, inner=None)
     return replace(each, client=client, server=server, numbers=numbers, head=True)

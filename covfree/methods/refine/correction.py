@@ -112,7 +112,10 @@ def _own_head(first: Any, state: tuple[Any, ...], plan: Plan) -> tuple[Any, Head
 
 
 def begin(first: Any, state: tuple[Any, ...], *, plan: Plan) -> tuple[Correction]:
-    """Compute the method's own head from its ``state``; return the state with which the correction starts."""
+    """Return the correction's first state, which starts from the method's own head.
+
+    ``first`` has the method's ``params``; ``state`` is the server's state after the method's last round.
+    """
     system, start = _own_head(first, state, plan)
     moments = moments_in(state)
     assert moments is not None  # `metric_of` raises an error if it is None
@@ -263,7 +266,7 @@ def take(numbers: Numbers, state: tuple[Correction], total: SoftmaxSums) -> tupl
 
 
 def finish(numbers: Numbers, system: None, *state: Any, plan: Plan) -> Head:
-    """Make the head from the state; before the correction starts, it is the method's own head."""
+    """Make the corrected head from the server's state; before any correction, the method's own head."""
     known = state[0]
     if not isinstance(known, Correction):
         return _own_head(numbers.first, state, plan)[1]

@@ -28,12 +28,12 @@ _ROUNDING = 4
 
 
 def metric_of(method: Method[Any]) -> tuple[tuple[Round, ...], Callable[..., Scatter]]:
-    """Return additional rounds, and a function that then computes a shrunk covariance of the features.
+    """Return how the server gets a shrunk covariance of the features: extra rounds, and then a function.
 
     Returns:
-        Rounds over the clients' rows that follow the method's own, and the function ``(params, *state) ->
-        Scatter``. The rounds are FedCOF's if the rows are class means and the method estimates no covariance;
-        otherwise there are none.
+        The rounds, to be run after the method's own: FedCOF's, if clients send class means and the method
+        estimates no covariance; else none. And a function from the method's ``params`` and the server's
+        state after all rounds to the covariance: ``(params, *state) -> Scatter``.
     """
     shared = shared_covariance(method)
     if shared is not None:

@@ -1,6 +1,6 @@
-"""Refine a FedCOF head, in rounds in which clients send products of their scatter with directions.
+"""Refine a FedCOF head in more rounds, towards the head of the exact covariance.
 
-The head approaches that of the exact covariance.
+In each, the server sends directions V, and clients send S V, where S is the scatter of their examples.
 """
 
 from __future__ import annotations

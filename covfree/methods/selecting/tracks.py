@@ -108,9 +108,10 @@ def terms(
     steps: tuple[Step, ...],
     share: float,
 ) -> tuple[Any, ...]:
-    """Compute a client's upload in a common round: for each step with a round, that round's terms.
+    """Compute a client's upload in a common round of several methods: the terms of each method's round.
 
-    Rows are used that are not kept aside: all rows if ``share``, the share kept aside, is 0.
+    Methods that have the same round share a step, and their terms are computed once. ``sent`` has a broadcast
+    for each step with a round. Examples that are kept aside, about a ``share`` of all, are not used.
     """
     if share:
         rows = _labelled(rows, ~kept_aside(rows.mean, share))
@@ -178,9 +179,9 @@ def serve(
 
 
 def receive(state: tuple[Running], rows: Rows, *, steps: tuple[Step, ...]) -> tuple[Running]:
-    """Store clients' rows in each state by its step's `Step.received`, if it has one; return all states.
+    """Store the rows that clients sent in the states of all methods, where a method has `Method.received`.
 
-    ``steps`` has, for each state, the step of the last round over rows.
+    ``steps`` has, for each state in `Running.tracks`, the step of the last round over rows.
     """
     tracks = zip(state[0].tracks, steps, strict=True)
     return (Running(tuple(s if step.received is None else step.received(s, rows) for s, step in tracks)),)

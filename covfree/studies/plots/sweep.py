@@ -121,7 +121,10 @@ def draw(title: str, results: Sequence[Result], number: str, *, narrow: bool = F
 
 
 def _numbers(result: Result) -> dict[str, Any]:
-    """Return the arguments in a method's name, by name; none if clients choose among several methods."""
+    """Return the arguments in a method's name: {"shrinkage": 0.1} for ``fedcof:shrinkage=0.1``.
+
+    There are none if clients choose among several methods.
+    """
     return {} if JOINT in result.method else parsed(result.method, "")[1]
 
 

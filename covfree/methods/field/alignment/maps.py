@@ -33,14 +33,16 @@ from covfree.methods.field.alignment.gaussians import (
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True, eq=False)
 class AffineMap:
-    """A client's map: x + strength · Q (T(Qᵀx) − Qᵀx) with T(z) = target + matrix (z − mean).
+    """A client's map of a feature vector: x ↦ x + strength · Q (T(Qᵀx) − Qᵀx).
 
-    It changes features only in the subspace that the columns of Q span.
+    Here T(z) = target + matrix (z − mean). Features change only in the subspace that the columns of Q span.
+    An `Alignment` stores the maps of all clients in one `AffineMap`, whose ``mean`` and ``matrix`` then have
+    a first axis for the client.
 
     Attributes:
         basis: Q, with orthonormal columns.
-        mean: the mean of the client's features in the subspace; in an `Alignment`, with a client axis.
-        matrix: a symmetric matrix, see `affine_map`; in an `Alignment`, with a client axis.
+        mean: the mean of the client's features in the subspace; [clients, rank] for several clients.
+        matrix: a symmetric matrix, see `affine_map`; [clients, rank, rank] for several clients.
         target: mean of the barycentre, the Gaussian to which all clients' features are moved.
         strength: how far to move features: 1 all the way to the barycentre, 0 not at all.
     """
