@@ -235,7 +235,10 @@ def _maxima_and_slope(
 def _by_patches(
     x: jax.Array, kernel: jax.Array, *, strides: Sequence[int], padding: _Pads, precision: Any
 ) -> jax.Array:
-    """Convolve by one matrix product of all patches and the kernel; derivatives are matrix products too."""
+    """Convolve by multiplying a matrix of all patches of ``x`` by the kernel, reshaped to a matrix.
+
+    Derivatives are matrix products too.
+    """
     images = list(_moved(_padded(x, padding), kernel.shape[:2], strides))
     patches = jnp.concatenate(images, axis=-1)
     return jnp.matmul(patches, kernel.reshape(-1, kernel.shape[-1]), precision=precision)

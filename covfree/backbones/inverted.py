@@ -165,9 +165,9 @@ CLASSIFIER = "classifier"
 
 
 def renamings(*, kind: str, width: float = 1.0, depth: float = 1.0, **_: Any) -> tuple[Renaming, ...]:
-    """Return two functions that turn the name of a parameter into the name of its tensor in a file.
+    """Return two functions, each from the name of a parameter here to that of the tensor in a weights file.
 
-    The first is for timm's files, the second for those of the other library in `Spec.names`.
+    The first is for timm's files, the second for files of the other library that `Spec.names` gives.
     """
     stages = _stages(kind, width, depth)
     layers = {"mobilenet": _mobilenet_layers, "efficientnet": _efficientnet_layers, "lite": _lite_layers}

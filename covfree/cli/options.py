@@ -211,9 +211,9 @@ def refuse_partition(every: Sequence[FeatureSet], given: Mapping[str, Any]) -> N
 
 
 def partition_settings(every: Sequence[FeatureSet], values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings of the partition, as results store them: ``values`` (clients, partition, alpha).
+    """Return the partition's settings, ``values`` (clients, partition, alpha), for storage with the results.
 
-    Each is None if all data sets in ``every`` name their clients, so that no partition is made.
+    All are None if every data set says to which client each example belongs: then no partition is made.
     """
     own = all(data.clients is not None for data in every)
     return dict.fromkeys(values) if own else dict(values)

@@ -79,7 +79,7 @@ def compiled(
 
 
 def _is_cut(leaf: Any) -> bool:
-    """Return whether a NumPy array has integers that jax would truncate to int32."""
+    """Return whether ``leaf`` is a NumPy array that jax would convert to int32 though integers do not fit."""
     if not isinstance(leaf, np.ndarray) or leaf.dtype.kind not in "iu" or leaf.size == 0:
         return False
     if jax.dtypes.canonicalize_dtype(leaf.dtype) == np.int64:

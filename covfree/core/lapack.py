@@ -50,10 +50,11 @@ def lanes(one: Callable[..., Any], many: Callable[..., Any] | None = None) -> Ca
 
 
 def _many_lanes(one: Callable[..., Any], many: Any, axes: tuple[int | None, ...]) -> Callable[..., Any]:
-    """Return the function that computes ``one`` for a whole batch: on CPUs in a loop, elsewhere by ``many``.
+    """Return a function that computes ``one`` for a batch: in a loop on CPUs, all at once elsewhere.
 
-    The function takes the arrays of ``one``. ``axes`` has 0 for an array whose first axis is the batch, and
-    None for an array that all elements share. ``many`` is described in `lanes`.
+    The function takes the arguments of ``one``. For each, ``axes`` has 0 if its first axis is the batch, or
+    None if the whole batch shares it. ``many`` computes all at once; if it is None, ``vmap`` does; see
+    `lanes`.
     """
 
     def loop(*arrays: Any) -> Any:

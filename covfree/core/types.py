@@ -217,7 +217,7 @@ class Moments:
 
     @property
     def spread_degrees(self) -> Float[Array, ""]:
-        """Σ_c (K_c − 1) over classes with K_c ≥ 1 rows: the degrees of freedom of rows about class means."""
+        """Degrees of freedom of the rows about their class means: Σ_c (K_c − 1), over classes with a row."""
         return jnp.maximum(self.num_rows.astype(self.total.dtype) - 1, 0).sum()
 
 

@@ -170,11 +170,11 @@ class PrivateSteps:
         return state.kind
 
     def sent_form(self, state: _State) -> AnyArray:
-        """Return a template of the broadcast: the same shape and data type, here the broadcast itself."""
+        """Return an array with the shape and data type of the broadcast, by which a site reads it."""
         return state.kind
 
     def skeleton(self, items: Sequence[Sequence[int]]) -> _State:
-        """Return a state of zeros; its shapes do not depend on the rounds so far, ``items``."""
+        """Return a state of zeros; ``items`` is not used, as the state has the same shapes in all rounds."""
         return self.start()[0]
 
     def form(self, state: _State) -> Parts:

@@ -202,10 +202,10 @@ class Server(Standing):
         return "" if len(sites) >= fewest else f"answers of {fewest} sites at least, got {len(sites)}"
 
     def _total(self, sites: list[str]) -> tuple[Any, list[str], int]:
-        """Return the sum of uploads, the names of the sites that uploaded, and the turn in which they did.
+        """Return the sum of uploads, the sites whose uploads it includes, and the turn of these uploads.
 
-        The sum is None before a secure sum's last step. ``sites`` are those whose answers to the open turn
-        count.
+        A turn is one broadcast and its answers; ``sites`` gave valid answers in the open turn. A secure sum
+        takes several turns; before the last, the sum is None, without sites.
         """
         form, names = self._expected(), list(self._numbers)
         if self.description.sums is None:

@@ -27,11 +27,11 @@ def senders(rows: Rows) -> np.ndarray:
 
 
 def numbers_of(rows: Rows, known: np.ndarray, types: RowTypes, part_rows: int) -> np.ndarray:
-    """Number the clients in ``known`` from 0; those below 256 are the sample for automatic shrinkage.
+    """Number the clients in ``known`` from 0; numbers below 256 are the sample for automatic shrinkage.
 
-    Up to 256 clients are numbered in the order of ``known``, more by `sample_numbers`. It needs the means of
-    those clients that have the same count of each class as another client; no other means are read.
-    ``part_rows`` is the number of rows whose means are read at a time.
+    With at most 256 clients, a client's number is its position in ``known``. With more, `sample_numbers`
+    numbers them. Means are read, ``part_rows`` rows at a time, only for clients that have the same count of
+    each class as another client.
     """
     if len(known) <= SAMPLE:
         return np.arange(len(known), dtype=np.int32)

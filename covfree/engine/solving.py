@@ -58,7 +58,10 @@ def _given(strength: Any, *_: Any) -> tuple[jax.Array, jax.Array]:
 
 @partial(jit, static_argnums=0)
 def _asked(system: Callable[..., Any], params: Any, state: tuple[Any, ...]) -> list[Any]:
-    """Call ``system``, and return the arguments of each call that it makes of an automatic shrinkage rule."""
+    """Return the arguments that automatic shrinkage rules get while ``system`` runs, a tuple for each call.
+
+    For this the rules in ``params`` are replaced by a function that only records its arguments.
+    """
     asked = []
 
     def note(strength: Any, *given: Any) -> tuple[jax.Array, jax.Array]:

@@ -100,14 +100,14 @@ def over_stream(
 
 @dataclass
 class _Reading:
-    """Computes a method's totals over parts of the rows, read one by one, and keeps the run's state.
+    """A function that sums a round over all rows, which it reads part by part; it keeps the run's state.
 
     Attributes:
         parts: the parts of the rows.
         how: options of the sums over rows, see `How`.
         show: called with the indices of round and part, for the progress bar.
         save: called with the state after each part.
-        state: the run's state, which includes every part that was added.
+        state: the round, the number of parts added, and their sum; a checkpoint stores it.
     """
 
     parts: Parts

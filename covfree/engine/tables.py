@@ -129,9 +129,9 @@ def _squares_of(
     layout: Layout,
     dim: int,
 ) -> np.ndarray | None:
-    """Add up the scatters (``squares``) of rows by group; None if the layout keeps no scatter by row.
+    """Return the scatter of each group of rows, the sum of its rows' ``squares``; None if rows have none.
 
-    Row ``order[i]`` of the stacked tables is in group ``group[i]``; there are ``groups`` groups.
+    Row ``order[i]`` of the stacked tables is in group ``group[i]``; ``groups`` is the number of groups.
     """
     if layout.squares is None or layout.pooled:
         return None

@@ -41,16 +41,16 @@ def through(
 ) -> tuple[Any, ...]:
     """Run a method's rounds, and return the server's state after the last one.
 
-    In each round, compute what the server broadcasts, ask ``source`` for the total of what clients compute,
-    and compute the server's next state.
+    In each round, compute the server's broadcast, get the total of the clients' answers from ``source``, and
+    compute the server's next state.
 
     Args:
         rounds: the method's rounds, or some of them.
         params: the method's ``params``.
-        source: the function ``(round, params, sent) -> total``.
+        source: the function ``(round, params, sent) -> total``; ``sent`` is the broadcast.
         state: the server's state before these rounds.
-        do: ``(party, work) -> result``, a wrapper of each step, e.g. to time it; it must return ``work()``.
-            None for no wrapper.
+        do: a function that runs each step, e.g. to time it: ``do(party, work)`` must return ``work()``. None
+            runs steps directly.
 
     Returns:
         The server's state, for `solve_totals`.

@@ -38,11 +38,12 @@ class ComponentMoments:
 
 
 class ClientParts(NamedTuple):
-    """Deviations of rows x_r from their class mean μ_c, split in two at the mean of the row's client.
+    """The deviation of each row x_r from its class mean μ_c, as a sum of two: between and within clients.
+
+    Row r has count n_r, client k and class c; x̄_kc is the weighted mean of this client's rows of this class.
 
     Attributes:
-        between: √n_r (x̄_kc − μ_c), with x̄_kc the mean of client k's rows x_r of class c, weighted by their
-            counts n_r; 0 in padding rows.
+        between: √n_r (x̄_kc − μ_c); 0 in padding rows.
         within: √n_r (x_r − x̄_kc); 0 in padding rows.
         group: number of the row's pair of client and class, see `client_groups`; −1 for padding.
     """
@@ -154,12 +155,11 @@ def component_factor(
 
 
 def component_freedom(totals: ComponentMoments, weighting: Weighting = "per_class") -> Freedom:
-    """Return the degrees of freedom of Ŵ/(N − C), within clients and between them.
+    """Return the `Freedom` of the covariance estimate Ŵ/(N − C), with N examples of C classes.
 
-    Ŵ, J_kc and w_c are those of `component_factor`, for N examples of C classes. Each class has
-    Σ_k (J_kc − 1) degrees within clients, with weight (1 + w_c)/(N − C). Between clients it has one degree
-    less than it has clients, with weight 1/(N − C). Under client shift the scatter between clients
-    overestimates the covariance within clients.
+    Ŵ, J_kc and w_c are those of `component_factor`. Each class c has two entries. Within clients it has
+    Σ_k (J_kc − 1) degrees of freedom with weight (1 + w_c)/(N − C). Between clients it has one degree less
+    than it has clients, with weight 1/(N − C); under client shift, this part overestimates the covariance.
     """
     moments = totals.moments
     scale = 1 / jnp.maximum(moments.within_degrees, 1)

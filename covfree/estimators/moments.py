@@ -96,10 +96,10 @@ def _first_moments(rows: Rows, num_classes: int) -> Moments:
 
 
 def example_moments(rows: Rows, num_classes: int) -> Moments:
-    """Compute `first_moments`, but count each example as a row: ``num_rows`` K_c is N_c.
+    """Compute `first_moments`, but with the number of examples of each class as its ``num_rows``.
 
-    It is for sums that clients computed over their examples: there each example, not each mean, is an
-    observation.
+    This is for sums that clients computed over their examples: there each example, not each class mean, is
+    an observation.
     """
     moments = first_moments(rows, num_classes)
     # Counts stay floats, as a sum may exceed int32.

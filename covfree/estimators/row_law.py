@@ -28,10 +28,11 @@ _STEPS = 5
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class RowLaw:
-    """Sums over rows, binned by the number of examples behind a row; they add up over any split of the rows.
+    """How far rows are from their class means: sums of distances, with rows binned by number of examples.
 
-    Row r is the mean x_r of n_r of the N_c examples of class c, and μ_c is the class mean. Let z_r =
-    n_r ‖x_r − μ_c‖² / (1 − n_r/N_c) / (d v), with v the ``variance`` given to `row_law` and d features.
+    Row r is the mean x_r of n_r of the N_c examples of class c, and μ_c is the class mean. Its scaled squared
+    distance is z_r = n_r ‖x_r − μ_c‖² / (1 − n_r/N_c) / (d v), with v the ``variance`` given to `row_law` and
+    d features. If the rows are split into parts, the parts' sums add up.
 
     Attributes:
         num_rows: K_c, the number of rows of each class.

@@ -22,9 +22,9 @@ ScatterChoice: TypeAlias = Literal["both", "within", "between"]
 
 
 def class_weights(moments: Moments, weighting: Weighting) -> Float[Array, " classes"]:
-    """Compute weights w_c for which Σ_c w_c S_c estimates the within-class scatter.
+    """Compute a weight w_c for each class, such that Σ_c w_c S_c estimates the within-class scatter.
 
-    See `within_scatter` for S_c, the two weightings and their derivation.
+    S_c is the scatter of the rows of class c; `within_scatter` derives both weightings.
     """
     check_choice("weighting", weighting, get_args(Weighting))
     if weighting == "per_class":

@@ -174,8 +174,8 @@ def _oas(strength, covariance, moments, freedom, statistics):
 def oas() -> Shrinkage:
     """Shrink by the oracle approximating rule (OAS) to (1 − ρ) Σ̂ + ρ·tr(Σ̂)/d·I.
 
-    ρ = (tr Σ̂² + tr² Σ̂) / ((ν + 1)(tr Σ̂² − tr² Σ̂/d)), at most 1. Here ν, the degrees of freedom of Σ̂,
-    replaces the number of observations, whose mean is known. Equivalent to
+    ρ = (tr Σ̂² + tr² Σ̂) / ((ν + 1)(tr Σ̂² − tr² Σ̂/d)), at most 1. The source's formula has the number of
+    observations, with a known mean, in place of ν, the degrees of freedom of Σ̂. Equivalent to
     ``sklearn.covariance.OAS(assume_centered=True)`` on ν observations with the same Σ̂. This rule and
     scikit-learn's lack the terms of order 1/d in the source's eq. 23.
 

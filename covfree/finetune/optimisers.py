@@ -14,11 +14,11 @@ from covfree.finetune.local import Optimiser
 
 
 def reach(optimiser: Optimiser, steps: Any, factor: Any = 1.0) -> jax.Array:
-    """Return how far an optimiser moves a number from 0 in K ``steps`` if the gradient is always 1.
+    """Return how far an optimiser moves a parameter that starts at 0 and always has the gradient 1.
 
-    For learning rate η this is ηK for gradient descent, η (K − ρ(1 − ρᴷ)/(1 − ρ))/(1 − ρ) with momentum ρ,
-    and (1 − (1 − ημ)ᴷ)/μ with a proximal term or weight decay of strength μ. Each step is multiplied by
-    ``factor``.
+    After K = ``steps`` steps with learning rate η this is ηK for gradient descent,
+    η (K − ρ(1 − ρᴷ)/(1 − ρ))/(1 − ρ) with momentum ρ, and (1 − (1 − ημ)ᴷ)/μ with a proximal term or weight
+    decay of strength μ. Each step is multiplied by ``factor``.
     """
     transformation, zero = optimiser(), jnp.zeros(())
 

@@ -30,12 +30,11 @@ def fisher_directions(
     """Compute directions V in which the classes differ most, relative to their common covariance.
 
     Let S_W be the covariance within classes, and S_B = M Mᵀ the covariance between them. M has a column
-    √(N_c/N) (μ_c − μ_g) for each class: N_c of the N examples have the class mean μ_c, and μ_g is the mean of
-    all. The Fisher subspace is spanned by S_W^{−½} u for the eigenvectors u of S_W^{−½} S_B S_W^{−½} with
-    positive eigenvalues; this is the span of S_W⁻¹M. V = S_W⁻¹M (MᵀS_W⁻¹M)^{−½} has the same span, and
-    Vᵀ S_W V is a projector [C, C] of rank C − 1 or less. The basis V takes a solve and the root of a C × C
-    matrix, but no root of a d × d matrix. Unlike eigenvectors V is unique, so that samples drawn in this
-    basis do not depend on arbitrary signs.
+    √(N_c/N) (μ_c − μ_g) for each class c, with N_c of the N examples, the class mean μ_c, and the mean μ_g of
+    all examples. The result is V = S_W⁻¹M (MᵀS_W⁻¹M)^{−½}. Its columns span the Fisher subspace, as do the
+    eigenvectors of S_W⁻¹S_B with positive eigenvalues; Vᵀ S_W V is a projector of rank C − 1 or less.
+    Computing V takes a solve and the root of a C × C matrix, but no root of a d × d matrix. Unlike
+    eigenvectors, V is unique, so samples drawn in its span do not depend on arbitrary signs.
 
     The strength of a direction is the standard deviation between classes over the standard deviation within
     classes. MᵀS_W⁻¹M squares the strength, so in float32 a direction 700 times weaker than the strongest is
@@ -48,7 +47,7 @@ def fisher_directions(
         apart: a number a. Directions of V with a strength s above a are scaled by a/s.
 
     Returns:
-        V, with a column for each class.
+        V, with a column for each class (not a column for each eigenvector).
     """
     count = moments.count.astype(moments.total.dtype)
     share = count / jnp.maximum(count.sum(), 1)
@@ -101,11 +100,11 @@ def residual_head(
     rank: int,
     num_steps: int = 100,
 ) -> LinearHead:
-    """Train a residual z U R + b of rank r; return it plus LDA's t_c(z) = zᵀm_c − ½‖m_c‖² + log π_c.
+    """Train a linear head whose scores s are LDA's scores t plus a correction of rank r: s = t + z U R + b.
 
-    Minimises the mean over features z with labels y of α T² KL(softmax(t/T) ‖ softmax(s/T)) + (1 − α) CE(s,
-    y), plus (l2/2)(‖U‖² + ‖R‖²), where s = t + z U R + b. U starts as the r leading right singular vectors of
-    ``means``, R and b as 0.
+    LDA's score of class c for features z is t_c = zᵀm_c − ½‖m_c‖² + log π_c. U, R and b minimise the mean,
+    over features z with labels y, of α T² KL(softmax(t/T) ‖ softmax(s/T)) + (1 − α) CE(s, y), plus
+    (l2/2)(‖U‖² + ‖R‖²). U starts as the r leading right singular vectors of ``means``, R and b as 0.
 
     Args:
         means: m_c, the class means of features whose common covariance is the identity.

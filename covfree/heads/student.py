@@ -193,10 +193,10 @@ def student_of_products(
     directions: Float[Array, "dim rank"],
     prior: Scalar,
 ) -> StudentHead:
-    """Make the head of `student_head` from S_c Ω, with orthonormal Ω, by Nyström's approximation of S_c.
+    """Make a `student_head` without the rows: from the products of each class's scatter S_c with Ω.
 
-    S_c is the scatter of the rows of class c. S_c ≈ S_c Ω (Ωᵀ S_c Ω)⁺ Ωᵀ S_c, which is exact if Ωᵀ S_c Ω has
-    the rank of S_c.
+    S_c is the scatter of the rows of class c, and Ω has orthonormal columns. Nyström's approximation is
+    S_c ≈ S_c Ω (Ωᵀ S_c Ω)⁺ Ωᵀ S_c. It is exact if Ωᵀ S_c Ω has the rank of S_c.
 
     Args:
         covariance: Σ̃, the covariance that the classes share.

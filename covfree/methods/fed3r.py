@@ -33,7 +33,10 @@ def gram_system(ridge: Scalar, totals: tuple[Moments, Scatter]) -> Scatter:
 
 
 def gram_head(params: object, system: Scatter, totals: tuple[Any, ...], **options: bool) -> LinearHead:
-    """Make the `ridge_head`, with ``options``, from the matrix ``system`` and class moments ``totals[0]``."""
+    """Make a `ridge_head` from ``system``, the regularised Gram matrix, and the class sums ``totals[0]``.
+
+    ``options`` are those of `ridge_head`.
+    """
     return ridge_head(system, totals[0], **options)
 
 

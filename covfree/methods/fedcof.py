@@ -220,7 +220,11 @@ def estimating(method: Method) -> tuple[Method, Within]:
 
 
 def _oracle_merge(shrinkage: Shrinkage, message: Message, num_classes: int) -> tuple[Moments, Spread]:
-    """Compute the state after `fedcof_oracle`'s rounds, from all clients' class means and covariances."""
+    """Compute the server's state after all rounds of `fedcof_oracle`, from the clients' merged messages.
+
+    ``message`` has all clients' class means, each with its covariance matrix or, in place of all these
+    matrices, the sum of their scatters.
+    """
     if message.matrix is None:
         sent_matrix(message.rows.covariance, "covariance with each of")
     as_matrix_shrinkage(shrinkage)

@@ -63,9 +63,9 @@ def _first_phase(
 def _spread_phase(
     shrinkage: Shrinkage, state: tuple[Any], rows: Rows, num_classes: int, *, within: Within
 ) -> Spread:
-    """Compute the `Spread` of some rows.
+    """Compute the terms that these rows add to the server's `Spread`.
 
-    Added up over all rows, its ``scatter`` + ``inner`` is the unshrunk covariance.
+    In the sum over all rows, ``scatter`` + ``inner`` is the unshrunk covariance.
     """
     (first,) = state
     degrees = _degrees(within, first)

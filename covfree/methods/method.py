@@ -103,7 +103,10 @@ class Method(Generic[H]):
 
     @property
     def message_rounds(self) -> int:
-        """How many rounds a client's message replaces: all rounds over rows; 0 if clients send sums."""
+        """How many of the rounds one message from each client replaces: all that sum over rows.
+
+        It is 0 if clients send sums in each round instead of messages.
+        """
         sends_sums = self.message is None and self.summary.stays
         return 0 if sends_sums else self.rounds_over_rows
 

@@ -43,7 +43,10 @@ def option(function: Any, name: str) -> Any:
 
 
 def of_first(numbers: Any, *, inner: Callable[[Any], Any] | None) -> Any:
-    """Return the ``params`` of the method that is refined or corrected, after ``inner`` unless it is None."""
+    """Return the ``params`` of the original method from those of its refined or corrected form, ``numbers``.
+
+    If ``inner`` is a function, it selects those that one round of the original method uses.
+    """
     return numbers.first if inner is None else inner(numbers.first)
 
 
@@ -105,7 +108,7 @@ class Factor:
 
 
 def is_special(term: Any) -> bool:
-    """Return whether a term is a `Factor` or a `Table`, and not an array to be summed."""
+    """Return whether ``term``, a client function's result, is a `Factor` or a `Table` instead of an array."""
     return isinstance(term, (Factor, Table))
 
 

@@ -243,12 +243,13 @@ def _mixtures_cost(
 
 
 def send_directions(num_directions: int, centred: bool = True) -> Summary:
-    """Make a summary with a row for each class of a client, then rows for the client's leading directions.
+    """Make a summary: each client sends its class means, then the leading directions of its examples.
 
     Args:
-        num_directions: the largest number of directions of a client.
-        centred: whether directions are singular vectors of the examples minus class means. If not, they
-            are those of the examples, and one number is sent for the scatter left out (`directed_rows`).
+        num_directions: the largest number of directions that a client sends.
+        centred: if True, directions are singular vectors of the examples minus their class means. If False,
+            they are singular vectors of the examples themselves, and the client also sends one number, for
+            the scatter that the directions leave out (`directed_rows`).
     """
     check_positive("num_directions", num_directions)
     options = {"num_directions": num_directions, "centred": centred}

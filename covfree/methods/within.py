@@ -42,7 +42,7 @@ class Within:
 
 
 def moments_of(first: Any) -> Moments:
-    """Return the class moments from the result of `Within.first`."""
+    """Return the class moments in ``first``, the result of `Within.first`: itself, or its ``moments``."""
     return first if isinstance(first, Moments) else first.moments
 
 

@@ -180,10 +180,10 @@ def nearest_mean(method: Method[Any], known: NoisySums) -> Head:
 def head_of(method: Method[Any], known: NoisySums, grid: Grid, total: Upload) -> Head:
     """Make the method's head from noisy class sums, ``known``, and a noisy second moment, ``total``.
 
-    The scatter is corrected for the noise's expectation, its negative eigenvalues become 0, and the noise's
+    The noise's expectation is subtracted from the scatter; negative eigenvalues then become 0. The noise's
     largest eigenvalue (`noise_edge`) is added to the regulariser. In LDA with covariance Σ, noise of variance
-    v_c in each number of a class mean μ shifts the bias −½ μᵀΣ⁻¹μ by −½ v_c tr Σ⁻¹ on average, which is
-    undone. Sums are of features divided by the clip, so that squares do not overflow; the head is for
+    v_c in each entry of a class mean μ shifts the bias −½ μᵀΣ⁻¹μ by −½ v_c tr Σ⁻¹ on average; this shift is
+    undone. The sums are of features divided by the clip, so that squares do not overflow; the head takes
     features that are not divided.
     """
     with np.errstate(over="ignore"):  # the check below raises if a number overflows

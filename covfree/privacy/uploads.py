@@ -65,7 +65,7 @@ class Upload:
 
 @dataclass(frozen=True)
 class Grid:
-    """The rounding of one kind of upload to integers, and the sensitivity of the integers' sum.
+    """How one kind of upload is rounded to integers, and how far one example or client can move their sum.
 
     `step` and `deviation` are for features divided by B, the clip.
 
@@ -74,13 +74,13 @@ class Grid:
         log_deviation: log₂ of the standard deviation of one draw of noise, in grid units; for the matrix, off
             the diagonal. On the diagonal the variance is twice as large.
         clip: B, the bound on a feature vector's norm.
-        weight: if a client is hidden as a whole, the largest number of examples with which its upload may
-            count; None if single examples are hidden.
+        weight: None if noise hides single examples. If it hides whole clients, the largest number of examples
+            with which a client's upload may count.
         bound: the largest norm of the integers: of an example's features if ``weight`` is None, else of a
-            client's whole upload.
+            client's upload.
         both: whether a client's sums and matrix are scaled down by one factor, as the client may send both.
-        count: the integer that counts one example; 0 if ``weight`` is given, or for a matrix.
-        square: the integer that represents a squared norm of B²; 0 in the same cases.
+        count: the integer that stands for one example in a class's count; 0 for a matrix, or with ``weight``.
+        square: the integer that stands for a squared norm of B²; 0 in the same cases.
     """
 
     kind: Kind
@@ -179,9 +179,9 @@ class Grid:
         labels: Int[np.ndarray, " examples"],
         num_classes: int,
     ) -> Upload:
-        """Return the upload, without noise, of one client's examples; labels below 0 are padding.
+        """Return the integers that one client uploads, before noise is added; labels below 0 are padding.
 
-        If ``weight`` is None, the upload of many clients' examples equals the sum of the clients' uploads.
+        If ``weight`` is None, clients' uploads add up to the upload of all their examples.
         """
         kept = labels >= 0
         features, labels = clipped(np.asarray(features, np.float64)[kept], self.clip), labels[kept]

@@ -73,10 +73,9 @@ class Collected:
             ``judge_sites``, ``"sites"`` says how many sites were judged, and how many of them fail.
         doubted: for each client that was counted in an earlier round but now exceeds the bounds, or fails
             `diagnose_sites` on all messages together, the reason. To leave such a client out, `forget` it.
-        rounding: a bound, in Frobenius norm, on how far ``message.matrix`` is from the exact sum of the
-            matrices of ``clients``: 2⁻⁵² times the norm of each sum and difference so far. The bound is 0 if
-            clients send only rows, which are stored and removed exactly. `certify` turns it into a bound on
-            heads.
+        rounding: a bound on the rounding error of ``message.matrix``, the sum of the clients' matrices, in
+            Frobenius norm: each addition or subtraction adds 2⁻⁵² times the norm of its result. 0 if clients
+            send only rows, which are stored and removed exactly. `certify` turns it into a bound on heads.
     """
 
     message: Message

@@ -82,10 +82,11 @@ def forget(
 
 
 def _of_class(collected: Collected, client: Hashable, mine: np.ndarray, label: int) -> np.ndarray:
-    """Return a mask of the client's rows (mask ``mine``) of class ``label``.
+    """Return a mask of the rows of class ``label`` that a client sent; ``mine`` is the mask of all its rows.
 
     Raises:
-        ValueError: if there are none, or the client sent a matrix or residual directions, which mix classes.
+        ValueError: if it sent no row of this class, or sent a matrix or residual directions, which mix
+            classes.
     """
     rows = collected.message.rows
     directions = rows.sketch is not None and np.asarray(rows.sketch)[mine].any()

@@ -106,15 +106,16 @@ def deviation(
 def fit_model(means: Means, num_classes: int) -> Model:
     """Fit centres, covariance and shift to all rows, robustly: a few bad sites cannot move them far.
 
-    - A class's centre is the geometric median (Weiszfeld) of the sites' means x_j, made from n_j examples. It
-      is an average of the x_j with weights w_j. Then the centre without site k is (Σ_j w_j x_j − w_k x_k)/W_k
-      with W_k = Σ_j w_j − w_k, and its variance, in units of one example's, is Σ_{j≠k} w_j²/n_j/W_k².
-    - S = 0.6·d·mean(u uᵀ) + 0.4·I estimates, up to a factor, the covariance of x − g, for a mean x and its
-      class's centre g without x's site. Here u is x − g scaled to length 1; mean(u uᵀ) is the spatial sign
-      covariance. A few huge rows cannot dominate S.
-    - D² = ‖S^(−½)(x − g)‖² has mean σ²·v with v = 1/n + Var(g) + τ: n is the number of examples behind x,
-      and Var(g) the variance of the centre without x's site, above. The variance τ of the usual shift between
-      sites is chosen such that log(D²/v) varies least (by median deviation); σ² is the median of D²/v.
+    - A class's centre is the geometric median (Weiszfeld) of the sites' means x_j: an average of the x_j with
+      weights w_j. Site k is compared with the centre of the others, g_k = Σ_{j≠k} w_j x_j / W_k with
+      W_k = Σ_{j≠k} w_j. If x_j is the mean of n_j examples, Var(g_k) = Σ_{j≠k} w_j²/n_j / W_k² times the
+      variance of one example.
+    - S = 0.6·d·mean(u uᵀ) + 0.4·I estimates the covariance of x_k − g_k, up to a factor. Here u is x_k − g_k
+      scaled to length 1, so that a few huge means cannot dominate S (mean(u uᵀ) is the spatial sign
+      covariance).
+    - D² = ‖S^(−½)(x_k − g_k)‖² has mean σ²·v with v = 1/n_k + Var(g_k) + τ, where τ is the variance of the
+      usual shift between sites. τ is chosen such that log(D²/v) varies least (by median deviation); σ² is the
+      median of D²/v.
 
     Source: Weiszfeld (1937); Visuri, Koivunen and Oja (2000), Sign and rank covariance matrices.
     """

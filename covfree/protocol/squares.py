@@ -15,15 +15,14 @@ _LONGEST = 2**16
 
 
 def rounding(num_examples: float, *dtypes: np.dtype) -> float:
-    """Return a bound on the rounding error of a sum a_ij = Σ x_i x_j over examples x.
+    """Return a bound b on rounding errors in a Gram matrix: entry a_ij may be wrong by b·√(a_ii a_jj).
 
-    The bound is in units of √(a_ii a_jj), where i and j number the features.
-
-    If n = ``num_examples`` products x_i x_j are added one by one in float32, the error is at most
-    n·u·Σ|x_i x_j|, with u = 2⁻²⁴, and Σ|x_i x_j| ≤ √(a_ii a_jj) by Cauchy and Schwarz. Half of this bound is
-    allowed: even equal terms, whose errors add up, lose at most about n·u/4. Sums of more than 2¹⁶ terms are
-    made of partial sums, which lose less, so n counts as at most 2¹⁶. A few u are added for the products and
-    the means, and one unit roundoff of ``dtypes``, the data types in which sums are sent.
+    The entry a_ij = Σ x_i x_j is a sum over n = ``num_examples`` examples; x_i is feature i of an example. If
+    the n products are added one by one in float32, the error is at most n·u·Σ|x_i x_j|, with u = 2⁻²⁴, and
+    Σ|x_i x_j| ≤ √(a_ii a_jj) by Cauchy and Schwarz. Half of this bound is allowed: even equal terms, whose
+    errors add up, lose at most about n·u/4. Sums of more than 2¹⁶ terms are made of partial sums, which lose
+    less, so n counts as at most 2¹⁶. A few u are added for the products and the means, and the largest unit
+    roundoff of ``dtypes``, the data types in which sums are sent.
     """
     sent = max(float(jnp.finfo(dtype).eps) for dtype in dtypes) / 2
     return sent + _UNIT * (min(num_examples, _LONGEST) / 2 + 8)

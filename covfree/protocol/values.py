@@ -92,11 +92,10 @@ def largest_sum(dtype: np.dtype) -> float:
 
 
 def square_sums(rows: Rows) -> np.ndarray:
-    """Return Σ‖f‖² over each row's n features f, from their mean μ and covariance S: n‖μ‖² + (n − 1) tr S.
+    """Return, for each row, the sum Σ‖f‖² over the feature vectors f of the n examples behind the row.
 
-    S counts as 0 if rows have no covariance. A residual direction y (a row that `Rows.sketch` marks) is
-    already a sum over examples, so the result is ‖y‖² plus the row's ``covariance``, which is at most the
-    square of the first direction that was left out.
+    From their mean μ and covariance S it is n‖μ‖² + (n − 1) tr S; S counts as 0 if rows have no covariance.
+    A residual direction y (a row that `Rows.sketch` marks) gives ‖y‖² plus the row's ``covariance``.
     """
     count, mean = np.asarray(rows.count).astype(np.float64), _at_least_float32(rows.mean)
     sketch = np.zeros(len(count), bool) if rows.sketch is None else np.asarray(rows.sketch)

@@ -70,7 +70,7 @@ class Bank:
 
     @classmethod
     def holding(cls, leaves: Any, place: Place) -> Bank:
-        """Make a bank from a copy of another bank's ``leaves``, such as saved ones."""
+        """Make a bank from ``leaves``, e.g. those of a saved bank; they are copied."""
         return cls(jax.tree.map(np.array if place == "host" else jnp.array, leaves), place)
 
     def of_clients(self, clients: np.ndarray) -> Any:

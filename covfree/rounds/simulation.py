@@ -223,9 +223,9 @@ class Simulation(NamedTuple):
 
 
 def _items(here: np.ndarray, part: Any) -> np.ndarray:
-    """Concatenate the items in ``part``, a table's array [clients, items, …], of some clients.
+    """Concatenate the table rows of the clients that the mask ``here`` [clients] marks; others are padding.
 
-    ``here`` is a mask [clients] of the clients to take; others are padding.
+    ``part`` is one array of the table, [clients, rows of a client, …].
     """
     return np.asarray(part)[here].reshape(-1, *part.shape[2:])
 

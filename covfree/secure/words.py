@@ -79,7 +79,7 @@ class FixedPoint:
 
     @property
     def rounds(self) -> None:
-        """None, as the encoding can be used for any number of rounds."""
+        """None: the encoding can be used for any number of rounds."""
         return None
 
     @property

@@ -211,9 +211,9 @@ def _mixture_rows(
     num_components: int,
     covariance: Structure,
 ) -> tuple[Rows, Integer[Array, ""], Integer[Array, ""]]:
-    """Compute the rows of `client_mixtures`, and two numbers that show whether its sizes sufficed.
+    """Compute the rows of `client_mixtures`, the number of client-class pairs, and the largest pair's size.
 
-    These are the number of client-class pairs, and the largest number of examples of a pair.
+    The caller checks that the two numbers are at most ``num_groups`` and ``group_size``.
     """
     kept = (labels >= 0) & (clients >= 0)
     # The pair of each example; −1 for padding.

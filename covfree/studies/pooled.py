@@ -86,13 +86,13 @@ def pooled_head(
 def _trained(
     x: np.ndarray, y: np.ndarray, num_classes: int, penalties: Sequence[float]
 ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Yield the optimal weights and biases for each penalty; they are 0 for absent classes.
+    """Train logistic regression with each L2 penalty in turn; yield its weights [dim, classes] and biases.
 
-    Each penalty starts from the solution of the one before.
+    Absent classes have weights and bias 0. Each training starts from the solution of the one before.
 
-    L-BFGS runs along the principal axes of the features, scaled such that the curvature is about 1. Without
-    this scaling, hundreds of steps do not reach the optimum, as the axes' variances differ by many orders of
-    magnitude.
+    L-BFGS works in coordinates along the features' principal axes, scaled such that the curvature is about 1.
+    Without this scaling, hundreds of steps do not reach the optimum, as the variances along the axes differ
+    by many orders of magnitude.
     """
     seen, y = np.unique(y, return_inverse=True)
     (size, dim), classes = x.shape, len(seen)

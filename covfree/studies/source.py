@@ -311,9 +311,10 @@ def contents_of(data: FeatureSet) -> str:
 
 
 def cache_file(stem: str, key: dict[str, Any]) -> Path:
-    """Return a path in the cache from the name ``stem`` and a hash of ``key``; make the cache's folder.
+    """Return the path of a cached feature file: the cache's folder, then ``stem`` and a hash of ``key``.
 
-    Raise OSError if no file has this path yet and the folder cannot be written.
+    ``key`` has all that determines the features. The folder is made if it is missing. Raise OSError if the
+    file does not exist yet and the folder cannot be written.
     """
     folder = cache_folder()
     digest = hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()[:16]
@@ -345,7 +346,10 @@ def _once(read: Callable[..., FeatureSet]) -> Callable[[int], FeatureSet]:
 
 
 def _outline(images: ImageSet) -> FeatureSet:
-    """Return an image set's data without features; if it has clients, they are replaced by client 0."""
+    """Return the labels, classes and split of an image set, before any feature is computed.
+
+    The features are empty arrays. If the images have clients, ``clients`` is not None, but all zeros.
+    """
     train = np.ones(len(images), bool) if images.is_test is None else ~images.is_test
     labels = np.asarray(images.labels)
     none = np.zeros((0, 0), np.float32)

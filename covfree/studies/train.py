@@ -43,12 +43,12 @@ _START = "start.npz"
 
 
 class _Stretch(NamedTuple):
-    """Rounds of training from one closed-form stage to the next.
+    """The start of a stretch of training: the rounds between one closed-form stage and the next.
 
     Attributes:
-        number: the number of the stretch, from 0.
-        model: the model from which its rounds start.
-        records: the history, up to the closed-form stage before these rounds.
+        number: 0 for the first stretch, 1 for the next, ….
+        model: the model from which the stretch starts.
+        records: the history before the stretch, its closed-form stage included.
     """
 
     number: int
@@ -153,11 +153,11 @@ def _first(training: Training, task: Task) -> _Stretch:
 
 
 def _next(training: Training, task: Task, before: _Stretch, result: Any, records: list[Record]) -> _Stretch:
-    """Run a closed-form stage of all clients on the trained network's features; return the next `_Stretch`.
+    """Make a new closed-form head on the features of the trained network; return the next `_Stretch`.
 
-    ``before`` is the stretch that has just ended with ``result``; ``records`` is the history so far. In the
-    stage, clients receive the parts of the model that they receive in a round of training. They send the
-    statistics of the method with which the first head was made.
+    ``before`` is the stretch that has just ended with ``result``; ``records`` is the history so far. All
+    clients receive what they receive in a round of training, and send the statistics of the method that made
+    the first head.
     """
     began, number = perf_counter(), before.number + 1
     assert task.network is not None

@@ -167,7 +167,7 @@ def _descent(rate: Any, momentum: Any, weight_decay: Any) -> Any:
 
 
 def algorithm_of(text: str) -> tuple[Entry, dict[str, Any]]:
-    """Return the entry and the hyperparameters of an algorithm, such as ``fedadam:tau=1e-4:b2=0.999``."""
+    """Parse text such as ``fedadam:tau=1e-4``; return the entry in `ALGORITHMS`, and the hyperparameters."""
     name, numbers = parsed(text, "algorithm: expected a number such as fedadam:tau=1e-4")
     if name not in ALGORITHMS:
         near = nearest(name, ALGORITHMS)

@@ -108,7 +108,7 @@ class Case:
         return (self.draw(seed=seed, absent=(5 * seed) % 6) for seed in range(1, 1 + _DRAWN))
 
     def direct(self, given: Any) -> Any:
-        """Return what ``make`` makes of the input ``given`` in float32, outside of ``jit``."""
+        """Convert the input ``given`` to float32, call ``make`` on it without ``jit``, return the result."""
         return self.make(self.shared, single(given))
 
     @cached_property

@@ -96,7 +96,7 @@ def centring(case: Case) -> None:
 
 
 def doubling(case: Case) -> None:
-    """If all counts double, A − tr(A)/d·I, with A the estimate, is multiplied by a number of at least 2."""
+    """If all counts double, A − tr(A)/d·I is multiplied by a number of at least 2; A is the estimate."""
     rows = paired(case.about.dim)
     once, twice = (found.seen for found in case.compiled(rows, replace(rows, count=2 * rows.count)))
     (shape, length), (other, doubled) = _shape(once), _shape(twice)

@@ -109,7 +109,7 @@ def pytree(case: Case) -> None:
 
 
 def vmap(case: Case) -> None:
-    """`vmap` over features and the method's floats can trace fitting; each input gets scores of its own."""
+    """`vmap` can trace `fit` over features and over the method's floats; each input gets its own scores."""
     task = single(case.plain)
 
     def scores(features: Any, step: Any) -> Any:
@@ -137,7 +137,7 @@ def learns(case: Case) -> None:
 
 
 def splitting(case: Case) -> None:
-    """A round's rows may be split among devices or into blocks: the parts' totals add up to the total."""
+    """If the rows are split among devices or into parts, the sums of the parts add up to the sum of all."""
     method, clean = case.shared, single(case.plain)
     if method.rounds_over_rows < len(method.rounds):
         return  # rounds over examples have no rows to split

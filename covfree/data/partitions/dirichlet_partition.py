@@ -158,9 +158,9 @@ def _urn_draws(
 
 
 class _OpenSet:
-    """A list of numbers, `left`, and the list `items` of the indices i with ``left[i] > 0``, in no order.
+    """A count ``left[i]`` for each index i, and the list `items` of the i with a count above 0, in no order.
 
-    `use` updates both in constant time.
+    `use` lowers a count by one, and updates the list in constant time.
     """
 
     def __init__(self, numbers: list[int]):

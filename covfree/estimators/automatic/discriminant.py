@@ -54,9 +54,10 @@ class Basis(NamedTuple):
 
     @classmethod
     def of(cls, covariance: Scatter, moments: Moments, offsets: Offsets, unit: Float[Array, ""]) -> Basis:
-        """Return the `Basis` of ``covariance``, which the caller has already divided by ``unit``.
+        """Make the `Basis` of a covariance, in units such that the variance ``unit`` becomes 1.
 
-        The class means and the vectors z_j of `Offsets` are divided by √unit here.
+        ``covariance`` is already divided by ``unit``. The class means and the vectors z_j of `Offsets` are
+        not: they are divided by √unit here.
         """
         centred, offset = (rows / jnp.sqrt(unit) for rows in (centred_means(moments), offsets.vector))
         values, vectors = eigh(covariance.core())
@@ -114,9 +115,10 @@ def predicted_margins(
     spectrum = values + floor
 
     def products(rows: jax.Array, weights: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """Return Σ_s w_s a_ls² and Σ_s w_s a_is a_ls for each row w of ``weights``.
+        """Return two sums over the columns s of the matrix a = ``rows``, which has a row for each class.
 
-        The matrix a = ``rows`` has a row for each class; s is a column, l any class, i one of ``chosen``.
+        For each row w of ``weights``, the first is Σ_s w_s a_ls² for each class l; the second is
+        Σ_s w_s a_is a_ls for each class i in ``chosen`` and each class l.
         """
         left = rows[chosen][None, :, :] * weights[:, None, :]
         size = weights.shape[0] * chosen.shape[0]
@@ -124,9 +126,9 @@ def predicted_margins(
         return product(weights, jnp.square(rows).T), cross.reshape(*left.shape[:2], rows.shape[0])
 
     def apart(own: jax.Array, cross: jax.Array) -> jax.Array:
-        """Return Σ_s w_s (a_is − a_ls)² ≥ 0, in the symbols of `products`, from its results.
+        """Return the squared distances Σ_s w_s (a_is − a_ls)² between classes i and l, from `products`.
 
-        ``own`` is Σ_s w_s a_ls², and ``cross`` is Σ_s w_s a_is a_ls.
+        ``own`` and ``cross`` are the two results of `products`, which defines the symbols.
         """
         return jnp.maximum(own[:, chosen, None] + own[:, None, :] - 2 * cross, 0)
 

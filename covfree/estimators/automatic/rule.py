@@ -33,12 +33,13 @@ _SCALES = 10 ** (_SCALE_DECADES * np.arange(-2, 3))
 def automatic() -> Shrinkage:
     """Shrink to (Σ̂ + γI) s/(1 + γ/t), t = tr(Σ̂)/d; γ and s are chosen from sums over rows, without tuning.
 
-    With s = 1 the trace is preserved. γ raises the small eigenvalues, which an estimate from few rows makes
-    too small. s sets the weight of the features against class frequencies. For each of 25 candidates γ and 5
-    candidates s, the test error of linear discriminant analysis is predicted from class means and Σ̂. The
-    result is a weighted geometric mean of the candidates. Prior weights centre on s = 1 and on the γ of
-    `pseudo_observations`, with t replaced by the variance of single examples, clients' offsets included. The
-    more rows there are, the more the predicted error counts. Formulas: docs/derivation.md, section 10.
+    γ raises the small eigenvalues, which an estimate from few rows makes too small. s scales the matrix, and
+    so sets the weight of the features against class frequencies; s = 1 preserves the trace. For each pair of
+    25 candidates γ and 5 candidates s, the test error of linear discriminant analysis is predicted from class
+    means and Σ̂. The rule takes a weighted geometric mean of the candidates. With few rows, the weights
+    centre on s = 1 and on the γ of `pseudo_observations`, whose t is here the variance of single examples,
+    clients' offsets included. The more rows there are, the more the predicted error counts. Formulas:
+    docs/derivation.md, section 10.
 
     The rule allows for client shift: each client's features may have an offset, and test examples come from
     unseen clients. If rows name their clients, the offsets are separated from the spread within clients. With

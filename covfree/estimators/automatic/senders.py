@@ -70,13 +70,13 @@ def projections(mean: Any, count: Any, xp: Any) -> Any:
 
 
 def sample_numbers(keys: Any, projected: Any, senders: Any, xp: Any) -> Any:
-    """Return new numbers for clients, such that the clients with numbers below 256 are a fair sample.
+    """Return a new number for each client; the clients with numbers below 256 are a fair sample of all.
 
-    Clients are sorted by a hash of their keys, and positions in this order are drawn as in `_group_numbers`.
-    Clients with equal keys form a group. A group's clients are sorted by a second hash: of the cell in which
-    a client's projections lie, in a grid about the group's mean. If k drawn positions fall in a group, its
-    first k clients are taken. Rounding can move only a client at the edge of a cell, and that changes at most
-    one client of the sample.
+    Clients are sorted by a hash of their keys, and 256 positions of the sorted list are drawn (see
+    `_group_numbers`). Clients with equal keys form a group, in which they are sorted by a second hash: of the
+    grid cell that contains a client's projections. The grid is centred on the group's mean. If k of the drawn
+    positions lie in a group, the group's first k clients are in the sample. Rounding can move only a client
+    at the edge of a cell, and that changes at most one client of the sample.
 
     Args:
         keys: [clients] sums of `count_keys`.

@@ -126,9 +126,9 @@ def _head(numbers: _Numbers, system: None, features: DeepFeatures, head: LinearH
 
 
 def _flops(numbers: _Numbers, num_examples: int, dim: int, num_classes: int) -> int:
-    """Return the number of operations of all clients together, see `Method.flops`.
+    """Return the number of operations of all clients together, in all rounds; see `Method.flops`.
 
-    A client computes each layer once, as it keeps its features after each layer for later rounds.
+    A client computes each layer only once: it keeps the layer's output for later rounds.
     """
     width, inner, layers = numbers.width, numbers.inner, numbers.layers
     heads = (layers + 1) * width * (width + num_classes)

@@ -107,7 +107,7 @@ class _Numbers(NamedTuple):
 
 
 def scatters_phase(numbers: Any, totals: tuple[Moments], rows: Rows, num_classes: int) -> jax.Array:
-    """Compute each class's scatter about its mean, which is in ``totals``."""
+    """Compute the scatter of each class, [C, d, d], about its mean; ``totals[0]`` has the class means."""
     return class_scatters(rows, totals[0])
 
 
@@ -150,9 +150,9 @@ def pooled_covariance(shrinkage: Shrinkage, moments: Moments, scatters: jax.Arra
 
 
 def _least_variance(moments: Moments, pooled: jax.Array) -> jax.Array:
-    """Return a lower bound on each feature's variance, from the rounding errors of its values.
+    """Return a lower bound for the variance of each feature: the square of its values' rounding errors.
 
-    It is 1 for a feature that is 0 in all examples, and at least the smallest normal number for any other.
+    The bound is 1 if a feature is 0 in all examples; else it is at least the smallest normal float.
     """
     # Derivatives treat the bound as a constant.
     size = jax.lax.stop_gradient(jnp.square(moments.mean).max(0) + pooled)

@@ -1,4 +1,4 @@
-"""Correct a method's head in further rounds: the server's state, what it sends, and what clients answer."""
+"""The rounds that correct a method's head: the server's state, its broadcast, and the clients' answers."""
 
 from __future__ import annotations
 

@@ -73,9 +73,10 @@ def _refined(
 
 
 def _of_totals(numbers: Any, *state: Any, gram: bool) -> Scatter:
-    """Compute a shrunk covariance from two records in ``state``: `Moments`, and a `Scatter`.
+    """Compute a shrunk covariance from the first `Moments` and the first `Scatter` in the server's state.
 
-    The `Scatter` is the within-class or the total scatter; with ``gram``, the Gram matrix.
+    This `Scatter` is the within-class or the total scatter, or with ``gram`` the examples' Gram matrix, which
+    is first converted to the total scatter.
     """
     nodes = jax.tree.leaves(state, is_leaf=lambda node: isinstance(node, (Moments, Scatter)))
     moments = next(node for node in nodes if isinstance(node, Moments))

@@ -108,11 +108,10 @@ def _ask(numbers: Numbers, progress: Progress) -> tuple[jax.Array, jax.Array | N
 
 
 def _take(numbers: Numbers, progress: Progress, answer: Answer, *, plan: RefinePlan) -> Progress:
-    """Improve the weights; ``answer`` is the sum of the clients' answers to the directions from `_ask`.
+    """Improve the weights by ``answer``, the sum of the clients' answers to the directions from `_ask`.
 
-    If clients are missing, sums are scaled up by degrees of freedom: the scatter of missing clients is
-    assumed to be as large, for each degree of freedom, as that of the clients that answered. If nobody
-    answered, the round changes nothing.
+    If clients are missing, the sum is scaled up by degrees of freedom, as if the missing clients had the
+    same scatter per degree of freedom as the others. If nobody answered, the round changes nothing.
     """
     moments, search, rows, *_ = progress
     known = None if rows is None else first_moments(rows, moments.count.shape[0])

@@ -124,10 +124,11 @@ def known_matrix(search: Search) -> Scatter:
 
 
 def _length(search: Search, span: jax.Array, images: jax.Array) -> jax.Array:
-    """Compute α = tr(ZᵀR′) / tr(ZᵀAZ), the best length of the last step Z; 0 unless both traces are positive.
+    """Compute α, the best multiple of the last step Z: the one that minimises the error of W + αZ.
 
-    A is the matrix of the system A W = M, and R′ the residual from which Z was made. AZ is computed from
-    ``images``, the products of A with the directions in ``span``.
+    With A W = M the system to be solved and R′ = M − A W the residual from which Z was made, α is
+    tr(ZᵀR′) / tr(ZᵀAZ), or 0 unless both traces are positive. AZ is computed from ``images``, the products of
+    A with the directions in ``span``.
     """
     step, residual = search.step, search.residual
     along, curvature = jnp.sum(step * residual), jnp.sum(step * product(images, product(span.T, step)))
