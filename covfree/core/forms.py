@@ -26,7 +26,10 @@ class Form(NamedTuple):
         return self.filled(jnp.zeros(leaf.shape, leaf.dtype) for leaf in self.leaves)
 
     def filled(self, leaves: Iterable[jax.Array]) -> Any:
-        """Return the pytree with an iterator's next arrays as leaves; later arrays stay in the iterator."""
+        """Build the pytree, with the next arrays of the iterator ``leaves`` as its leaves.
+
+        Later arrays stay in the iterator, for example for another form.
+        """
         return jax.tree.unflatten(self.structure, list(islice(leaves, len(self.leaves))))
 
 

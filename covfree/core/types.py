@@ -212,7 +212,10 @@ class Moments:
 
     @property
     def hidden_degrees(self) -> Float[Array, ""]:
-        """Σ_c (N_c − K_c), N_c examples in K_c rows: the degrees of freedom of examples about row means."""
+        """The degrees of freedom of examples about their rows' means: Σ_c (N_c − K_c).
+
+        Class c has N_c examples in K_c rows.
+        """
         return (self.count - self.num_rows.astype(self.count.dtype)).sum()
 
     @property

@@ -47,12 +47,11 @@ class Upload(NamedTuple):
 
 
 class Steps:
-    """What clients and server compute in an algorithm's rounds, as pure functions.
+    """What clients and server compute in an algorithm's rounds; nothing is sent or stored here.
 
     Attributes:
         algorithm: the algorithm.
-        most: the largest number of examples that a client may have, and so the most rows to which a client
-            pads its data.
+        most: the largest number of examples that a client may have. No client pads its data to more rows.
     """
 
     def __init__(

@@ -81,13 +81,13 @@ class SecureSums:
                 check_positive(name, getattr(self, name))
 
     def session(self, name: str, keys: Collection[str], size: int, fewest: int) -> Session:
-        """Make the session of a round: the settings of its secure sum.
+        """Return the settings (`Session`) of the secure sum of one round.
 
         Args:
-            name: the round's name. No other round has this name, so that no site takes part in a round twice.
+            name: the round's name. No other round has this name, so no site takes part in a round twice.
             keys: the sites' public keys, in the order of their numbers.
             size: the number of words of an upload.
-            fewest: the least number of sites whose answers close the round.
+            fewest: the least number of uploads in the sum.
         """
         degree = len(keys) - 1 if self.neighbours is None else self.neighbours
         return Session(

@@ -79,10 +79,12 @@ def cuts(clients: np.ndarray | None, num_rows: int, size: int) -> np.ndarray:
 
 
 class TableParts:
-    """A table in arrays or memory maps, read in parts of one shape. An error for a bad value names its row.
+    """A table of rows, in arrays or memory maps, that is read part by part; all parts have the same shape.
+
+    A bad value raises an error that names its row.
 
     Attributes:
-        places: [parts + 1], where the parts start; the last entry is the number of rows.
+        places: [parts + 1] the row at which each part starts, and then the number of rows.
         padding: a part that is all padding.
         rejected: always empty, as bad values raise.
     """

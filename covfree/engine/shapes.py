@@ -29,10 +29,10 @@ class Passed(NamedTuple):
 def passed(
     method: Method, make_rows: Callable[[], Rows], num_classes: int, *, start: int = 0
 ) -> list[Passed]:
-    """Return the shapes of what server and clients exchange in each round from ``start`` on.
+    """Return the shapes of what server and clients exchange, for each round from number ``start`` on.
 
-    Nothing is computed but shapes. Clients have the rows ``make_rows()``. In these rounds they must upload
-    sums: a `Table`, whose size depends on the number of rows, raises a ValueError.
+    No values are computed. Clients' rows have the shapes of ``make_rows()``. Raise ValueError if clients
+    upload a `Table` in one of these rounds, as its size depends on the number of rows.
     """
 
     def look() -> list[Any]:

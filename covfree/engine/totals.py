@@ -126,7 +126,7 @@ class How(NamedTuple):
 
 
 def have_few_numbers(clients: Any) -> bool:
-    """Return whether each client's number is below `SAMPLE`, so that automatic shrinkage samples all clients.
+    """Return whether all clients' numbers are below `SAMPLE`, so that automatic shrinkage uses all clients.
 
     False if the numbers are traced or None.
     """

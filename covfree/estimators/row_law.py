@@ -1,4 +1,7 @@
-"""Estimate client shift from how n ‖x − μ‖² grows with n, for a mean x of n examples and a class mean μ."""
+"""Estimate client shift from the distances of clients' class means to the means of the classes.
+
+For a mean x of n examples and a class mean μ, n ‖x − μ‖² grows with n, on average, only if clients differ.
+"""
 
 from __future__ import annotations
 

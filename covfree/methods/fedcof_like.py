@@ -33,12 +33,12 @@ _HEADS: dict[str, Callable[[Scatter, Moments], LinearHead]] = {
 
 
 class Spread(NamedTuple):
-    """The total of the second round: the covariance as two summands, and sums that the shrinkage rule needs.
+    """The total of the second round: the covariance in two summands, and what the shrinkage rule needs too.
 
     Attributes:
-        scatter: the summand from the rows' means: a `Factor` before terms are added up, a `Scatter` after.
+        scatter: the summand from the rows' means: a `Factor` from one client, a `Scatter` once added up.
         inner: the summand from the variances that clients sent; None if they sent none.
-        statistics: the row statistics that the shrinkage rule needs.
+        statistics: sums over rows that the shrinkage rule needs.
     """
 
     scatter: Any

@@ -116,7 +116,7 @@ class Method(Generic[H]):
         return self.message_rounds == len(self.rounds)
 
     def check_message(self) -> None:
-        """Raise unless `one_shot`: a single message from each client is all that the method needs."""
+        """Raise ValueError unless the method needs only a single message from each client (`one_shot`)."""
         if not self.one_shot:
             more = len(self.rounds) - self.message_rounds
             raise ValueError(

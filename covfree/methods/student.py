@@ -79,7 +79,10 @@ def _shrinkage(numbers: StudentNumbers) -> Shrinkage:
 
 
 def _means(rows: Rows, num_classes: int, examples: bool) -> Rows:
-    """Return rows that are class means; if rows are ``examples``, average them by client and class."""
+    """Return each client's class means as rows: of rows that are ``examples``, their averages.
+
+    Other rows are means already: only their ``covariance`` and ``sketch`` are removed.
+    """
     return client_means(rows, num_classes) if examples else replace(rows, covariance=None, sketch=None)
 
 

@@ -112,7 +112,7 @@ def _is_projected(method: Method[Any]) -> bool:
 
 
 def _of_mapped(method: Method[Any], centre: Float[np.ndarray, " dim"]) -> Float[np.ndarray, " mapped"]:
-    """Return what to subtract from mapped features for the centre c: Pc if the map is a projection P; else c.
+    """Return what mapped features are centred by for the centre c: Pc if the map is a projection P, else c.
 
     The reason is P(x − c) = Px − Pc. With any other map, c is already a centre of mapped features.
     """

@@ -199,9 +199,9 @@ class Grid:
         return Upload(self.kind, upload.values + noise.reshape(upload.values.shape), upload.noises + noises)
 
     def deviation(self, noises: int) -> float:
-        """Return the standard deviation of the sum of ``noises`` draws of noise.
+        """Return the standard deviation of the noise in a sum to which ``noises`` draws of noise were added.
 
-        Features are in units of the clip. For class sums, it is the deviation of each feature's sum; for
+        It is for features divided by the clip. For class sums, it is the deviation of each feature's sum; for
         the matrix, that of a diagonal entry.
         """
         return _deviation(self.kind, self.log_deviation, noises) * self.step

@@ -35,11 +35,11 @@ class Examples(NamedTuple):
 
 
 class Members(NamedTuple):
-    """Some clients of a round, padded to a number that many rounds share, to compile few functions.
+    """Some of a round's clients, padded to one of few sizes, so that few functions are compiled.
 
     Attributes:
         client: each client's number; −1 for padding, which comes last.
-        start: where in `Examples.order` the client's examples start.
+        start: where each client's examples start in `Examples.order`, which lists examples client by client.
         size: the number of the client's examples; 0 for padding.
         arrives: [members, delays] whether a member's upload arrives 0, 1, … rounds later.
     """

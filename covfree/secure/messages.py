@@ -77,8 +77,8 @@ class Session:
 
         Here k is each client's number of neighbours (`degree`), and t the ``threshold``, above k/2.
 
-        Any two sets of so many clients overlap, and an honest client signs once. So without colluding clients
-        no server gets two lists signed.
+        Any two groups of this many clients have a member in common, and an honest client signs only one list.
+        So the server cannot get two different lists signed, unless clients collude with it.
         """
         return -(-len(self.identities) * self.threshold // self.degree)
 

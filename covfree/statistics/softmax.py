@@ -126,10 +126,15 @@ def _scored(
     centre: jax.Array,
     num_classes: int,
 ) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
-    """Return scores, labels, counts, and features minus ``centre``, of the examples in ``part``.
+    """Compute the scores of some examples; return scores, labels, counts, and features minus ``centre``.
 
-    ``part`` holds features, labels and counts, and ``scores(features, features − centre)`` gives the scores.
     Scores and counts are 0 for padding and for examples of absent classes.
+
+    Args:
+        scores: ``(features, features − centre) -> scores``.
+        part: the examples' features, labels and counts.
+        centre: a vector that is subtracted from features.
+        num_classes: C.
     """
     features, label, count = part
     kept = (count > 0) & (label >= 0) & (label < num_classes)

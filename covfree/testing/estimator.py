@@ -46,7 +46,10 @@ def _way(rows: Rows) -> dict[str, Any]:
 
 
 def _shape(matrix: Any) -> tuple[np.ndarray, np.ndarray]:
-    """Return R/‖R‖ and the Frobenius norm ‖R‖ of R = A − (tr A / dim)·I, for each matrix A."""
+    """Split off each matrix's trace and scale: return R/‖R‖ and ‖R‖ for R = A − (tr A / dim)·I.
+
+    The norm is Frobenius's. If R is only rounding, both are 0.
+    """
     matrix = np.asarray(matrix)
     mean = np.trace(matrix, axis1=-2, axis2=-1)[..., None, None] / matrix.shape[-1]
     rest = matrix - mean * np.eye(matrix.shape[-1])

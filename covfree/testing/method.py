@@ -81,7 +81,7 @@ class _About:
 
     @property
     def odd(self) -> dict[str, Task]:
-        """Tasks by name: on degenerate federations, and on one with an absent class."""
+        """Tasks on unusual data, by name: degenerate federations, such as one client, and an absent class."""
         cases = degenerate(self.example.probes.shape[1]) | {"an absent class": self.example.federation}
         return {name: self.example.of(case) for name, case in cases.items()}
 

@@ -63,17 +63,18 @@ def misclassification_probability(
     variance: Float[Array, "chosen classes"],
     rival: Bool[Array, "chosen classes"],
 ) -> Float[Array, " chosen"]:
-    """Compute the probability that a rival class is predicted, from Gaussian margins over all rivals.
+    """Compute the probability that an example of a chosen class is predicted as one of its rival classes.
 
-    All margins are of one example, so they correlate: by ½ if the class means are equally far apart,
-    which is assumed throughout. With a standard normal g that the margins share, the probability is
-    1 − E_g Π_j Φ(√2 m_j/s_j + g), computed by Gauss-Hermite quadrature with g = √2 x and Φ(√2 y) = ½ (1 +
-    erf y). For one rival this is Φ(−m/s). If there are many near rivals, taking the margins as independent
-    would overestimate the error by far.
+    The example's margin over rival j, its own class's score minus that of j, is Gaussian, with mean m_j and
+    variance s_j². All margins contain the same own score, so they correlate: by ½ if the class means are
+    equally far apart, which is assumed throughout. With a standard normal g that the margins share, the
+    probability is 1 − E_g Π_j Φ(√2 m_j/s_j + g), computed by Gauss-Hermite quadrature with g = √2 x and
+    Φ(√2 y) = ½ (1 + erf y). For one rival this is Φ(−m/s). If there are many near rivals, taking the margins
+    as independent would overestimate the error by far.
 
     Args:
-        mean: m_j, for each chosen class: the mean margin of its examples over class j.
-        variance: s_j², the margin's variance.
+        mean: m_j for each chosen class and rival j.
+        variance: s_j².
         rival: whether class j may be predicted.
     """
     ratio = mean / jnp.sqrt(jnp.maximum(variance, jnp.finfo(mean.dtype).tiny))

@@ -45,10 +45,10 @@ def _group_numbers(rank: Any, start: Any, end: Any, senders: Any, xp: Any) -> An
 
 
 def count_keys(count: Any, label: Any, xp: Any) -> Any:
-    """Compute each row's term ⌊n⌋·mixed(label + 1) mod 2³², with n its count and ``mixed`` a hash.
+    """Hash each row's count n and label: ⌊n⌋·mixed(label + 1) mod 2³², where ``mixed`` is a hash.
 
-    The sum of a client's terms is the client's key, by which clients are sorted. The key is the same whether
-    rows are class means, subset means or examples.
+    Added up over a client's rows, this gives the client's key, by which clients are sorted. The key is the
+    same whether rows are class means, subset means or examples.
     """
     # Round counts to float32, as data types may differ between sources of rows.
     whole = xp.mod(xp.floor(count.astype(np.float32)), np.float32(2.0**32)).astype(np.uint32)
@@ -56,10 +56,10 @@ def count_keys(count: Any, label: Any, xp: Any) -> Any:
 
 
 def projections(mean: Any, count: Any, xp: Any) -> Any:
-    """Compute each row's terms n·xᵀv, with x its mean, n its count, and at most 16 fixed directions v.
+    """Compute n·xᵀv for each row, the mean x of n examples, and at most 16 fixed directions v.
 
-    The sums of a client's terms are the client's projections. Projections tell clients with equal counts
-    apart, and are the same whether rows are class means, subset means or examples.
+    Added up over a client's rows, these numbers tell it from clients with equal counts. The sums are the same
+    whether rows are class means, subset means or examples.
     """
     dim = mean.shape[1]
     bits = mixed(np.arange(1, dim + 1, dtype=np.uint32))[:, None] >> np.arange(BITS, dtype=np.uint32)

@@ -43,11 +43,13 @@ class _Mean(NamedTuple):
 
 
 class _Scale(NamedTuple):
-    """The sums of the second round, for the thresholds that turn features into bits.
+    """Sums over all clients' examples, from which `gaussian_thresholds` computes thresholds.
+
+    They are the total of the second round. In the first, the server learned c, the features' mean.
 
     Attributes:
         number: n, the number of examples.
-        total: Σ(x − c), for features x and their mean c, known from the first round.
+        total: Σ(x − c), for features x.
         square: Σ(x − c)².
     """
 

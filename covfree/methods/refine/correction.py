@@ -83,13 +83,14 @@ class Numbers(NamedTuple):
 
 @dataclass(frozen=True)
 class Plan:
-    """The static settings of a correction.
+    """The static settings of `corrected`: functions of the method whose head is corrected, and a size.
 
     Attributes:
         system: `Method.system`, which makes the regularised matrix; None if the method has none.
         head: `Method.head`, which makes the head.
         covariance: ``(params, *state) -> Scatter``, which computes Σ̃, the method's shrunk covariance.
-        own: how many totals of the state the head needs; later ones are for ``covariance``. None for all.
+        own: how many of the state's totals ``head`` needs: so many of the first; None for all. All others are
+            only for ``covariance``.
         pairs: the largest number of pairs (s, y) that L-BFGS keeps, see `Descent`.
     """
 
@@ -245,7 +246,7 @@ def ask(numbers: Numbers, state: tuple[Correction]) -> Asked:
 
 
 def answer(numbers: Numbers, asked: Asked, rows: Rows, num_classes: int) -> SoftmaxSums:
-    """Sum the losses of a client's examples, and their gradients, for the scores in ``asked``."""
+    """Sum the losses (−log softmax) of a client's examples, and their gradients, for the classifier sent."""
     return softmax_sums(asked.scores, *_examples(rows), asked.centre, num_classes)
 
 

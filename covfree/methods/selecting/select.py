@@ -79,9 +79,9 @@ def _merged(
     tracks: Tracks,
     maker: Maker,
 ) -> tuple[Running] | tuple[Known]:
-    """Compute, from the clients' merged messages, the state after the rounds over rows.
+    """Compute the server's state after the rounds over rows, from ``message``: all clients' messages, merged.
 
-    It is a `Known`, with all heads, unless rounds over examples follow.
+    If rounds over examples follow, the state is `Running`; if not, the heads are made too, and it is `Known`.
     """
     steps = tracks.over_rows[-1]
     running = Running(tuple(merges[s.who](params[s.who], message, num_classes) for s in steps))
