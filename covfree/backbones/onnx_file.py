@@ -98,7 +98,10 @@ def from_onnx(
 
 
 def _entry(inputs: Any, path: Path, crop: int) -> tuple[str, int | None, bool]:
-    """Return the input's name, its batch size if fixed, and whether channels come before height and width."""
+    """Return the name of a model's only input, its batch size, and whether channels come before the sides.
+
+    The batch size is None if it is free. Raise ValueError if the input is not of images of ``crop`` pixels.
+    """
     shapes = {each.name: each.shape for each in inputs}
     shape = next(iter(shapes.values()), [])
     if len(shapes) != 1 or len(shape) != 4 or (isinstance(shape[1], int) and 3 not in (shape[1], shape[3])):

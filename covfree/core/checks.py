@@ -172,9 +172,9 @@ def _on_device(features: jax.Array, labels: Any, clients: Any, most: int) -> boo
 
 @jax.jit
 def _sound(features: jax.Array, kept: list[jax.Array]) -> jax.Array:
-    """Return whether features are finite, and their largest absolute value is neither 0 nor subnormal.
+    """Return whether features are finite, and large enough: the largest in size is neither 0 nor subnormal.
 
-    Only rows where all masks ``kept`` are True must be finite.
+    Padding, rows where one of the masks ``kept`` is False, need not be finite.
     """
     largest = jnp.abs(features).max(1)
     wrong = ~jnp.isfinite(largest)

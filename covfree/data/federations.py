@@ -146,10 +146,12 @@ def image_table(
 
 
 def _lines(path: Path, needed: tuple[str, ...], other: tuple[str, ...]) -> list[tuple[str, str, str]]:
-    """Read a CSV table; return image, class and client of each line (``""`` if there is no client).
+    """Read a CSV table of images; return image, class and client of each line (``""`` if there is no client).
 
-    ``needed`` and then ``other`` name the three columns; a ValueError is raised if a needed one is missing
-    or has an empty value.
+    Args:
+        path: the file.
+        needed: names of the columns that must be there, without empty values.
+        other: names of columns that may be missing. After ``needed``, they complete the three names.
     """
     with path.open(newline="", encoding="utf-8") as file:
         table = csv.DictReader(file)

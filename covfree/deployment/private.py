@@ -128,12 +128,12 @@ class _State(NamedTuple):
     """The server's state: the noisy totals so far. Its arrays have the same shapes in all rounds.
 
     Attributes:
-        kind: what sites upload in the next round, as an index of `_KINDS`; after the last round, what they
-            uploaded in it.
+        kind: what sites upload in the next round, class sums or second moment, as an index of `_KINDS`; after
+            the last round, what they uploaded in it.
         noises: [rounds] how many shares of noise (one for each site) each round's total includes; 0 if the
             total is still to come.
         first: [C, d + 2], the first round's total: class sums of features, counts and squared norms.
-        second: the second round's total, class sums or the upper triangle of the second moment, as a vector.
+        second: the second round's total as a vector: class sums, or the upper triangle of the second moment.
             It is padded to the larger of the two sizes.
     """
 

@@ -95,7 +95,10 @@ def _narrow(column: Any, count: bool) -> Any:
 
 
 def _check_sharded(method: Any, rows: Any) -> None:
-    """Raise a ValueError if the method compares a client's rows, and they are not all on one device."""
+    """Raise ValueError if rows of one client are on several devices, but the method compares them.
+
+    Methods that compare a client's rows with each other have ``whole_clients`` set; others pass.
+    """
     if not method.whole_clients or is_traced(rows.client):
         return
     if rows.client is None:

@@ -52,7 +52,7 @@ def _head(
 
 
 def _given(strength: Any, *_: Any) -> tuple[jax.Array, jax.Array]:
-    """Return ``strength`` itself: the pair (a, b), computed before, of the shrinkage aΣ̂ + bI."""
+    """A shrinkage rule whose result is known: return it, the pair ``strength`` of a and b in aΣ̂ + bI."""
     return strength[0], strength[1]
 
 

@@ -56,11 +56,11 @@ class Table(NamedTuple):
 
 
 def one_table(tables: tuple[Table, ...], layout: Layout, dtype: Any) -> tuple[Table, np.ndarray | None]:
-    """Merge tables into one, with one row for each client and class, sorted by client and then class.
+    """Merge tables of rows into one with a row for each client and class, sorted by client and then class.
 
-    If ``layout.pooled``, also return the scatter that the merge adds: the scatter of the given means, with
-    their counts as weights, about the merged means. Otherwise the second result is None. The
-    scatter is computed in the data type ``dtype``.
+    If ``layout.pooled``, also return the scatter [dim, dim] of the given rows' means about the merged means,
+    weighted by count and computed in ``dtype``: the merged means no longer show it. Otherwise the second
+    result is None.
     """
     client, label, count = (np.concatenate(columns) for columns in zip(*(t[:3] for t in tables), strict=True))
     means = np.concatenate([table.mean for table in tables])

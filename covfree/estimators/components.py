@@ -65,7 +65,10 @@ def client_groups(rows: Rows, num_classes: int) -> Integer[Array, " rows"]:
 
 
 def client_parts(rows: Rows, moments: Moments) -> ClientParts:
-    """Split rows' deviations from class means into parts between and within clients; see `ClientParts`."""
+    """Split each row's deviation from its class mean into two, between and within clients (`ClientParts`).
+
+    The first is the deviation of the client's own class mean; the second is that of the row from this mean.
+    """
     group = client_groups(rows, moments.total.shape[0])
     size = max(1, group.shape[0])
     inside = replace(rows, label=group, covariance=None, sketch=None)

@@ -89,7 +89,10 @@ def across(terms: Any, axis_name: Hashable | None) -> Any:
 
 
 def spread_weight(moments: Moments) -> Float[Array, " classes"]:
-    """Return 1/(K − 1), as an array of size 1, from the moments of a single class with K rows; 0 if K < 2."""
+    """Return [1/(K − 1)] for a class with K rows: times this, their scatter estimates the class's covariance.
+
+    ``moments`` are those of this class alone. The result is [0] if K < 2.
+    """
     return divide_or_zero(1, moments.spread_degrees[None])
 
 

@@ -43,9 +43,9 @@ def as_shrinkage(shrinkage: Scalar | str | Shrinkage) -> Shrinkage:
 
 
 def as_matrix_shrinkage(shrinkage: Scalar | str | Shrinkage) -> Shrinkage:
-    """Return the rule of `as_shrinkage`, for a server that gets matrices.
+    """Return the rule of `as_shrinkage`, for methods whose clients send matrices, such as covariances.
 
-    Raise ValueError if the rule needs single rows, which this server lacks.
+    Raise ValueError if the rule needs the rows behind the matrices, which their server does not get.
     """
     rule = as_shrinkage(shrinkage)
     if rule.needs_rows:
@@ -187,9 +187,15 @@ def oas() -> Shrinkage:
 def loading(
     shrinkage: Shrinkage, variance: Float[Array, ""], dim: int, degrees: Float[Array, ""]
 ) -> Float[Array, ""]:
-    """Return the γ that a loading rule (`is_loading`) adds to Σ̂, given only tr(Σ̂)/d, d and ν.
+    """Return the γ that a loading rule (`is_loading`) adds to the diagonal of Σ̂.
 
-    ``variance`` is tr(Σ̂)/d, and ``degrees`` is ν, the degrees of freedom of Σ̂.
+    Such a rule needs no more of Σ̂ than these numbers.
+
+    Args:
+        shrinkage: the rule.
+        variance: tr(Σ̂)/d.
+        dim: d.
+        degrees: ν, the degrees of freedom of Σ̂.
     """
     check_loading(shrinkage)
     # Any covariance of this dimension and trace will do, as such rules use nothing else.

@@ -37,7 +37,10 @@ def unit_columns(weight: Float[Array, "dim classes"]) -> Float[Array, "dim class
 
 
 def fitting(name: str, matrix: Float[AnyArray, "dim dim"] | Scatter, moments: Moments) -> Scatter:
-    """Return ``matrix`` as a `Scatter`; raise a ValueError about ``name`` if it is not [d, d]."""
+    """Check that ``matrix`` is [d, d], for the d of the class means; return it as a `Scatter`.
+
+    A ValueError calls it by ``name``, the argument's name.
+    """
     dim = moments.total.shape[1]
     shape = (matrix.dim,) * 2 if isinstance(matrix, Scatter) else jnp.shape(matrix)
     if shape != (dim, dim):

@@ -89,7 +89,7 @@ def descended_head(
 
 
 def _roots(rows: Rows, dtype: Any) -> tuple[Float[Array, "rows ..."], Any]:
-    """Return a root of each row's covariance, and the virtual features' data type.
+    """Return a square root of each row's covariance, and the data type of virtual features drawn with it.
 
     The root is a matrix for a full covariance, else a standard deviation for each feature or for all.
     """

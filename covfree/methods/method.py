@@ -240,9 +240,9 @@ def _settings(feature_map: Any) -> list[str]:
 
 
 def _imprint(leaf: Any) -> bytes:
-    """Return bytes that identify a leaf of a feature map.
+    """Return bytes that identify an array or number of a feature map, and are the same on all devices.
 
-    Of a float array only the shape is used, as devices round its numbers differently.
+    Of an array of floats only the shape is used, as devices round its numbers differently.
     """
     dtype, shape = jnp.result_type(leaf), jnp.shape(leaf)
     if jnp.issubdtype(dtype, jax.dtypes.prng_key):

@@ -1,4 +1,4 @@
-"""The rounds of a method, and the sums of what clients compute in a round."""
+"""A method's rounds: what clients compute and the server adds up (`Round`), and functions for these sums."""
 
 from __future__ import annotations
 
@@ -124,7 +124,7 @@ def as_total(terms: Any) -> Any:
 
 
 def dense(terms: Any) -> Any:
-    """Convert the terms of some rows to arrays that add up, whose sizes do not depend on the number of rows.
+    """Convert a client function's result to sums of fixed size, which do not grow with the number of rows.
 
     A `Factor` becomes a `Scatter`. Raise ValueError for a `Table`, which keeps all rows.
     """

@@ -145,9 +145,10 @@ def _head(numbers: StudentNumbers, system: Scatter, first: Any, spread: Any, *ow
 def _merge(
     numbers: StudentNumbers, message: Message, num_classes: int, *, merge: Any, clients: tuple[Any, ...]
 ) -> tuple[Any, ...]:
-    """Compute the server's state from messages whose rows are class means with covariances.
+    """Compute the server's state from all clients' messages: class means with covariances.
 
-    ``merge`` is that of the method's `MessageForm`; ``clients`` compute the totals for each class's scatter.
+    ``merge``, of the method's `MessageForm`, computes the totals for the shared covariance. From the rows of
+    the messages, the functions ``clients`` then compute the totals for each class's scatter.
     """
     state = merge(numbers.shrinkage, message, num_classes)
     for client in clients:

@@ -21,15 +21,16 @@ from covfree.methods.rounds import bound
 
 @dataclass(frozen=True)
 class Within:
-    """An estimator of the within-class scatter Ŵ as a sum over rows: a record of functions; hashable.
+    """How to estimate the within-class scatter Ŵ from rows: a record of functions; hashable.
 
     Attributes:
         first: ``(rows, num_classes) -> first``, sums over all rows, which the other functions need:
             `Moments`, or a record with a field ``moments``.
-        factor: ``(rows, first) -> Y`` with Ŵ = YᵀY, plus ``inner`` if there is one.
+        factor: ``(rows, first) -> Y``: the sum of YᵀY over all parts of the rows is Ŵ, without ``inner``.
         freedom: ``(first) -> Freedom`` of Ŵ/(N − C), for N examples of C classes.
-        inner: ``(rows, first) -> array``, the scatter of examples about their rows' means, from variances
-            that clients sent: its diagonal, or one number for all features. None if they send no variances.
+        inner: ``(rows, first) -> array``, a second summand of Ŵ: the scatter of examples about their rows'
+            means, from variances that clients sent. It is the diagonal, or one number for all features. None
+            if clients send no variances.
         class_weight: ``(first) -> w_c`` with Ŵ/(N − C) = Σ_r w_c n_r (x_r − μ_c)(x_r − μ_c)ᵀ for rows x_r of
             n_r examples, in class c of mean μ_c; None if Ŵ has another form.
     """

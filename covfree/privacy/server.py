@@ -92,7 +92,7 @@ class NoisySums:
 
     @property
     def reciprocals(self) -> np.ndarray:
-        """Estimates of 1/N_c for the counts N_c without noise, by `debiased_reciprocal`."""
+        """[classes] estimates of 1/N_c, with N_c the true count of class c; see `debiased_reciprocal`."""
         return np.asarray(debiased_reciprocal(self.counts, self.count_deviation), np.float64)
 
     @property

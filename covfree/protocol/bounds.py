@@ -74,12 +74,12 @@ def sizes_of(message: Message, owner: np.ndarray | None = None, clients: int = 1
 
 
 class _Range(NamedTuple):
-    """An upper bound derived from one value of each client.
+    """An upper bound on one quantity of clients, such as their number of examples, derived from its values.
 
     Attributes:
-        median: the median of the values.
+        median: the median of the clients' values.
         most: the bound.
-        clients: the number of values.
+        clients: the number of clients.
     """
 
     median: float

@@ -192,11 +192,11 @@ def _finite(features: jax.Array) -> jax.Array:
 
 
 def _padded_sizes(size: np.ndarray, whole: bool) -> np.ndarray:
-    """Return the size to which each client's examples are padded, at most the largest client's size.
+    """For each client, return the number of examples to which its data is padded.
 
-    Sizes are 16 times powers of 4, so that few functions are compiled. If clients take their examples in
-    batches (not ``whole``), padding costs only sorting; then neighbouring sizes are merged if this costs less
-    than compiling another function.
+    The numbers are 16 times powers of 4, or the largest client's size if that is smaller, so that few
+    functions are compiled. If clients take their examples in batches (not ``whole``), padding costs only
+    sorting; then neighbouring sizes are merged if this costs less than compiling another function.
     """
     steps = np.ceil(np.log2(np.maximum(size, 16) / 16) / 2)
     padded = np.minimum(size.max(), (16 * 4**steps).astype(int))

@@ -55,10 +55,10 @@ class _Known:
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class _Asked:
-    """The server's broadcast.
+    """The server's broadcast in one round.
 
     Attributes:
-        sent: the broadcast of the method's round; None if clients send their messages.
+        sent: what the method's round broadcasts; None if clients are to send their messages instead.
         done: the number of the method's rounds that are done.
     """
 

@@ -130,10 +130,11 @@ def _of_clients(
 def _leading(
     residual: Float[Array, "examples dim"], number: int, degrees: Integer[Array, ""]
 ) -> tuple[Float[Array, "directions dim"], Float[Array, ""]]:
-    """Return the vectors s_j v_j of R = ``residual`` for j ≤ ``number``, and Σ s_j⁴ / Σ s_j² over larger j.
+    """Compute the first ``number`` scaled singular vectors s_j v_j of R = ``residual``, the largest first.
 
-    s_j are the singular values of R, the largest first, and v_j its right singular vectors, as in
-    `directed_rows`. Each s_j with j > ``degrees`` counts as 0. The smaller of R Rᵀ and RᵀR is decomposed.
+    Also return Σ s_j⁴ / Σ s_j² over all later j. The s_j are singular values of R, and the v_j its right
+    singular vectors, as in `directed_rows`. Each s_j with j > ``degrees`` counts as 0. The smaller of R Rᵀ
+    and RᵀR is decomposed.
     """
     examples, dim = residual.shape
     if examples == 0:

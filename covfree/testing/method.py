@@ -86,7 +86,10 @@ class _About:
         return {name: self.example.of(case) for name, case in cases.items()}
 
     def fit(self, method: Any, task: Task) -> Any:
-        """Fit a head; for derivatives, first add multiples of ``task.step`` to the method's floats."""
+        """Fit a head to a task.
+
+        Where derivatives are taken, multiples of ``task.step`` are first added to the method's floats.
+        """
         leaves, structure = jax.tree.flatten(method.params)
         speeds = np.linspace(1, 0.5, max(len(leaves), 1))
         moved = [

@@ -281,9 +281,13 @@ def _concentration(alpha: object, num_partitions: int) -> np.ndarray:
 def _class_splits(
     counts: list[int], alpha: np.ndarray, self_balancing: bool, rng: np.random.Generator
 ) -> np.ndarray:
-    """Draw one partition for `dirichlet`: the client of each example, with examples sorted by class.
+    """Draw one partition for `dirichlet`: return the client of each example, of examples sorted by class.
 
-    ``counts`` has the number of examples of each class, ``alpha`` the concentration of each client.
+    Args:
+        counts: the number of examples of each class.
+        alpha: [clients] the concentrations.
+        self_balancing: see `dirichlet`.
+        rng: the source of all draws.
     """
     num_partitions = alpha.size
     average = sum(counts) / num_partitions

@@ -129,9 +129,9 @@ def gains(model: Model, prompts: Float[Array, "prompts dim"]) -> Float[Array, "p
 
 
 def _assigned(matrix: Any, kept: Any, open_to: Any) -> np.ndarray:
-    """Return a column for each row of ``matrix``, as `assign` describes; solve the problem with SciPy.
+    """Solve the assignment problem of `assign` by SciPy: return the column that each row of ``matrix`` gets.
 
-    Rows are used where ``kept`` is True, columns where ``open_to`` is True. Other rows get −1.
+    Rows where ``kept`` is False get −1. Columns where ``open_to`` is False are not used.
     """
     from scipy.optimize import linear_sum_assignment
 

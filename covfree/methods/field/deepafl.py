@@ -34,7 +34,9 @@ class _Known(NamedTuple):
 
 
 class _Layer(NamedTuple):
-    """The sums from which `solve_layer` computes a layer; F is its random features, one example a row.
+    """The sums over examples from which `solve_layer` computes one layer of the network.
+
+    F holds the layer's random features, one example a row.
 
     Attributes:
         gram: FᵀF.

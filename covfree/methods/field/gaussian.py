@@ -134,7 +134,11 @@ def scatters_merge(numbers: Any, message: Message, num_classes: int) -> tuple[Mo
 
 
 def _drawn_together(scatters: jax.Array, pooled: jax.Array, moments: Moments, degrees: Scalar) -> jax.Array:
-    """Return (S_c + κΣ̃)/(K_c − 1 + κ), with S_c the scatter of K_c rows, Σ̃ ``pooled`` and κ ``degrees``."""
+    """Shrink the covariance of each class towards that of all classes: return (S_c + κΣ̃)/(K_c − 1 + κ).
+
+    S_c, in ``scatters``, is the scatter of the class's K_c rows; Σ̃ is ``pooled``, and κ is ``degrees``. All
+    scatters and Σ̃ may also be diagonals.
+    """
     shape = (-1, *(1 for _ in pooled.shape))
     own = jnp.maximum(moments.num_rows - 1, 0).astype(scatters.dtype).reshape(shape)
     whole = own + degrees

@@ -66,15 +66,16 @@ class Numbers:
 
 @dataclass(frozen=True)
 class RefinePlan:
-    """The static settings of a refinement.
+    """The static settings of `refined`.
 
     Attributes:
-        gram: a ridge head's ``scatter``, see `total_gram`; None for LDA.
+        gram: for a ridge head, which scatter its Gram matrix contains (``scatter`` of `total_gram`); None for
+            LDA.
         covariance: ``(params, *totals) -> Scatter``, the method's shrunk covariance.
         directions: q, the largest number of directions of a round; None for as many as the head has
             independent columns.
-        head: the method's ``head`` if it makes a nonlinear head, else None. Its argument ``system`` is then
-            what `known_matrix` returns.
+        head: the method's ``head`` if it makes a nonlinear head, else None. As ``system`` it then gets the
+            result of `known_matrix`.
     """
 
     gram: ScatterChoice | None
@@ -144,7 +145,7 @@ def _images(
     trace: jax.Array,
     gram: ScatterChoice | None,
 ) -> jax.Array:
-    """Return A times ``search.directions``, with A the exact matrix in the head's linear system A W = M.
+    """Compute A times ``search.directions``, for the exact matrix A of the head's linear system A W = M.
 
     ``image`` is the exact within-class scatter times the directions, and ``trace`` the trace of that scatter.
     """
@@ -183,7 +184,7 @@ def _keep(progress: Progress, rows: Rows) -> Progress:
 
 
 def _report(numbers: Numbers, progress: Progress) -> dict[str, Any]:
-    """Return a dict with the predicted error of the weights; {} before clients have sent products."""
+    """Report the predicted error of the head's weights, as ``{"error": …}``; {} before the first answers."""
     return {"error": progress.search.error} if progress.search.span.shape[1] else {}
 
 

@@ -214,7 +214,7 @@ def _ahead(best: Scored, second: Scored, share: str, over: str) -> list[str]:
 
 
 def _sureness(best: Scored, num_tests: int) -> list[str]:
-    """Return a sentence, in a list, on the standard error of the best accuracy over test examples.
+    """Say how large the best accuracy's standard error over test examples is: a list of one sentence.
 
     The list is empty without test examples. It is also empty if the seeds' accuracies differ, as their
     standard deviation already shows how large the effect of chance is.

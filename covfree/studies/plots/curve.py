@@ -119,9 +119,10 @@ def _draw_curve(
     deviation: np.ndarray,
     style: dict[str, Any],
 ) -> None:
-    """Draw a curve and its band, mean ± deviation, over the rounds of training.
+    """Draw a method's accuracy in the rounds of training: a line for the mean, a band of ± one deviation.
 
-    ``places`` are these rounds' x values; the last entries of ``mean`` and ``deviation`` belong to them.
+    A dot marks the start, and a cross the end if a run diverged. ``places`` are the x values of the rounds.
+    Of ``mean`` and ``deviation``, which may include earlier rounds, the last entries belong to them.
     """
     mean, deviation = mean[-len(places) :], deviation[-len(places) :]
     axes.plot(places, mean, label=curve.title, **style)
