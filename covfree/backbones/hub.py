@@ -173,7 +173,10 @@ def _commit_now(hub: Any, repository: str, revision: str | None) -> str:
 
 
 def _verified(path: Path, place: str, expected: str | None) -> str:
-    """Return a file's SHA-256; raise ValueError if it is not ``expected``, or not the hash in its name."""
+    """Compute and return a file's SHA-256; ``place`` names the file in errors.
+
+    Raise a ValueError if the hash is not ``expected``, or if the file's name is another SHA-256.
+    """
     found, name = _sha256(path), path.resolve().name
     if _SHA256.fullmatch(name) and name != found:
         raise ValueError(

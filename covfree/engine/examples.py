@@ -161,7 +161,10 @@ def _numbers(
 def over_examples(
     method: Method[Any], features: Any, labels: Any, clients: Any, how: How
 ) -> InMemory | InParts:
-    """Return a callable that computes a round's total over examples; a client below 0 marks padding."""
+    """Return a function that computes the sum of each round over all examples; clients below 0 are padding.
+
+    Large features are read part by part.
+    """
     if is_large(features):
         labels = np.where(np.asarray(clients) >= 0, np.asarray(labels), -1)
         return InParts(method, features, labels, None, how)

@@ -81,8 +81,9 @@ def shard_rows(rows: Rows, mesh: Mesh, *, whole_clients: bool = False) -> Rows:
 
 
 def _narrow(column: Any, count: bool) -> Any:
-    """Convert labels or clients to int32; of counts (``count``), clip integers below its range.
+    """Convert labels or clients to int32; values out of its range become the nearest in it.
 
+    With ``count`` the column has counts: only values below the range are changed, and the data type is kept.
     None and columns of floats are returned as they are.
     """
     if column is None or column.dtype.kind not in "iu":
@@ -123,7 +124,10 @@ def _check_sharded(method: Any, rows: Any) -> None:
 
 
 def over_devices(method: Method, rows: Rows, num_classes: int, mesh: Mesh) -> tuple[Any, ...]:
-    """Compute the server's state, on all devices, after a method's rounds over rows from `shard_rows`."""
+    """Run a method's rounds over rows that `shard_rows` has spread over devices; return the server's state.
+
+    Each device sums its own rows. The state is the same on all devices.
+    """
     _check_sharded(method, rows)
     rows, how = _numbered(rows, mesh), How(num_classes, method.whole_clients, mesh.axis_names)
 

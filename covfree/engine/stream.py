@@ -208,7 +208,10 @@ def _cut(method: Method[Any], stream: Stream, num_classes: int) -> Parts:
 
 @contextmanager
 def _bar(shown: bool, phases: int, parts: Parts) -> Iterator[Callable[[int, int], None]]:
-    """Show a progress bar if ``shown``; yield the function that updates it with the round and part."""
+    """Show a progress bar during the ``with`` block; yield the function ``(round, part)`` that moves it.
+
+    If ``shown`` is False, there is no bar, and the function does nothing.
+    """
     if not shown:
         yield lambda phase, part: None
         return

@@ -103,9 +103,9 @@ def component_moments(rows: Rows, num_classes: int) -> ComponentMoments:
 
 
 def hidden_weights(totals: ComponentMoments, weighting: Weighting) -> Float[Array, " classes"]:
-    """Return weights w_c with which Σ_c w_c B_c estimates the examples' scatter about their rows' means.
+    """Compute a weight w_c for each class; Σ_c w_c B_c estimates the examples' scatter about rows' means.
 
-    See `component_factor` for B_c and the two weightings.
+    See `component_factor` for B_c, the scatter of rows about their clients' means, and the two weightings.
     """
     check_choice("weighting", weighting, get_args(Weighting))
     moments = totals.moments
@@ -122,11 +122,12 @@ def component_factor(
 ) -> Float[Array, "rows dim"]:
     """Make Y with YᵀY = Ŵ, an estimate of the within-class scatter that client shift does not bias.
 
-    Let row r be the mean x_r of n_r examples, x̄_kc the mean of client k's J_kc rows of class c, and B_c =
-    Σ_k Σ_r n_r (x_r − x̄_kc)(x_r − x̄_kc)ᵀ. B_c is free of client shift, and E[B_c] = Σ_k (J_kc − 1) V_c,
-    with V_c the covariance of class c. The scatter of the class's N_c examples has two parts: S_c, the
-    scatter of the K_c rows about the class mean, and the scatter of examples about their rows' means. The
-    second has expectation (N_c − K_c) V_c. Σ_c w_c B_c estimates the sum of the second parts over classes:
+    The scatter of the N_c examples of class c has two parts: S_c, the scatter of the class's K_c rows about
+    the class mean, and the scatter of examples about their rows' means. With V_c the covariance of the class,
+    the second part has expectation (N_c − K_c) V_c, but is not sent. It is estimated from B_c, the scatter of
+    rows about the mean of their client: B_c = Σ_k Σ_r n_r (x_r − x̄_kc)(x_r − x̄_kc)ᵀ. Here row r is the mean
+    x_r of n_r examples, and x̄_kc the mean of client k's J_kc rows of the class. B_c is free of client shift,
+    and E[B_c] = Σ_k (J_kc − 1) V_c. Σ_c w_c B_c then estimates the sum of the second parts over classes:
 
         Ŵ = Σ_c (S_c + w_c B_c)    per_class  w_c = (N_c − K_c) / Σ_k (J_kc − 1)
                                    pooled     w = Σ_c (N_c − K_c) / Σ_c Σ_k (J_kc − 1)

@@ -42,7 +42,7 @@ def valid_directions(rows: Rows) -> Bool[Array, " rows"]:
 
 
 def directed_moments(rows: Rows, num_classes: int) -> DirectedMoments:
-    """Compute the `DirectedMoments`: the classes' moments, and residual directions' degrees of freedom."""
+    """Compute the sums in `DirectedMoments` over rows that are class means or residual directions."""
     moments = first_moments(rows, num_classes)
     return DirectedMoments(
         moments, row_counts(rows, valid_directions(rows)).astype(moments.total.dtype).sum()

@@ -164,7 +164,7 @@ def _test(z: jax.Array, relative: jax.Array, informative: jax.Array) -> ShiftTes
 
 
 def _normal(t: jax.Array, degrees: jax.Array) -> Float[Array, ""]:
-    """Convert ``t``, Student's t with ``degrees`` degrees of freedom, to a normal variable (Wallace)."""
+    """Convert a t statistic to the z score of nearly the same p value, by Wallace's approximation."""
     degrees = jnp.maximum(degrees, 1)
     size = jnp.sqrt(degrees * jnp.log1p(jnp.square(t) / degrees))
     return jnp.sign(t) * size * (8 * degrees + 1) / (8 * degrees + 3)

@@ -206,7 +206,10 @@ def loading(
 
 
 def is_loading(shrinkage: Shrinkage) -> bool:
-    """Return whether the rule adds γI, with γ a function of tr(Σ̂)/d, d and Σ̂'s degrees of freedom ν."""
+    """Return whether the rule adds γI to Σ̂, with a γ that depends on Σ̂ only by tr(Σ̂)/d, d and ν.
+
+    ν is the degrees of freedom of Σ̂.
+    """
     return shrinkage.rule in (_identity, _relative, _pseudo_observations)
 
 

@@ -30,14 +30,17 @@ def _nothing(factor, rows, moments, class_weight):
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Shrinkage:
-    """A shrinkage rule: a record of pure functions, and a pytree whose one leaf is ``strength``.
+    """A shrinkage rule, which replaces a covariance estimate Σ̂ by a·Σ̂ + b·I.
+
+    It is a pytree with one leaf, ``strength``.
 
     Attributes:
-        strength: the number that a user may sweep or differentiate; the rule defines its meaning.
-        rule: ``(strength, covariance, moments, freedom, statistics) -> (a, b)`` of the result a·Σ̂ + b·I.
-        statistics: a function from any chunk of rows to the sums that the rule needs. Its arguments are the
-            chunk's y_r (Σ̂ = Σ_r y_r y_rᵀ over all rows), the chunk's rows, the moments of *all* rows, and
-            the weight w_c of each class if y_r = √(w_c n_r) (x_r − μ_c), as in `centred_rows`, else None.
+        strength: a number that a user may sweep or differentiate; the rule defines its meaning.
+        rule: the function ``(strength, covariance, moments, freedom, statistics) -> (a, b)``.
+        statistics: a function that computes, from a chunk of rows, its terms of the sums that ``rule`` needs
+            beside Σ̂. Its arguments are the chunk's y_r (Σ̂ = Σ_r y_r y_rᵀ over all rows), the chunk's rows,
+            the moments of *all* rows, and the weight w_c of each class if y_r = √(w_c n_r) (x_r − μ_c), as in
+            `centred_rows`, else None.
         needs_rows: whether the rule cannot work without ``statistics``.
     """
 

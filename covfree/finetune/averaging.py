@@ -131,7 +131,7 @@ def server(numbers: Numbers, state: State, total: Update) -> State:
 
 
 def result(numbers: Numbers, state: State, memory: Any) -> Any:
-    """Return what `Model.result` makes from the final parameters and statistics."""
+    """Return the result of a run: `Model.result` of the final parameters and running statistics."""
     return numbers.model.result(state.trained, state.statistics)
 
 

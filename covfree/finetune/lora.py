@@ -106,7 +106,7 @@ class _Around:
 
 @dataclass(frozen=True)
 class _Plain:
-    """The `Model.finish` for a model without one: returns the model with LoRA's s A B added to each layer."""
+    """The ``finish`` for a model without one: adds LoRA's s A B to its layers, and returns that model."""
 
     model: Model
 

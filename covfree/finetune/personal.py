@@ -35,7 +35,7 @@ class Own(NamedTuple):
 
     @classmethod
     def start(cls, model: Model) -> Own:
-        """Make the memory that a client has before its first round: the shared model."""
+        """Return a client's memory before its first round: the shared model's parameters and statistics."""
         return cls(model.trained, model.statistics, jnp.zeros((), jnp.int32))
 
 

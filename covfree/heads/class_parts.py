@@ -1,6 +1,6 @@
-"""Invert κI + S_c for a number κ and the scatter S_c of each class c.
+"""Invert κI + S_c for each class c, with S_c the scatter of the class's rows and κ a number.
 
-The matrices that are factorised have the size of a class's number of rows or d, whichever is smaller.
+For a class of n rows, a matrix of about the size min(n, d) is factorised instead of κI + S_c.
 """
 
 from __future__ import annotations
@@ -73,7 +73,10 @@ _class_parts.defvjp(_forward, _backward)
 
 
 def _one_class(block: jax.Array, kappa: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Return t_r and log det(I + S_c/κ) of `class_parts` for one class with rows y_r; padding rows stay 0."""
+    """Compute the results of `class_parts` for one class: its rows t_r, and log det(I + S_c/κ).
+
+    ``block`` has the class's rows y_r, followed by rows of 0 as padding, which stay 0.
+    """
     size, dim = block.shape
     block = block / jnp.sqrt(kappa)
     if size <= dim:

@@ -110,7 +110,10 @@ def leaves_of(tree: Any, prefix: str) -> dict[str, np.ndarray]:
 
 
 def map_arrays(feature_map: Any) -> dict[str, np.ndarray]:
-    """Return a feature map's parameters for a file, by name, without arrays that are drawn from a seed."""
+    """Return the kind and the parameters of a feature map as named arrays, for a head's file.
+
+    Arrays that the map draws from its seed are left out.
+    """
     kind = next((name for name, (make, *_) in _MAPS.items() if isinstance(feature_map, make)), None)
     if kind is None:
         params = getattr(feature_map, "params", None)

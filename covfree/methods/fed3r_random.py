@@ -68,7 +68,10 @@ def _size_terms(numbers: _Numbers, sent: tuple[()], rows: Rows, num_classes: int
 
 
 def _width(numbers: _Numbers, state: tuple[()], total: _Sizes) -> tuple[jax.Array]:
-    """Compute σ = 4·√v from the total variance v. If all examples equal x, σ is 4·√eps·‖x‖, or 4 if x = 0."""
+    """Compute the kernel's width σ = 4·√v, with v the total variance of the features over all examples.
+
+    If all examples equal x, σ is 4·√eps·‖x‖, or 4 if x = 0.
+    """
     count = jnp.maximum(total.number, 1)
     square = total.square / count
     variance = square - jnp.square(total.total / count).sum()

@@ -154,9 +154,9 @@ class Method(Generic[H]):
             )
 
     def client_part(self) -> Method[Head]:
-        """Return the method without its server's functions; equal for methods whose clients do the same.
+        """Return the method without everything that only the server uses.
 
-        Compiled functions are cached by static arguments, so such methods share them.
+        Methods whose clients compute the same have equal client parts, so they share compiled functions.
         """
         none: Any = {"rounds": (), "received": None, "report": None, "flops": None}
         return replace(self, params=None, name="clients", system=None, head=_no_head, **none)

@@ -67,10 +67,10 @@ class Finding(NamedTuple):
 
 @dataclass(frozen=True)
 class Audit:
-    """What attacks on a federation's uploads find.
+    """How much attacks on a federation's uploads reveal about its examples; ``str`` makes a Markdown table.
 
     Attributes:
-        findings: a `Finding` for each kind of upload.
+        findings: for each kind of upload that an attacker may see, the attacks' success.
         epsilon: ε of the uploads with noise.
         delta: δ of the uploads with noise.
     """

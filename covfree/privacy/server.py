@@ -234,9 +234,9 @@ def _head_of(method: Method[Any], known: NoisySums, grid: Grid, total: Upload) -
 
 
 def _own_shrinkage(method: Method[Any]) -> Any:
-    """Return γ if the method adds γI to the covariance; else 0.
+    """Return γ if the method's shrinkage adds a fixed γI to the covariance; else 0.
 
-    Other shrinkage rules need the clients' class means, so the server only adds the `noise_edge`.
+    Other shrinkage rules need the clients' class means, which are not sent: they are ignored.
     """
     plain = diagonal_loading(0.0).rule
     return method.params.strength if method.params.rule is plain else 0.0

@@ -53,9 +53,10 @@ class Size:
 
 
 def sizes_of(message: Message, owner: np.ndarray | None = None, clients: int = 1) -> Iterator[Size]:
-    """Yield the `Size` of a message; or, if it is merged, the `Size` of what each client sent.
+    """Yield the `Size` of one client's message; or, for a merged message, the `Size` of each client's part.
 
-    Row r of a merged message is from client ``owner[r]``, below ``clients``.
+    Row r of a merged message is from client ``owner[r]``, one of 0 to ``clients`` − 1. Of the trace of its
+    matrix, each client gets an equal share.
     """
     rows = message.rows
     count, label = np.asarray(rows.count).astype(np.float64), np.asarray(rows.label)

@@ -117,10 +117,10 @@ class Letter:
 
 
 def as_received(message: Message) -> Message:
-    """Return a message as it is added to others: in data types that can be summed, and with class means.
+    """Convert a message to the form in which it is merged with others.
 
-    Means are computed from a ridge solution if the message has one. Padding rows and the ``client`` column
-    are removed.
+    Padding rows and the ``client`` column are removed, and arrays get data types that can be summed. If the
+    client sent a ridge solution, class means are computed from it.
     """
     rows = replace(message.rows, client=None)
     means = np.asarray(rows.label) >= 0

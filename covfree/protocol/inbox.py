@@ -194,7 +194,7 @@ def _found(root: Path, pattern: str) -> tuple[dict[str, Path], dict[str, str]]:
 
 
 def none_sound(rejected: Mapping[str, str]) -> str:
-    """Return an error text for a folder without a sound message, from the reason for each rejected file."""
+    """Return the error text for a folder without a valid message; ``rejected`` has each file's reason."""
     if not rejected:
         return "folder: expected a sound message, got a folder without messages"
     reasons = "; ".join(f"{shown(name)}: {reason}" for name, reason in list(rejected.items())[:3])

@@ -74,7 +74,7 @@ def renumbered(own: tuple[str, ...] | None, wanted: tuple[str, ...] | None) -> s
 
 
 def elsewhere(own: str | None, wanted: str | None) -> str | None:
-    """Describe the difference of two extractors' fingerprints; None if they are equal or one is unknown."""
+    """Return an error text if the fingerprints of two extractors differ; None if equal or one is unknown."""
     if own is None or wanted is None or own == wanted:
         return None
     return (

@@ -149,7 +149,9 @@ def collect(
 
 
 def _grown(before: Collected, names: tuple[str, ...] | None, num_classes: int) -> Collected:
-    """Return ``before`` with the class names that are given now.
+    """Replace the class names in ``before`` by the longer list ``names``, and return the result.
+
+    If either has no names, ``before`` is returned as it is.
 
     Raises:
         ValueError: if the names do not begin with the names in ``before``, or are missing for new classes; or
@@ -179,9 +181,9 @@ def _dim_of(before: Collected, dim: int | None) -> int | None:
 
 
 def _again(messages: Mapping[Any, Message] | Inbox, client: Any, counted: str | None) -> str | None:
-    """Describe a further message of a client that was counted before, and say which message counts.
+    """Return a text on a message from a client whose earlier message was counted; None if it is that file.
 
-    ``counted`` is the receipt of the earlier message. Return None if the message is the same file.
+    The text says what the client sent, and that the earlier message counts; ``counted`` is its receipt.
     """
     try:
         receipt = receipt_of(messages, client)

@@ -189,7 +189,10 @@ class Book:
 
 
 def _longer(pending: Any, nothing: Any) -> Any:
-    """Pad the pending sums with zeros, to as many delays as ``nothing`` (pending sums of 0) has."""
+    """Append zeros to the pending sums, so that they cover as many delays as ``nothing``.
+
+    ``nothing`` has pending sums that are all 0; it is returned if ``pending`` is None.
+    """
     if pending is None or nothing is None:
         return nothing
     return jax.tree.map(lambda x, zero: jnp.concatenate([x, zero[len(x) :]]), pending, nothing)

@@ -186,9 +186,10 @@ def broadcast(algorithm: Algorithm, state: Any) -> Any:
 
 @jit
 def due(sums: Compensated, pending: Any) -> tuple[Any, Any]:
-    """Add a round's sums to pending sums; return the sums due now and the sums due in later rounds.
+    """Add this round's sums to those pending from earlier rounds; return what is due now, and what later.
 
-    Sums have a leading axis of delays. If no upload is delayed, ``pending`` and the second result are None.
+    The first axis of sums is the delay: entry i is due in i rounds. The second result is ``pending`` for the
+    next round. If no upload is delayed, both are None.
     """
     whole = sums.value
     if pending is not None:

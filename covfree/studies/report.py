@@ -253,7 +253,7 @@ def _shown(name: str, mean: float, deviation: float | None) -> str:
 
 
 def _place(result: Result) -> dict[str, Any]:
-    """Return a result's data set, and the federation's settings if any, as entries of a record."""
+    """Return a result's data set, and the settings that spread it over clients (if any), as a dict."""
     dataset, federation = result.place
     if federation is None:
         return {"dataset": dataset}

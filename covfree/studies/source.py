@@ -146,9 +146,9 @@ def _of_extractor(source: str, backbone: str) -> Source:
 
 
 def _cached(name: str, features: Callable[[], Path]) -> Callable[[int], FeatureSet]:
-    """Return a function from a seed to the data, read from a file of features.
+    """Return a function that loads the data set ``name`` for a seed, from a file of features.
 
-    On the first call, ``features`` computes that file and returns its path.
+    The function ``features`` computes the file, if necessary, and returns its path; it is called once.
     """
     features = cache(features)
     return _once(lambda *, seed: load_npz(features(), seed=seed)._replace(name=name))

@@ -122,7 +122,7 @@ def order(case: Case) -> None:
 
 
 def unbiased(case: Case) -> None:
-    """The means and counts sent, averaged over keys, are what ``unbiased_for`` returns, if it is given."""
+    """On average over random keys, clients send the means and counts that ``unbiased_for`` returns."""
     if case.about.unbiased_for is None:
         return
     before = select_rows(case.example.rows, used(case.example.rows))

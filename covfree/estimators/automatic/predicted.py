@@ -21,15 +21,15 @@ _NODES, _WEIGHTS = np.polynomial.hermite.hermgauss(16)
 
 
 class Margins(NamedTuple):
-    """Margins for each candidate γ: a test example's score of its own class minus its score of another class.
+    """Predicted margins for each candidate γ: a test example's score of its own class minus another's.
 
-    The own class is one of the chosen classes (`sampled_classes`).
+    The axis "chosen" is the own class, one of `sampled_classes`; the axis "classes" is the other class.
 
     Attributes:
         mean: the mean margin, without the term from class frequencies.
         variance: the margin's variance.
         odds: the log-odds of the own class against each other class, from class frequencies.
-        rival: whether the other class may be predicted: False for absent classes and the own class.
+        rival: True if the other class can be predicted wrongly: it is present, and not the own class.
         share: the share of all examples that each chosen class represents.
     """
 

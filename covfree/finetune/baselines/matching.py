@@ -171,13 +171,13 @@ def summarise(
     sweeps: int | Int[Array, ""],
     learning_rate: Scalar,
 ) -> tuple[Float[Array, "pool dim"], Int[Array, ""]]:
-    """Summarise clients' sets of prompts, which all started from one pool, in a new pool.
+    """Match the prompts that clients trained, and return a new pool of prompts for all clients.
 
-    The pool is the set of prompts that all clients share. At first each prompt of each client is a centre. A
-    sweep visits the clients in turn. A client's prompts are assigned to centres optimally under the present
-    model; then Adam takes a step in the centres and the model's `Networks` along the gradient of the client's
-    `log_likelihood`. The new pool consists of the centres to which prompts were assigned in the last sweep,
-    those with most prompts first. Centres beyond the pool's length are dropped.
+    Each client trained a copy of the old pool. At first each prompt of each client is a centre, a candidate
+    for the new pool. A sweep visits the clients in turn. A client's prompts are assigned to centres optimally
+    under the present model; then Adam takes a step in the centres and the model's `Networks` along the
+    gradient of the client's `log_likelihood`. The new pool consists of the centres to which prompts were
+    assigned in the last sweep, those with most prompts first. Centres beyond the pool's length are dropped.
 
     Args:
         table: the prompts of the first client, then of the second, …, each in the order of the pool.

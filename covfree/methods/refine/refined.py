@@ -104,7 +104,10 @@ def _begin(first: Any, state: tuple[Any, ...], total: Any, *, plan: RefinePlan) 
 
 
 def _ask(numbers: Numbers, progress: Progress) -> tuple[jax.Array, jax.Array | None]:
-    """Return the broadcast: directions, and class means to centre about (None: the client's own means)."""
+    """Return the broadcast: directions, and the class means that clients subtract from their examples.
+
+    The means are None if each client subtracts its own class means.
+    """
     return progress.search.directions, progress.moments.mean if progress.rows is None else None
 
 

@@ -36,13 +36,14 @@ class Count(NamedTuple):
 
 
 class Known(NamedTuple):
-    """The server's state once the heads are made.
+    """The server's state when all methods have made their heads, before and after clients count errors.
 
     Attributes:
-        moments: the first `Moments` in the methods' states, used to check the features' scale; None if none.
+        moments: the first `Moments` in the methods' states, by which the features' scale is checked; None if
+            there are none.
         heads: the heads of all methods; those of methods that differ only in hyperparameters are stacked, see
             `Maker.groups`.
-        sound: which heads are finite; the numbers of all other heads are set to 0.
+        sound: True for each head that is finite; the numbers of other heads are set to 0.
         counted: the sum of the clients' `Count`; 0 before the round in which clients count.
     """
 

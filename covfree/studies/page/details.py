@@ -175,9 +175,10 @@ def _confused(counts: Integer[np.ndarray, "classes predicted"], names: Sequence[
 
 
 def _matrix(counts: Integer[np.ndarray, "classes predicted"], names: Sequence[str]) -> dict[str, Any]:
-    """Return the confusion matrix for the template: names of lines and columns, lines of cells, and layout.
+    """Return the confusion matrix as a dict for the page's template: names, cells by line, and layout.
 
-    If some examples have no prediction, a last column counts them.
+    ``counts`` are by class (lines) and prediction (columns). Its last column counts examples without a
+    prediction; it is left out if all are 0.
     """
     some = counts[:, -1].any()
     shown = counts if some else counts[:, :-1]
