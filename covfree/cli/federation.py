@@ -416,6 +416,8 @@ def _answered(folder: Folder, turn: int, site: str) -> str:
         about = unseal(folder.read(path), folder.description.sites).about
     except Refused as error:
         return f"not sound: {error}"
+    if about.get("left") is True:
+        return "left this sum; its own command says why"
     return "answered" if about["sender"] == site else f"wrong: signed by {about['sender']}"
 
 

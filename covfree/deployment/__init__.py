@@ -3,6 +3,7 @@
 from covfree.deployment.client import Client as Client
 from covfree.deployment.description import Description as Description
 from covfree.deployment.differences import differences as differences
+from covfree.deployment.door import Left as Left
 from covfree.deployment.door import Receipt as Receipt
 from covfree.deployment.door import Stopped as Stopped
 from covfree.deployment.door import TooFew as TooFew

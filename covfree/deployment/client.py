@@ -16,7 +16,7 @@ from covfree.core.checks import check
 from covfree.core.types import AnyArray
 from covfree.deployment.description import Description
 from covfree.deployment.differences import differences
-from covfree.deployment.door import check_federation
+from covfree.deployment.door import Left, check_federation
 from covfree.deployment.envelope import SERVER, Opened, Refused, seal, unseal, write
 from covfree.deployment.machine import SUFFIX, Machine, unflattened
 from covfree.deployment.steps import Upload
@@ -116,6 +116,7 @@ class Client(Machine):
             data: the message, from `Server.open` or anybody.
 
         Raises:
+            Left: if this site takes no further part in a round's secure sum. Send the error's ``answer``.
             Refused: if the message is not signed by the server, is of another federation or of a round that
                 is over, has expired, or says that the server left this site out. The error's text says which.
         """
@@ -141,18 +142,27 @@ class Client(Machine):
         else:
             content, kept = self._step(turn, about, arrays)
             examples = 0  # in a secure sum, the number of examples is hidden too
-        reply = {
+        reply = self._reply(about, examples)
+        self._keep(reply, seal(self._key, reply, content), kept)
+        return self._answer
+
+    def _reply(self, asked: Mapping[str, Any], examples: int) -> dict[str, Any]:
+        """Return the metadata of the answer to a broadcast, whose metadata is ``asked``."""
+        return {
             "kind": "answer",
             "sender": self.site,
             "federation": self.description.identity,
             "uses": self.uses,
-            "turn": turn,
-            "nonce": about["nonce"],
-            "expires": expires,
+            **{name: asked[name] for name in ("turn", "nonce", "expires")},
             "examples": examples,
         }
-        self._keep(reply, seal(self._key, reply, content), kept)
-        return self._answer
+
+    def _leaving(self, asked: Mapping[str, Any], text: str) -> Left:
+        """Return the error by which the site leaves the sum of the broadcast with the metadata ``asked``."""
+        reply = {**self._reply(asked, 0), "left": True}
+        return Left(
+            f"{self.description.named(asked['turn'])}: {text}", asked["turn"], seal(self._key, reply, {})
+        )
 
     def _upload(self, turn: int, about: Mapping[str, Any], arrays: Mapping[str, Any]) -> tuple[Upload, _Kept]:
         """Return the site's upload for a turn, and the site's state after the turn.
@@ -185,7 +195,8 @@ class Client(Machine):
         ``about`` and ``arrays`` are the broadcast's metadata and arrays.
 
         Raises:
-            Refused: if this site did not answer the step before, or the broadcast must not be answered.
+            Left: if this site did not answer the step before, or the broadcast must not be answered.
+            Refused: if the broadcast does not say how long an upload is.
         """
         number, step = self.description.place(turn)
         size, kept = about.get("words"), self._kept
@@ -197,10 +208,10 @@ class Client(Machine):
         if step == STEPS[0]:
             client = secure.Client(*own)
         elif turn != self.turn + 1 or not kept.secret:
-            raise Refused(
-                f"{self.description.named(turn)}: expected to have answered the step before; this site has "
-                "no part in this round's sum and waits for the next",
-                SERVER,
+            raise self._leaving(
+                about,
+                "expected to have answered the step before; this site has no part in this round's sum and "
+                "waits for the next",
             )
         else:
             client = secure.Client.restored(*own, kept.secret)
@@ -227,7 +238,7 @@ class Client(Machine):
             # After any error take no further part in this round: nobody may probe what the site would answer.
             if self._asked:
                 self._keep(self._asked, self._answer, self._kept._replace(secret=b""))
-            raise Refused(f"{self.description.named(turn)}: {error}", SERVER) from error
+            raise self._leaving(about, f"{error}; this site takes no further part in this sum") from error
         return content, kept._replace(secret=b"" if step == STEPS[-1] else client.saved())
 
     def _same_came(self, kept: _Kept, arrays: Mapping[str, Any]) -> _Kept:

@@ -28,6 +28,20 @@ class Stopped(RuntimeError):
     """
 
 
+class Left(Refused):
+    """Raised by a site that takes no further part in a round's secure sum; the text is for the site alone.
+
+    Attributes:
+        turn: the turn (one step of a round) that the site does not answer.
+        answer: the message that says so to the server, and neither a number nor a reason. Without it the
+            server waits for the site until the deadline.
+    """
+
+    def __init__(self, text: str, turn: int, answer: bytes) -> None:
+        super().__init__(text, SERVER)
+        self.turn, self.answer = turn, answer
+
+
 class Receipt(NamedTuple):
     """The server's verdict on a message: whether it counts, and if not, why.
 

@@ -14,7 +14,7 @@ from typing import Any
 from covfree.core.atomic import is_temporary
 from covfree.deployment.client import Client
 from covfree.deployment.description import Description
-from covfree.deployment.door import Stopped, TooFew, stop_reason
+from covfree.deployment.door import Left, Stopped, TooFew, stop_reason
 from covfree.deployment.envelope import SERVER, Opened, Refused, unseal, write
 from covfree.deployment.machine import SUFFIX
 from covfree.deployment.server import Server
@@ -260,6 +260,10 @@ def join(
         for path in reversed(_new(folder.path / "asks", seen)):
             try:
                 answer = client.answer(folder.read(path))
+            except Left as error:
+                folder.put(folder.answers(error.turn) / f"{client.site}{SUFFIX}", error.answer)
+                _tell(str(error), told, say)
+                continue
             except Refused as error:
                 _tell(f"a broadcast was refused: {error}", told, say)
                 continue

@@ -26,6 +26,8 @@ from covfree.rounds.from_method import Sent
 from covfree.secure import STEPS
 from covfree.secure.holders import nothing_left
 
+_LEFT = "left: the site takes no further part in this sum; its own command says why"
+
 
 class Server(Standing):
     """The server's side of a federation; see `docs/deployment.md`.
@@ -86,7 +88,7 @@ class Server(Standing):
         data = seal(self._key, about, arrays | {"counted": self._counted})
         path.parent.mkdir(parents=True, exist_ok=True)
         write(path, data)
-        self._asked = about
+        self._asked, self._left = about, set()
         return data
 
     def take(self, data: bytes) -> Receipt:
@@ -107,6 +109,9 @@ class Server(Standing):
             opened = unseal(data, self.description.sites)
             site = opened.about["sender"]
             self._check(opened, site, data)
+            if opened.about.get("left") is True:
+                self._left.add(site)
+                raise Refused(_LEFT, site)
             examples = 0
             if self.description.sums is None:
                 examples = self._upload(opened).examples
@@ -155,9 +160,17 @@ class Server(Standing):
                 self._file(site).unlink(missing_ok=True)
                 del self.taken[site]
             out = "".join(f"; left out: {site}: {why}" for site, why in (self.left_out | rejected).items())
+            if self._left:
+                out += f"; left this sum: {', '.join(sorted(self._left))}"
+            bound = None if self.description.sums is None else self.description.sums.bound
+            if self._step == "mask" and bound is not None:
+                out += (
+                    f"; a site leaves if a number of its upload is above bound={bound:g} of --sums: ask "
+                    "these sites what their command said; a larger bound needs a new federation"
+                )
             raise TooFew(
                 f"{self.description.named(self.turn)}: expected {too_few}; missing: "
-                f"{', '.join(self.missing)}{out}"
+                f"{', '.join(self.missing) or 'none'}{out}"
             )
         sizes = {site: self._file(site).stat().st_size for site in (*sites, SERVER)}
         record: dict[str, Any] = {
@@ -188,7 +201,7 @@ class Server(Standing):
         write(self._folder / f"state{SUFFIX}", seal(self._key, about, arrays | {"counted": counted}))
         self._state, self.turn, self._counted, self._items = state, turn, counted, items
         self.history, self.stopped = history, stopped
-        self._asked, self.taken = None, {}
+        self._asked, self.taken, self._left = None, {}, set()
         if total is not None:
             self._form, self._sums = None, None
 
@@ -266,6 +279,8 @@ class Server(Standing):
             raise Refused(f"late: round {turn} {'is closed' if closed else 'is not open'}", site)
         if (reason := self.left_out.get(site)) is not None:
             raise Refused(f"left out: {reason}", site)
+        if site in self._left:
+            raise Refused("doubled: the same message again: this site has left the sum", site)
         if site in self.taken:
             same = self._file(site).read_bytes() == data
             raise Refused("doubled: the same message again" if same else "doubled: the first counts", site)

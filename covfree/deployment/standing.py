@@ -81,8 +81,8 @@ class Standing(Machine):
 
     @property
     def missing(self) -> list[str]:
-        """The sites whose answers to the open round are still missing, except sites that were left out."""
-        gone = {*self.taken, *self.left_out}
+        """The sites whose answers to the open round may still come: not those that left or were left out."""
+        gone = {*self.taken, *self.left_out, *self._left}
         # In a secure sum, only sites that answered the previous step go on.
         there = self.history[-1]["sites"] if self._step in STEPS[1:] else self._numbers
         return [site for site in there if site not in gone]
@@ -161,6 +161,8 @@ class Standing(Machine):
             self._state = unflattened(self._steps.skeleton(self._items), arrays, "state")
         self._asked: dict[str, Any] | None = None
         self.taken: dict[str, int] = {}
+        # Sites that said that they do not answer the open turn. Not on disk: asked again, they say so again.
+        self._left = set[str]()
         asked = self._file(SERVER)
         if self.finished or not asked.exists():
             return

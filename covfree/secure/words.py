@@ -104,7 +104,7 @@ class FixedPoint:
             worst = numbers[np.argmax(np.where(np.isfinite(numbers), np.abs(numbers), np.inf))]
             raise ValueError(
                 f"upload: expected numbers of at most {self.bound:g}, the bound on which all clients agreed, "
-                f"got {worst:g}"
+                f"got {worst:g}; agree on a larger bound (between machines: a new federation, --sums bound=…)"
             )
         # Only `rint` rounds, by at most ½: multiplying by a power of 2 is exact.
         return np.rint(np.ldexp(numbers, self.bits)).astype(np.int64).view(np.uint64)

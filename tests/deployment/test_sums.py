@@ -3,12 +3,14 @@
 import gc
 import re
 import shutil
+import threading
+from contextlib import nullcontext, suppress
 
 import numpy as np
 import pytest
 from machines import MORE, Machines, assert_equal, check_kills, finish, padded
 
-from covfree.deployment import Description, Folder, Refused, SecureSums, TooFew, serve
+from covfree.deployment import Description, Folder, Refused, SecureSums, Stopped, TooFew, join, serve
 from covfree.deployment.envelope import seal, unseal
 from covfree.deployment.steps import Steps
 from covfree.deployment.sums import Sums
@@ -224,6 +226,44 @@ def test_too_few_is_named_and_the_step_is_opened_again(tmp_path):
         step(server, clients)
         step(server, clients)
         assert_equal(server.result, of_integers(machines.description, [list(MORE)]))
+
+
+@pytest.mark.parametrize("sizes", [list(MORE), ["berlin", "oslo", "rome"]])
+def test_a_site_whose_numbers_exceed_the_bound_leaves_and_nobody_waits(sizes, tmp_path):
+    # Only oslo has a number above the bound, 305 in its Gram matrix; there is no deadline.
+    said, heard = {site: list[str]() for site in sizes}, list[str]()
+    shared = tmp_path / "shared"
+    shared.mkdir()
+    with Machines(tmp_path, "fed3r", sizes, sums=SecureSums(250.0), fewest=3) as machines:
+        machines.description.save(shared / "federation.json")
+        folder, server, clients = Folder(shared), machines.server(), machines.clients()
+
+        def site(name: str) -> None:
+            with suppress(Stopped):
+                join(clients[name], folder, poll=0.02, wait=60, say=said[name].append)
+
+        threads = [threading.Thread(target=site, args=[name]) for name in sizes]
+        for thread in threads:
+            thread.start()
+        with nullcontext() if len(sizes) > 3 else pytest.raises(TooFew) as caught:
+            serve(server, folder, lambda head: b"head", poll=0.02, say=heard.append)
+        for thread in threads:
+            thread.join(30)
+        (text,) = [text for text in said["oslo"] if "bound" in text]
+        assert re.match(
+            "round 1 of 1, step mask: upload: expected numbers of at most 250, the bound on which all "
+            r"clients agreed, got 304.*; agree on a larger bound \(between machines: a new federation",
+            text,
+        )
+        assert any("left: the site takes no further part in this sum" in line for line in heard)
+        sent = unseal((folder.answers(2) / "oslo.message").read_bytes(), machines.description.sites)
+        assert sent.arrays == {}  # it says that it leaves, and no more
+        if len(sizes) > 3:
+            assert server.history[-1]["sites"] == [site for site in sorted(sizes) if site != "oslo"]
+            assert said["oslo"][-1].startswith("round 1 of 1, step unmask: expected to have answered")
+        else:
+            assert "missing: none; left this sum: oslo; a site leaves if a number" in str(caught.value)
+            assert "bound=250 of --sums" in str(caught.value)
 
 
 def test_too_few_says_how_many_are_enough():

@@ -3,7 +3,7 @@
 from flwr.app import ConfigRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 
-from covfree.deployment import Client, Description, load_key, load_site
+from covfree.deployment import Client, Description, Left, load_key, load_site
 
 app = ClientApp()
 
@@ -17,5 +17,9 @@ def answer(message: Message, context: Context) -> Message:
     site, algorithm = load_site(own, config["state"], **given)
     arguments = config["site"], config["state"], load_key(config["key"]), site.features, site.labels
     with Client(own, *arguments, uses=site.uses, algorithm=algorithm) as client:
-        reply = client.answer(message.content["covfree"]["message"])
+        try:
+            reply = client.answer(message.content["covfree"]["message"])
+        except Left as error:
+            print(error, flush=True)
+            reply = error.answer
     return Message(RecordDict({"covfree": ConfigRecord({"message": reply})}), reply_to=message)
