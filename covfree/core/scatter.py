@@ -78,9 +78,10 @@ class Scatter:
         return matrix + self.shift * jnp.eye(self.dim, dtype=matrix.dtype)
 
     def core(self) -> Float[Array, "size size"]:
-        """Return a square matrix, as small as possible, with the nonzero eigenvalues of ``self - shift·I``.
+        """Return a square matrix with the nonzero eigenvalues of this matrix without its shift.
 
-        It is ``value`` or, if ``factored``, ``value valueᵀ``. Trace and Frobenius norm are then equal too.
+        It is ``value`` or, if ``factored``, the smaller ``value valueᵀ``. So it also has the same trace and
+        Frobenius norm.
         """
         return symmetric_product(self.value.T) if self.factored else self.value
 

@@ -44,7 +44,7 @@ _LOG_DEVIATION: dict[Noise, int] = {"central": 22, "distributed": 18, "local": 1
 
 @dataclass(frozen=True, eq=False)
 class Private:
-    """A private method, made by `private`: what each party computes, step by step.
+    """A differentially private method, made by `private`: what clients and server compute in each step.
 
     In the first step clients send class sums. From the noisy totals the server chooses what clients send in
     the second step: the second moment, or the sums again if noise would drown the second moment. FedNCM has

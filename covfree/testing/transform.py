@@ -58,10 +58,7 @@ def pytree(case: Case) -> None:
 
 
 def rows(case: Case) -> None:
-    """The transformed rows are as many as the given ones, with the same labels and clients, and are valid.
-
-    That is: means are finite, and counts are finite and at least 0.
-    """
+    """The result has a row for each given one: its label and client, a finite mean, a finite count ≥ 0."""
     for given in case.drawn:
         before, sent = given.rows, case.direct(given)
         assert isinstance(sent, Rows), f"expected Rows, got {type(sent).__name__}"
