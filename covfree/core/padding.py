@@ -107,11 +107,11 @@ def _as_array(name: str, values: Any) -> Any:
 
 
 def pad_rows(arguments: dict[str, Any], fills: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the arguments of a function, with some of them padded to `few_sizes` along their first axis.
+    """Return a function's arguments with some arrays padded to `few_sizes` rows, so that few sizes compile.
 
     Args:
         arguments: the arguments, by name.
-        fills: the padding value of each array to be padded, by name; these arrays have the same number of
+        fills: the arrays to pad, by name, and the value with which each is padded. They have equally many
             rows.
 
     Returns:

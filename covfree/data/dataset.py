@@ -313,10 +313,11 @@ def _split(
     is_test: np.ndarray | None = None,
     own_test: np.ndarray | None = None,
 ) -> FeatureSet:
-    """Split arrays into a training and a test part, by ``is_test``, or at random if it is None.
+    """Make a `FeatureSet` of arrays; its test part is the examples where ``is_test`` is True.
 
-    If ``own_test`` is given, it has the test features, and ``features`` only those for training; ``labels``,
-    ``clients`` and ``is_test`` then cover first ``features``, then ``own_test``.
+    If ``is_test`` is None, the test part is drawn with ``seed``. If ``own_test`` is given, it has the test
+    features, and ``features`` only the training features. Then ``labels``, ``clients`` and ``is_test`` have
+    the entries for ``features`` first, followed by those for ``own_test``.
     """
     fixed_split = is_test is not None
     if is_test is None:

@@ -166,7 +166,7 @@ class PrivateSteps:
         return _State(np.zeros((), np.int32), noises, np.zeros(self._sums, np.int64), second), ()
 
     def broadcast(self, state: _State) -> AnyArray:
-        """Return the state's ``kind``, an integer that tells sites what to upload."""
+        """Return what the server sends to sites: the state's ``kind``, which says what to upload next."""
         return state.kind
 
     def sent_form(self, state: _State) -> AnyArray:
@@ -245,7 +245,7 @@ class Exact:
     least: int = 2
 
     def encode(self, upload: Any) -> Words:
-        """Return the integers in a list of arrays as one vector of words."""
+        """Convert an upload, a list of arrays of integers, to one vector of words."""
         return np.concatenate([np.ravel(part) for part in upload]).astype(np.int64).view(np.uint64)
 
     def decode(self, total: Words, like: Any) -> Any:

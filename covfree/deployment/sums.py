@@ -173,7 +173,7 @@ class Sums:
 
 
 def _one(name: str, parts: Sequence[Part], site: int) -> Part:
-    """Return the only message in ``parts``; raise Refused unless there is just one, from client ``site``."""
+    """Return the message in ``parts``; raise Refused unless it is the only one and from client ``site``."""
     if [each.sender for each in parts] != [site]:
         got = [each.sender for each in parts]
         raise secure.Refused(f"{name}: expected exactly one, of client {site}, got those of clients {got}")

@@ -291,7 +291,10 @@ def _features_of(method: Method[Any], features: Any) -> np.ndarray:
 
 
 def _added(total: Aggregate[H], features: np.ndarray, labels: Any, clients: Any) -> Aggregate[H]:
-    """Return the total with examples added as rows in ``waiting``; the feature map was applied before."""
+    """Return the total with more examples, as rows in its ``waiting`` tables, which are merged later.
+
+    The method's feature map has already been applied to ``features``.
+    """
     _check_dim(total, features.shape[1], "features")
     clients = clients.astype(np.int64) if total.layout.by_client else np.zeros(len(labels), np.int64)
     block = Table(clients, labels.astype(np.int64), np.ones(len(labels), np.int64), features)

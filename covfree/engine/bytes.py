@@ -22,11 +22,12 @@ FLOAT_BYTES = 4
 
 
 class SentBytes(NamedTuple):
-    """Bytes that clients send.
+    """How many bytes clients send.
 
     Attributes:
-        statistics: the floating-point statistics, which is what the papers count.
-        counts: counts and labels sent with them, as 32-bit integers: 8 bytes for each class mean or sum.
+        statistics: bytes of floating-point numbers, such as class means. Only these are counted in papers.
+        counts: bytes of the counts and labels sent with them, as 32-bit integers: 8 for each class mean or
+            sum.
     """
 
     statistics: int

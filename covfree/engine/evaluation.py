@@ -64,7 +64,10 @@ def _same(scores: Any) -> Any:
 
 
 def _in_parts(whole: Callable[..., Array]) -> Callable[..., Array]:
-    """Extend ``whole``, which computes accuracy, to any function as a head and to features read in parts."""
+    """Extend ``whole``, a compiled function ``(head, features, labels) -> accuracy``.
+
+    The result also takes any function as the head, and reads large features part by part.
+    """
 
     def one(head: Any, features: Any, labels: Any) -> tuple[Any, Any, Any]:
         # jit takes no function as an argument, so pass the function's scores instead.

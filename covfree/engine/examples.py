@@ -107,7 +107,10 @@ def examples_of(method: Method[Any], features: Any, labels: Any) -> Rows:
 def over_rows(
     method: Method[Any], features: Any, labels: Any, clients: Any, how: How, key: PRNGKey | None
 ) -> InMemory | InParts:
-    """Return a callable that computes a round's total over the clients' rows, as `summarise` makes them."""
+    """Return a function that computes a round's total over the rows of all clients.
+
+    Rows are made as by `summarise`; if they are examples with large features, they are read part by part.
+    """
     if not is_large(features) or not method.summary.stays or method.transforms:
         return InMemory(with_numbers(summarise(method, features, labels, clients, key=key), few=how.few), how)
     # Each row is one example: read them part by part, as a table of rows would copy the features.

@@ -77,9 +77,10 @@ def _call(function: Callable[..., Any], *arguments: Any) -> Any:
 
 
 def _in_parts(terms: Callable[[Rows], Any], rows: Rows) -> bool:
-    """Return whether to sum the ``terms`` of ``rows`` over parts of the rows.
+    """Return whether to compute the ``terms`` of ``rows`` part by part, and to add up the results.
 
-    This is so if there are many rows, and the terms include a `Factor` but no `Table`.
+    This is so if there are many rows (at least about as many as features), and the terms include a `Factor`
+    but no `Table`.
     """
     length, kept, widest = rows.label.shape[0], False, 0
 
@@ -109,14 +110,15 @@ def _across(terms: Any, axis_name: AxisName) -> Any:
 
 
 class How(NamedTuple):
-    """Options of a sum over rows.
+    """How a round's total is computed from rows.
 
     Attributes:
         num_classes: C.
-        whole: whether all rows must be summed in one part, see `Method.whole_clients`.
+        whole: whether the rows must not be cut into parts, as all rows of a client must stay together; see
+            `Method.whole_clients`.
         axis_name: under ``shard_map``, the mesh axes over which rows are sharded.
-        few: whether all numbers in `Rows.client` are below `SAMPLE`, the number of clients that automatic
-            shrinkage samples. If so, `numbered` does not renumber the clients.
+        few: whether all client numbers are below `SAMPLE`, the number of clients that automatic shrinkage
+            samples. Then clients keep their numbers (see `numbered`).
     """
 
     num_classes: int

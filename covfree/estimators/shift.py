@@ -218,11 +218,17 @@ def _effective_rank(
 ) -> Float[Array, ""]:
     """Estimate the effective rank r = (tr Σ)²/tr Σ² of the covariance Σ within clients.
 
-    The estimate is d if ``spread`` is 0. For each class, ``spread`` is Σ_p ν_p (v_p/t − 1)². The rows of
-    client p in the class have mean square v_p about their mean, with ν_p degrees of freedom; ν = Σ_p ν_p, and
-    t = Σ_p ν_p v_p/ν. E[spread] = (pieces − 1)·2/(r + 2/ν), with ``pieces`` the number of clients with ν_p >
-    0; the 2/ν arises because t is computed from the same v_p. ``degrees`` is ν of each class. Only classes
-    that are ``seen`` count.
+    In one class, let v_p be the mean square of client p's rows about their mean, with ν_p degrees of freedom,
+    ν = Σ_p ν_p, and t = Σ_p ν_p v_p/ν. The larger r is, the less v_p/t varies:
+    E[Σ_p ν_p (v_p/t − 1)²] = (P − 1)·2/(r + 2/ν) for P clients with ν_p > 0. The 2/ν arises because t is
+    computed from the same v_p.
+
+    Args:
+        spread: Σ_p ν_p (v_p/t − 1)² of each class. If all are 0, the estimate is d.
+        pieces: P of each class.
+        degrees: ν of each class.
+        seen: mask of the classes to use.
+        dim: d, the number of features.
     """
     spread, pieces, degrees = (jnp.where(seen, x, 0) for x in (spread, pieces, degrees))
     classes = seen.sum().astype(spread.dtype)

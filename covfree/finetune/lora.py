@@ -80,7 +80,10 @@ def _is_layer(path: tuple[Any, ...], leaf: Any) -> bool:
 
 
 def _merged(trained: Any, frozen: Any) -> Any:
-    """Return the model's parameters: s A B is added to LoRA's layers, and ``whole`` parts are as trained."""
+    """Return the model's parameters with LoRA's changes: W + s A B in place of a layer's weights W.
+
+    The parts of the model that are trained without LoRA have their trained values.
+    """
 
     def one(path: tuple[Any, ...], leaf: jax.Array) -> jax.Array:
         own = trained["added"].get(jax.tree_util.keystr(path))

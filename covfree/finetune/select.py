@@ -65,12 +65,12 @@ class State(NamedTuple):
 
 
 class Upload(NamedTuple):
-    """A client's upload in `select`, with a part for each candidate (see `State`).
+    """A client's upload in `select`: its upload for each candidate (see `State`), and each one's errors.
 
     Attributes:
-        uploads: the candidates' uploads, stacked.
-        counted: the sum of errors or losses of each candidate's model, as the client received it, over the
-            examples that the client keeps aside; and the number of these examples.
+        uploads: the candidates' uploads, stacked along a leading axis.
+        counted: for each candidate, the sum of errors or losses of the model that the client received, over
+            the examples that it keeps aside; and the number of these examples.
     """
 
     uploads: Any

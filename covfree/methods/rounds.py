@@ -98,10 +98,10 @@ def phases(*clients: Callable[[Any, Any, Rows, int], Any], fixed: bool = False) 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Factor:
-    """A term that stands for the product YᵀY, with Y its ``value``: a round's total adds up the products.
+    """A matrix Y (``value``) that a client function returns for YᵀY; the round's total is the sum of all YᵀY.
 
-    Y is kept instead of the product, so that the code that sums can choose the form: the full product, its
-    upper triangle, or no product if there are few rows (`Scatter.from_factor`).
+    So the code that sums can choose what it computes: the full product, its upper triangle, or no product if
+    Y has few rows (`Scatter.from_factor`).
     """
 
     value: Float[Array, "rows dim"]

@@ -96,7 +96,7 @@ def _keep(numbers: Any, state: tuple[Any, ...], rows: Rows, num_classes: int, *,
 
 
 def _law(numbers: Any, state: tuple[Any, ...], rows: Rows, num_classes: int, *, examples: bool) -> RowLaw:
-    """Compute the sums of `row_law`: how far clients' class means lie from the means of the classes.
+    """Compute the sums from which the server estimates how much clients' class means differ, see `row_law`.
 
     With ``examples``, rows are examples, and clients' class means are computed first.
     """
@@ -108,9 +108,10 @@ def _law(numbers: Any, state: tuple[Any, ...], rows: Rows, num_classes: int, *, 
 def _products(
     numbers: Any, state: tuple[Any, ...], rows: Rows, num_classes: int, *, examples: bool, rank: int
 ) -> jax.Array:
-    """Compute S_c Ω for each class c: its scatter S_c times the `shared_directions` Ω, at most ``rank``.
+    """Compute S_c Ω for each class c, with S_c the scatter of clients' means of the class (`row_factor`).
 
-    If ``examples``, rows are single examples, else class means.
+    Ω are at most ``rank`` fixed directions (`shared_directions`). With ``examples``, rows are examples, and
+    clients' class means are computed first.
     """
     first, _, law = state
     means = _means(rows, num_classes, examples)

@@ -88,11 +88,11 @@ class Summary:
 def send_class_means(
     num_subsets: int | None = 1, subset_size: int = 2, covariance: CovarianceType | None = None
 ) -> Summary:
-    """Make a summary with a row for each class of a client, or for each of several subsets of the class.
+    """Make a summary with which a client sends the mean of each of its classes, or of subsets of each class.
 
     Args:
-        num_subsets: the largest number of subsets of a class; None if only ``subset_size`` bounds their
-            number.
+        num_subsets: the largest number of subsets of a client's class; 1 for plain class means, None if only
+            ``subset_size`` bounds their number.
         subset_size: the smallest number of examples in a subset, unless the class has fewer.
         covariance: the form of covariance that is sent with each mean; None for none.
     """

@@ -231,11 +231,11 @@ def has_sound_means(letter: Letter) -> None:
 
 
 def has_bounded_norms(letter: Letter) -> None:
-    """Raise a ValueError if sums of squares are too large for features f of norm at most ``max_norm``.
+    """Raise a ValueError if the message implies that features have norms above ``max_norm``.
 
-    Over n examples of a class, Σ‖f‖² is at most n·max_norm². The squares of residual directions (the rows
-    that `Rows.sketch` marks) sum to at most Σ‖f‖² over all N examples, and so to at most N·max_norm². So does
-    the diagonal of a Gram matrix.
+    The statistics of n examples f of a class must agree with Σ‖f‖² ≤ n·max_norm². The squares of all residual
+    directions (the rows that `Rows.sketch` marks) must sum to at most N·max_norm², for N examples in all; so
+    must the diagonal of a Gram matrix.
     """
     most, total = max_norm_of(letter.rules), letter.num_examples
     if most is None:

@@ -39,7 +39,7 @@ class Kind(NamedTuple):
         return cls(covariance, sketch, matrix, bool(message.solved), *said)
 
     def difference(self, wanted: Kind, who: str) -> str | None:
-        """Describe the first difference from the kind ``wanted``; None if there is none.
+        """Describe in words the first difference from the kind ``wanted``; return None if there is none.
 
         Metadata are compared only if both kinds have them. ``who`` says in the text why ``wanted`` is
         expected, e.g. ``"as others send"``.

@@ -69,13 +69,14 @@ class Mark(NamedTuple):
 
 
 class Saved(NamedTuple):
-    """The data saved after a round, besides the run's arrays.
+    """What a checkpoint stores after a round, besides the arrays of the run's state.
 
     Attributes:
         done: the number of finished rounds.
         delays: the number of possible delays of an upload: 0 to ``delays`` − 1 rounds.
-        items: see `Book.items`; the lengths determine the structure of the saved arrays.
-        record: the record of the last round, perhaps without its evaluation.
+        items: for each round, the lengths of the tables in its total; they determine the shapes of the saved
+            arrays. Empty if no table is uploaded, see `Book.items`.
+        record: the last round's record in the history; its evaluation may be missing.
     """
 
     done: int

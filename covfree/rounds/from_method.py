@@ -154,7 +154,11 @@ def _report(run: _Run, known: _Known) -> dict[str, Any]:
 
 
 def _message(message: Message, client: AnyArray) -> Sent:
-    """Convert a client's message to an upload: rows in a table, and a matrix that can be added."""
+    """Convert the message of client number ``client`` to an upload that adds up over clients.
+
+    It is a table of rows, which is concatenated, and a matrix, which is summed. If the message has a ridge
+    solution, class means take its place.
+    """
     rows, matrix = _class_sums(message) if message.solved else (message.rows, message.matrix)
     rows = replace(rows, client=jnp.full(rows.label.shape, client, jnp.int32))
     kept = (jnp.asarray(rows.count) > 0) & (rows.label >= 0)

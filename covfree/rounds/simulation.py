@@ -48,10 +48,10 @@ class Round(NamedTuple):
     Attributes:
         state: the server's next state.
         pending: sums of uploads that arrive in later rounds, as in `Held`.
-        memories: for each group, its clients (−1 for padding and lost uploads) and their new memory.
+        memories: for each `Group`, its clients' numbers (−1 for padding and lost uploads) and new memory.
         record: the round's record for the history, without evaluation.
-        items: the number of items of each table in the total of the uploads.
-        unsound: what is not finite, for the warning, such as "the state"; None if all is finite.
+        items: the length of each table in the total of the uploads.
+        unsound: what is not finite, such as "the state", for a warning; None if all is finite.
     """
 
     state: Any
@@ -166,10 +166,10 @@ class Simulation(NamedTuple):
         }
 
     def structure_after(self, items: list[list[int]], held: Held, bank: Bank) -> Any:
-        """Return the pytree structure of `Held` after some rounds, which ``items`` describes.
+        """Return the pytree structure that `Held` has after some rounds, to load a saved run.
 
-        ``items`` has an entry for each round: the lengths of the tables in the round's total. ``held`` and
-        ``bank`` are those before the first round.
+        ``items`` has, for each of these rounds, the lengths of the tables in its total. ``held`` and ``bank``
+        are those before the first round.
         """
         state = held.state
         for counts in items:
@@ -183,10 +183,10 @@ class Simulation(NamedTuple):
         return jax.tree.structure(held._replace(state=state))
 
     def identity(self, state: Any, memory: Any, best: str | None) -> Callable[[int], dict[str, Mark]]:
-        """Return a function from the number of finished rounds to the fingerprints of a run saved then.
+        """Return ``after(done)``, which gives the fingerprints to store with a run after ``done`` rounds.
 
-        The fingerprints are of all that a resumed run must share: the algorithm, its params and computation,
-        the examples, the key, ``best``, and the participation so far.
+        They identify, by name, what must be the same if the run is resumed: the algorithm, its params and
+        computation, the examples, the key, ``best``, and the participation so far.
         """
         numbers, _ = jax.tree_util.tree_flatten_with_path(self.algorithm.params)
         about = {

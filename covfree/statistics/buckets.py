@@ -1,6 +1,6 @@
-"""SAFLe's feature map: compare features with thresholds, and encode groups of such bits as one-hot vectors.
+"""SAFLe's feature map: compare features with thresholds, which gives bits; encode bits as one-hot vectors.
 
-The thresholds are computed here too.
+Each vector encodes a few bits, such as 3. The thresholds are computed here too.
 """
 
 from __future__ import annotations

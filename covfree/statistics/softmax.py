@@ -97,9 +97,9 @@ def scaled_losses(
     scales: Float[Array, " scales"],
     num_classes: int,
 ) -> ScaledLosses:
-    """Sum the cross-entropy of softmax(β·scores) over the examples, for each β in ``scales``.
+    """Compute the cross-entropy of softmax(β·scores) for each β in ``scales``, summed over the examples.
 
-    For the arguments, see `softmax_sums`.
+    The other arguments are those of `softmax_sums`.
     """
 
     def add(total: ScaledLosses, part: tuple[jax.Array, ...]) -> ScaledLosses:

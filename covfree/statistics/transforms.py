@@ -22,12 +22,13 @@ from covfree.core.types import PRNGKey, Rows, Scalar, accumulation_dtype, is_tra
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Transform:
-    """A transform of the rows that a client sends: a pytree whose one leaf is ``strength``.
+    """A function that changes the rows that a client sends, such as `count_noise`; a pytree.
 
-    It works row by row: on one client's rows or, in a simulation, on the rows of all clients.
+    It changes each row by itself. So a simulation may apply it to the rows of all clients at once.
 
     Attributes:
-        strength: the number that a user may sweep or differentiate; the transform defines its meaning.
+        strength: the pytree's one leaf, which a user may sweep or differentiate. Its meaning depends on the
+            transform: for `count_noise` it is ε.
         apply: ``(strength, rows, key) -> rows``.
     """
 

@@ -265,10 +265,9 @@ def heading(data: FeatureSet, federation: Federation, seeds: int, lost: Sequence
 
 
 def on_no_client(lost: Sequence[LeftOut]) -> list[str]:
-    """Return a list of one text that says how many examples and classes are on no client.
+    """Return ["3–5 examples and 1 class on no client"]; or [], if all examples and classes are on a client.
 
-    ``lost`` has these numbers for each seed; if the seeds differ, the text gives a range. If every example
-    and class is on a client, the list is empty.
+    ``lost`` has the two numbers for each seed; if seeds differ, the text gives the range.
     """
     numbers = [
         (min(values), max(values), word)

@@ -227,10 +227,11 @@ class Study:
         listener.step(doing, number - 1, total, f"covfree: run {number} of {total}: {doing}")
 
     def _kept(self) -> tuple[RunFile | None, dict[str, str], dict[Cell, Run]]:
-        """Return the file of closed-form runs, the methods' fingerprints, and this study's runs in the file.
+        """Read the study's earlier runs of closed-form methods, which need not be repeated.
 
-        A fingerprint tells methods of one name apart. If the file holds several runs with the same `Cell`
-        (data, seed, federation and method), the last is returned.
+        Returns:
+            The file of the runs, or None without a folder. Each method's fingerprint, by the method's name;
+            it tells methods of one name apart. And the last run in the file for each `Cell` of the study.
         """
         prints = {
             name: fingerprint(each.method if isinstance(each, Variant) else each)

@@ -109,7 +109,7 @@ def doubling(case: Case) -> None:
 
 
 def merging(case: Case) -> None:
-    """If two rows of equal class and mean are merged, the estimate A becomes aA + bI for some a and b."""
+    """If two rows of a class with equal means become one, the estimate A becomes aA + bI for some a and b."""
     rows = paired(case.about.dim)
     first = np.flatnonzero((rows.label >= 0) & (np.arange(len(rows.label)) % 5 == 0))
     count, label = rows.count.copy(), rows.label.copy()

@@ -150,7 +150,7 @@ def priors(case: Case) -> None:
 
 
 def means(case: Case) -> None:
-    """For well separated classes of equal size, each class mean is predicted as its own class."""
+    """For well separated classes of equal size, the head assigns each class mean to that class."""
     given = Given(
         np.eye(case.about.dim), np.full(CLASSES, 7), 7 * corners(case.about.dim), case.example.probes
     )

@@ -34,15 +34,15 @@ _NEGLIGIBLE = 1e-4
 
 
 class ClientSums(NamedTuple):
-    """Sums over the rows of a sample of clients, numbered 0 … 255; the sums of parts of the rows add up.
+    """Sums over rows, for each client of a sample, the clients 0 … 255. Sums of parts of the rows add up.
 
     Row r is the mean x_r of n_r examples of class c. The class has mean μ_c, and weight w_c in the covariance
     Σ̂ that is to be shrunk.
 
     Attributes:
-        counts: n_ck, the examples of class c at client k.
+        counts: n_ck, client k's number of examples of class c.
         totals: g_k = Σ_r w_c n_r (x_r − μ_c) over client k's rows of all classes.
-        classes: Σ_r w_c n_r (x_r − μ_c) over the sample's rows of class c; 0 if the sample is all clients.
+        classes: Σ_r w_c n_r (x_r − μ_c) over all rows of class c in the sample; 0 if no client is outside.
     """
 
     counts: Num[Array, "classes slots"]

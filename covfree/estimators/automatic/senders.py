@@ -26,13 +26,19 @@ _DRAWN = ((np.arange(SAMPLE) * 157) % SAMPLE).astype(np.int32)
 
 
 def _group_numbers(rank: Any, start: Any, end: Any, senders: Any, xp: Any) -> Any:
-    """Return new numbers for clients, such that the clients with numbers below 256 are a fair sample.
+    """Return new numbers for sorted clients, such that the clients with numbers below 256 are a fair sample.
 
-    Up to 256 clients keep their ranks. With more, all ranks, 0 … ``senders`` − 1, are cut into 256 intervals,
-    and one rank is drawn in each. Clients belong to groups of consecutive ranks: the group of the client of
-    rank ``rank`` has the ranks ``start`` … ``end`` − 1. If k of the drawn ranks are among these, the group's
-    first k clients get the numbers of the k intervals; the others get 256 + their rank.
-    ``xp`` is ``np`` or ``jnp``, the module of the arrays.
+    Up to 256 clients get their rank as number. With more, the ranks 0 … ``senders`` − 1 are cut into 256
+    intervals, and one rank is drawn in each. Clients with equal keys form a group of consecutive ranks. If k
+    drawn ranks lie in a group, its first k clients get the numbers of those k intervals. All other clients
+    get 256 + their rank.
+
+    Args:
+        rank: each client's rank.
+        start: the first rank of the client's group.
+        end: the last rank of the client's group, plus 1.
+        senders: the number of clients.
+        xp: ``np`` or ``jnp``, the module of the arrays.
     """
     size = xp.maximum(senders, SAMPLE)
     length, more = size // SAMPLE, size % SAMPLE
@@ -125,11 +131,11 @@ def _sums(values: Any, group: Any, xp: Any) -> Any:
 
 
 def numbered(rows: Rows, axis_name: Any = None, *, few: bool = False) -> Rows:
-    """Return the rows with their clients renumbered: from 0, or by `sample_numbers` if there are over 256.
+    """Return the rows with new client numbers: the clients 0 … 255 are the sample for automatic shrinkage.
 
-    Up to 256 clients are all kept. With more, the sample depends on clients' rows, not on their numbers
-    or on the order of rows. Clients without rows are ignored, and the original numbers may be anything, so
-    simulation and deployment give the same sample. Unknown clients (below 0) stay unknown.
+    Up to 256 clients are all in the sample. Of more, `sample_numbers` chooses by clients' rows, not by their
+    numbers or the order of rows. Clients without rows are ignored, and the original numbers may be anything,
+    so simulation and deployment give the same sample. Unknown clients (below 0) stay unknown.
 
     Args:
         rows: *all* rows.

@@ -66,7 +66,7 @@ class Asked(NamedTuple):
     scale: Float[Array, ""] | None = None
 
     def scores(self, features: jax.Array, centred: jax.Array) -> jax.Array:
-        """Compute the scores of features; ``centred`` is the features minus ``centre``."""
+        """Compute the classifier's scores for features; ``centred`` must be the features minus ``centre``."""
         if self.head is None or self.scale is None:
             assert self.linear is not None
             return self.linear(centred)
@@ -190,7 +190,10 @@ def _asked(start: Head, scale: jax.Array, moments: Moments, point: jax.Array) ->
 
 
 def _first_asked(start: Head, moments: Moments, zero: jax.Array) -> Asked:
-    """Return the broadcast of the method's head h₀ = ``start``: β = 1, and the correction is ``zero``."""
+    """Return the method's own head h₀ (``start``) in the form that is sent to clients, uncorrected.
+
+    Its scores are not scaled (β = 1), and ``zero`` is a correction of zeros.
+    """
     asked = _asked(start, jnp.ones((), zero.dtype), moments, zero)
     return asked if asked.head is None else asked._replace(linear=None)
 

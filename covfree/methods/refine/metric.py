@@ -57,7 +57,10 @@ def metric_of(method: Method[Any]) -> tuple[tuple[Round, ...], Callable[..., Sca
 def _terms(
     numbers: Any, state: tuple[Any, ...], rows: Rows, num_classes: int, *, client: Any, own: int
 ) -> Any:
-    """Compute a client's summands in a round of FedCOF after a method's own rounds, ``own`` in number."""
+    """Compute what a client adds to a round of FedCOF that follows the ``own`` rounds of another method.
+
+    ``client`` is the client function of FedCOF's round, and ``state`` has the totals of all earlier rounds.
+    """
     return client(as_shrinkage("auto"), state[own:], rows, num_classes)
 
 

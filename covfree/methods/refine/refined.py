@@ -32,15 +32,15 @@ from covfree.methods.within import moments_of
 
 
 class Progress(NamedTuple):
-    """The server's state during a refinement, from the method's first head on.
+    """The server's state while it refines a head, which begins with the method's own head.
 
     Attributes:
         moments: counts and sums of each class.
-        search: the search for the weights.
+        search: the iteration that solves for the head's weights.
         rows: clients' class means, which give the scatter between them; None if clients sent only sums.
         own: the totals of the method's third and later rounds, which a nonlinear head needs.
-        covariance: the shrunk covariance, if the search is for a ridge head. (If features are far from zero,
-            it cannot be recovered from the Gram matrix.)
+        covariance: for a ridge head, the shrunk covariance; else None. (If features are far from zero, it
+            cannot be recovered from the Gram matrix.)
     """
 
     moments: Moments
@@ -84,7 +84,7 @@ class RefinePlan:
     head: Callable[..., Any] | None = None
 
     def most(self, shape: tuple[int, ...]) -> int:
-        """Return the largest number of directions in a round, for weights of ``shape`` [dim, classes]."""
+        """Return how many directions the server sends in a round at most; ``shape`` is [dim, classes]."""
         dim, num_classes = shape
         # Centred means of C classes span C − 1 dimensions.
         most = max(1, num_classes - (self.gram is None)) if self.directions is None else self.directions

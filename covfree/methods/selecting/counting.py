@@ -55,14 +55,14 @@ class Known(NamedTuple):
 
 @dataclass(frozen=True)
 class Maker:
-    """The static settings with which heads are made.
+    """The methods' functions that make their heads, and the settings by which clients compare the heads.
 
     Attributes:
-        systems: each method's ``system``.
-        heads: each method's ``head``.
+        systems: each method's `Method.system`.
+        heads: each method's `Method.head`.
         ends: for each method, the index in `Running.tracks` of its state after its last round.
-        by: what clients sum: errors or losses.
-        share: the share of the examples that is kept aside.
+        by: what clients sum for each head: errors or losses.
+        share: the share of the examples on which they sum it, and which are not used to make the heads.
     """
 
     systems: tuple[Callable[..., Any] | None, ...]
@@ -175,7 +175,10 @@ def results_of(scores: jax.Array, label: jax.Array, by: By) -> jax.Array:
 
 
 def take(params: tuple[Any, ...], state: tuple[Known], total: Count, *, by: By) -> tuple[Known]:
-    """Store each head's sum of errors or losses; a head that is not finite gets the worst possible sum."""
+    """Return the server's state with each head's errors, or losses, summed over all clients (``total``).
+
+    A head that is not finite gets the largest possible sum.
+    """
     worst = total.number * (1.0 if by == "errors" else MOST)
     scores = jnp.where(state[0].sound, total.scores, worst.astype(total.scores.dtype))
     return (state[0]._replace(counted=Count(scores, total.number)),)

@@ -27,13 +27,13 @@ class Running(NamedTuple):
 
 @dataclass(frozen=True)
 class Step:
-    """How a round computes one of the states in `Running.tracks`.
+    """How a common round of several methods computes one of the new states in `Running.tracks`.
 
     Attributes:
-        parent: the index, before the round, of the state from which it is computed.
+        parent: the index in `Running.tracks`, before the round, of the state from which it is computed.
         who: the index of the first method that has this state; its ``params`` are used.
-        each: that method's round; None if its rounds over rows (or over examples) have ended.
-        received: that method's `Method.received`, which stores clients' rows in the state.
+        each: the round of method ``who``; None if its rounds over rows (or over examples) have ended.
+        received: its `Method.received`, which stores clients' rows in the state.
     """
 
     parent: int
@@ -43,13 +43,13 @@ class Step:
 
 
 class Tracks(NamedTuple):
-    """The rounds in which all methods run together.
+    """The plan of the common rounds, in which several methods run together.
 
-    A round consists of steps; each step makes one state in `Running.tracks`.
+    A round consists of steps. Each computes one state in `Running.tracks`, for the methods that share it.
 
     Attributes:
-        over_rows: the steps of each round over rows.
-        over_examples: the steps of each round over examples.
+        over_rows: for each round over rows, its steps.
+        over_examples: for each round over examples, its steps.
         ends: for each method, the index in `Running.tracks` of its state after all rounds.
     """
 
@@ -151,7 +151,10 @@ def ask(params: tuple[Any, ...], state: tuple[Any, ...], *, steps: tuple[Step, .
 
 
 def tracks_of(state: tuple[Any, ...]) -> tuple[tuple[Any, ...], ...]:
-    """Return `Running.tracks` of the server's state; before the first round, one empty state for all."""
+    """Return all methods' states, `Running.tracks`, from the server's state.
+
+    Before the first round, it is one empty state, which all methods share.
+    """
     return state[0].tracks if state else ((),)
 
 

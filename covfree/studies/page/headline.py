@@ -138,7 +138,10 @@ def _of_all(scored: Sequence[Scored], num_tests: int, bytes_name: str) -> list[s
 
 
 def behind(scored: Sequence[Scored]) -> list[Cell]:
-    """Return each method's difference to the best, in points: a cell with mean and deviation over seeds."""
+    """Return a table cell for each method: its accuracy minus the best method's, in percentage points.
+
+    The cell has mean and standard deviation over seeds; the best method's cell says "best".
+    """
     order, cells = ranked(scored), []
     for one in scored:
         if one is (order[0] if order else None):

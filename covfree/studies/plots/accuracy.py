@@ -145,7 +145,7 @@ class _Page(NamedTuple):
         return self.axes.transData.transform(data) * 72 / self.figure.dpi
 
     def data(self, places: np.ndarray) -> np.ndarray:
-        """Convert places on the page [n, 2], in points, to data coordinates of the axes."""
+        """Convert positions [n, 2] on the page, in units of 1/72 inch, to data coordinates of the axes."""
         return self.axes.transData.inverted().transform(places * self.figure.dpi / 72)
 
 
