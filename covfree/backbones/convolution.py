@@ -263,8 +263,9 @@ def _padded(x: jax.Array, pads: Sequence[tuple[int, int]], value: float = 0.0) -
 
 
 def _moved(x: jax.Array, size: Sequence[int], strides: Sequence[int]) -> Iterator[jax.Array]:
-    """Yield, for each position in a window, row by row, the values at this position in all windows.
+    """Yield a strided slice of ``x`` for each position in the window: the value there in every window.
 
+    Positions are in row-major order.
     XLA fuses slices with arithmetic, so a sum or maximum of these values becomes one loop over memory.
     """
     batch, height, width, channels = x.shape

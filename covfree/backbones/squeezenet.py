@@ -71,5 +71,8 @@ CLASSIFIER = "classifier.1"
 
 
 def renamings() -> tuple[Renaming, ...]:
-    """Return one renaming, the identity, as torchvision names tensors like the tree of parameters."""
+    """Return the functions from a parameter's name to its name in weight files: the identity alone.
+
+    The parameters have torchvision's names.
+    """
     return (lambda name: name,)

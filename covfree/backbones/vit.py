@@ -113,7 +113,10 @@ _PERCEPTRON = ((".mlp.0.", ".mlp.3."), (".mlp.linear_1.", ".mlp.linear_2."))
 
 
 def renamings(**_: Any) -> tuple[Renaming, ...]:
-    """Return three functions that convert a parameter's name: to timm's, new and old torchvision's name."""
+    """Return the functions from a parameter's name to its name in weight files of three libraries.
+
+    These are timm, a newer torchvision and an older one.
+    """
 
     def torchvision(first: str, second: str) -> Renaming:
         def rename(name: str) -> str:

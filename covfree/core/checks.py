@@ -361,10 +361,10 @@ def _place(row: int, clients: np.ndarray | None) -> str:
 
 
 def finite_numbers(value: Any, dtype: np.dtype) -> str:
-    """Return "finite numbers", for an error message about ``value``.
+    """Return what was expected in place of ``value``, for an error message: "finite numbers".
 
-    If ``value`` is finite, but overflows in the data type that jax uses for ``dtype``, the result names that
-    type.
+    If ``value`` is finite itself, it overflows in the data type that jax uses for ``dtype``; then return, for
+    example, "numbers that are finite in float32".
     """
     return (
         f"numbers that are finite in {jax.dtypes.canonicalize_dtype(dtype)}"

@@ -31,10 +31,10 @@ _EVERY_BRANCH = jax.__version_info__ < (0, 6, 1)
 
 
 def lanes(one: Callable[..., Any], many: Callable[..., Any] | None = None) -> Callable[..., Any]:
-    """Wrap ``one`` so that on CPUs ``vmap`` runs it for one lane (batch element) after another.
+    """Wrap a function so that ``vmap`` of it, on CPUs, is a loop over lanes (the elements of the batch).
 
     Args:
-        one: the function for one lane.
+        one: the function, for one lane.
         many: the function for all lanes at once, used on accelerators; by default ``vmap`` of ``one``. It
             takes ``(in_axes, *arrays)`` and returns the results of ``one`` with a leading axis of lanes.
             ``in_axes`` has 0 for an array with lanes, else None.

@@ -32,9 +32,9 @@ _PIVOT_NOISE = 4.0
 
 
 class Route(enum.IntEnum):
-    """How a linear system was solved: by Cholesky's factorisation, or by ``eigh``.
+    """How the matrix of a linear system was factorised: by Cholesky's factorisation, or by ``eigh``.
 
-    If the matrix is YᵀY plus a multiple of I, the DUAL routes factorise YYᵀ plus the same multiple instead.
+    For a matrix YᵀY + λI where Y has fewer rows than columns, the DUAL routes factorise the smaller YYᵀ + λI.
     """
 
     CHOLESKY = 0

@@ -88,10 +88,10 @@ def summable(count: Any, total: float) -> np.ndarray:
 
 
 def exact_counts(counts: Sequence[Any]) -> np.ndarray:
-    """Concatenate the counts of several `Rows` without rounding: as float64 if their sum exceeds int32.
+    """Concatenate the counts of several `Rows`, exactly: in float64 if their sum exceeds int32.
 
-    Without x64, jax would wrap int64 to int32, but only rounds float64 to float32. `summable_again` converts
-    the counts back to int32.
+    Without x64, jax converts int64 to int32, which may overflow, but float64 to float32, which only rounds.
+    `summable_again` converts the counts back to int32.
     """
     found = np.concatenate(counts)
     wide = found.dtype.kind in "iu" and count_sum(found) > _INT32
@@ -99,7 +99,10 @@ def exact_counts(counts: Sequence[Any]) -> np.ndarray:
 
 
 def summable_again(count: Any) -> np.ndarray:
-    """Convert float64 counts from `exact_counts` back to int32, if all are integers and their sum fits."""
+    """Convert float64 counts to int32 if all are integers, and their sum fits; else return them unchanged.
+
+    It undoes `exact_counts`.
+    """
     count = np.asarray(count)
     whole = count.dtype == np.float64 and count_sum(count) <= _INT32 and (count == np.floor(count)).all()
     return count.astype(np.int32) if whole else count

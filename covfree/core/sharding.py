@@ -18,10 +18,10 @@ else:
 
 
 def whole(array: Any) -> Any:
-    """Replicate an array that is sharded over explicit mesh axes; return any other array as it is.
+    """Copy an array that is sharded over explicit mesh axes to all devices, in full; leave others unchanged.
 
-    covfree sorts rows and sums them by class: over explicit axes, jax would need the sharding of each such
-    result as an argument. For more rows than fit on one device, use `covfree.accumulate(..., mesh=mesh)`.
+    Otherwise jax would need a sharding as an argument of each sort and each sum by class. For an array too
+    large for one device, use `covfree.accumulate(..., mesh=mesh)`.
     """
     # Releases of jax without `reshard` cannot sum by class over explicit axes at all.
     if not isinstance(array, jax.Array) or not hasattr(jax.sharding, "reshard"):

@@ -54,10 +54,10 @@ def row_size(values: Float[AnyArray, "items dim"]) -> Float[Array, " items"]:
 def settled(
     values: Float[Array, "groups dim"], terms: Num[Array, " groups"], size: Float[Array, " groups"]
 ) -> Float[Array, "groups dim"]:
-    """Return groups' sums or means, with exactly 0 in place of those that may be rounding error alone.
+    """Return sums (or means) of groups of vectors; sums that may be rounding error alone become exactly 0.
 
-    A group's sum is replaced if none of its entries exceeds the rounding error of the group's terms. Such a
-    remainder depends on the order of the terms, so its direction must not be used.
+    This is so if no entry of a sum exceeds the error with which its terms are added. Such a remainder depends
+    on the order of the terms, so its direction must not be used.
 
     Args:
         values: the sums, or the means.

@@ -215,10 +215,9 @@ def _names(builder: Any, instructions: Sequence[Any]) -> list[str]:
 
 
 def _records(library: Any, builder: Any, expression: str, instructions: Sequence[Any]) -> Sequence[Any]:
-    """Return the serialised examples that a split expression such as ``train[:10%]`` selects.
+    """Open the serialised examples of a split expression, such as ``train[:10%]``, with random access.
 
-    They are a sequence with random access. ``instructions`` says which examples of which files they are; if
-    it is empty, so is the sequence.
+    ``instructions`` lists the parts of files that the expression selects. Without any, return no examples.
     """
     if not instructions:
         return ()

@@ -74,9 +74,9 @@ def keep(
 
 
 def _reuse(path: Path, key: Mapping[str, Any], examples: LabelledSet, on_damaged: str) -> dict[str, str]:
-    """Return the reason for each example that a finished file leaves out, by its id.
+    """Reuse a finished feature file; return the ids of examples without features in it, with the reasons.
 
-    If ``examples`` has other labels, clients or another split, these replace what is in the file.
+    If ``examples`` has other labels, clients or another split than the file, those in the file are replaced.
     """
     file = read_feature_file(path)
     names = ("skipped_ids", "skipped_reasons")
@@ -103,9 +103,9 @@ def _reuse(path: Path, key: Mapping[str, Any], examples: LabelledSet, on_damaged
 
 
 def _same_images(file: FeatureFile, key: Mapping[str, Any], examples: LabelledSet) -> bool:
-    """Return whether ``file`` has the features of the images ``examples``.
+    """Return whether ``file`` has the features of these images, computed with the settings in ``key``.
 
-    Images that ``file`` skipped as damaged may be missing from ``examples``.
+    Damaged images, which have no features in ``file``, may be missing from ``examples``.
     """
     identities, without = getattr(examples, "identities", None), file.arrays.get("skipped_identities")
     if identities is None or without is None:

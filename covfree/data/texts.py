@@ -135,7 +135,7 @@ def load_texts(
 
 
 class _Item(NamedTuple):
-    """A text with its label, client and split; a split of None marks a text that is ignored."""
+    """An example read from a file: a text, its label, client and split; ignored if the split is None."""
 
     id: str
     text: str

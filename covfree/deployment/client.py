@@ -242,11 +242,11 @@ class Client(Machine):
         return content, kept._replace(secret=b"" if step == STEPS[-1] else client.saved())
 
     def _same_came(self, kept: _Kept, arrays: Mapping[str, Any]) -> _Kept:
-        """Return ``kept`` with the list ``came`` of the broadcast: the sites that uploaded to this sum.
+        """Return ``kept`` with ``came``, the server's list of the sites that uploaded to this secure sum.
 
         Raises:
-            Refused: (of `covfree.secure`) if the list differs from the last sum's, and the algorithm needs
-                the same sites in all rounds.
+            Refused: (of `covfree.secure`) if the list differs from the list for the last sum, and the
+                algorithm needs the same sites in all rounds.
         """
         came = tuple(np.ravel(arrays.get("came", ())).tolist())
         if kept.came and kept.came != came and self._algorithm.same_clients:

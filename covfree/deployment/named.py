@@ -40,7 +40,7 @@ def candidates_in(text: str) -> list[str]:
 def algorithm_named(
     text: str, dim: int, num_classes: int, train: str, network: Any, *, sums: bool
 ) -> Algorithm:
-    """Make the algorithm with this name: a method's, or one of `covfree.finetune`.
+    """Make the algorithm that a text names: a training-free method, or training by `covfree.finetune`.
 
     Args:
         text: the name, perhaps with arguments, as `Description.algorithm`.

@@ -102,9 +102,9 @@ class PrivateSums:
         return honest
 
     def method(self, method: Method[Any], fewest: int, seed: int) -> Private:
-        """Make the private form of a method; see `covfree.privacy.private`.
+        """Make the `Private` method that adds noise to a method's uploads; see `covfree.privacy.private`.
 
-        ``fewest`` and ``seed`` are those in `Description`.
+        ``fewest``, the least number of sites that close a round, and ``seed`` are those in `Description`.
 
         Raises:
             ValueError: if a number is out of range, or ``honest`` is above ``fewest``.
@@ -196,9 +196,9 @@ class PrivateSteps:
         return Upload(number, 0, [own.values, np.asarray(own.noises, np.int64)], []), memory
 
     def serve(self, state: _State, total: Any) -> tuple[_State, bool]:
-        """Add a round's total to the state; return the new state, and True: its integers are always finite.
+        """Store ``total``, a sum of uploads; return the server's new state, and True: integers are finite.
 
-        From the first round's total, the server also chooses what sites send in the second round.
+        From the first round's sum, the server also chooses what sites send in the second round.
         """
         values, noises = (np.asarray(part) for part in total)
         counted = np.array(state.noises)
@@ -249,7 +249,7 @@ class Exact:
         return np.concatenate([np.ravel(part) for part in upload]).astype(np.int64).view(np.uint64)
 
     def decode(self, total: Words, like: Any) -> Any:
-        """Return the integers in a sum of words, as a list of arrays shaped like the arrays in ``like``."""
+        """Convert a sum of encoded uploads back to integers: a list of arrays of the shapes in ``like``."""
         ends = np.cumsum([np.size(part) for part in like])
         parts = np.split(total.view(np.int64), ends[:-1])
         return [part.reshape(np.shape(own)) for part, own in zip(parts, like, strict=True)]

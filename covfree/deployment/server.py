@@ -268,9 +268,9 @@ class Server(Standing):
         return self._form
 
     def _check(self, opened: Opened, site: str, data: bytes) -> None:
-        """Raise Refused unless a signed message is its site's first answer to the open round.
+        """Raise Refused unless a site's message is usable: its first answer to the open round, in time.
 
-        ``opened`` is the message's content, ``data`` its bytes.
+        ``opened`` is the message's content, ``data`` its bytes; the signature is checked already.
         """
         check_answer(opened.about, self.description)
         turn = opened.about.get("turn")

@@ -151,7 +151,10 @@ class Steps:
         return zeros_of(self.broadcast, state)
 
     def form(self, state: Any) -> Parts:
-        """Return an upload of zeros for the round after ``state``, with as many rows as a client may send."""
+        """Return zeros with the shapes of a client's upload in the round after ``state``.
+
+        Each table has as many rows as a client may send at most.
+        """
 
         def one(state: Any) -> Parts:
             sent, memory = cohort.broadcast(self.algorithm, state), self.start()[1]
@@ -163,10 +166,10 @@ class Steps:
         return zeros_of(one, state)
 
     def skeleton(self, items: Sequence[Sequence[int]]) -> Any:
-        """Return zeros with the shapes of the server's state after some rounds.
+        """Return zeros with the shapes of the server's state after ``len(items)`` rounds.
 
-        ``items[r][i]`` is the number of rows that all clients together sent in round r for the uploads' i-th
-        table (`covfree.rounds.Table`).
+        The shapes depend on how many rows clients sent: ``items[r][i]`` is the length of the i-th
+        `covfree.rounds.Table` of all uploads of round r together.
         """
         if not self._skeletons:
             self._skeletons.append(zeros_of(lambda: self.start()[0]))
@@ -210,10 +213,11 @@ class Steps:
         return Upload(number, examples, [arrays[f"sum.{i}"] for i in range(len(form.sums))], tables)
 
     def total(self, examples: Mapping[int, int], load: Callable[[int], Upload], form: Parts) -> Any:
-        """Return the uploads of all clients added to one, in the structure of the algorithm's uploads.
+        """Add up the clients' uploads: return one upload, with sums added and tables concatenated.
 
-        Sums are added as in the simulation: clients are grouped by padded size, and each group has its own
-        compensated sum, to which larger clients are added first. Rows are in the order of clients' numbers.
+        Sums are added in the order of the simulation: clients are grouped by padded size, and each group has
+        its own compensated sum, to which larger clients are added first. Tables are in the order of clients'
+        numbers.
 
         Args:
             examples: the number of examples of each client to add, by the client's number.

@@ -104,9 +104,9 @@ class SecureSums:
 
 
 class Sums:
-    """The server's side of one round's secure sum: makes each step's broadcast, and takes sites' answers.
+    """The server in one round's secure sum: makes what sites receive in each step, and takes their answers.
 
-    Broadcasts and answers are dicts of NumPy arrays; the steps are `covfree.secure.STEPS`.
+    What it makes and takes are dicts of NumPy arrays; the steps are `covfree.secure.STEPS`.
 
     Attributes:
         session: the round's session.
@@ -181,7 +181,10 @@ def _one(name: str, parts: Sequence[Part], site: int) -> Part:
 
 
 def _table(arrays: Arrays, name: str, width: int, *numbers: str) -> tuple[list[tuple[int, ...]], list[bytes]]:
-    """Return each row's integers, from the arrays called ``numbers``, and each row's bytes, from ``name``.
+    """Read a message's items: return a tuple of integers for each item, and the bytes of each item.
+
+    An item, such as a client's public keys, is a row of the array ``name``. Its integers, such as the numbers
+    of sender and receiver, are in the arrays called ``numbers``.
 
     Raises:
         Refused: if the array ``name`` is not uint8 [rows, ``width``], or the others not int32 [rows].

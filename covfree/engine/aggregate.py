@@ -188,13 +188,13 @@ def add(
 
 
 def merge(first: Aggregate[H], second: Aggregate[H]) -> Aggregate[H]:
-    """Merge two totals of different examples; rows of the same client and class become one.
+    """Merge two totals (`Aggregate`) of different examples into the total of all these examples.
 
     Args:
-        first: a total.
-        second: a total with the same number of classes and dimension. Its method may be another, such as
-            one with other shrinkage, if clients send the same statistics; `finish` uses the method of
-            ``first``.
+        first: the total of some examples.
+        second: the total of others, with the same number of classes and dimension. Its method may be another,
+            such as one with other shrinkage, if clients send the same statistics; `finish` uses the method
+            of ``first``.
 
     Raises:
         TypeError: if an argument is no total.

@@ -1,4 +1,4 @@
-"""Select the rows that the server has after a round, if clients first take part in different rounds."""
+"""Simulate clients that join in different rounds: select what the server has received up to a round."""
 
 from __future__ import annotations
 

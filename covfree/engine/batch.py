@@ -222,7 +222,7 @@ def _merged(merge: Merge, params: Any, message: Message, num_classes: int) -> tu
 
 
 def state_of_message(method: Method[Any], message: Message, num_classes: int) -> tuple[Any, ...]:
-    """Compute the server's state from the message of all clients, for `solve_totals`.
+    """Compute the server's state from all clients' messages, merged to one; `solve_totals` makes the head.
 
     If clients send sums, such as Gram matrices, the method's ``merge`` computes the state from them.
     Otherwise the method's first rounds run over the message's rows.

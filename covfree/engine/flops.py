@@ -26,14 +26,14 @@ def client_flops(
     *,
     dim: int,
 ) -> int:
-    """Count the floating-point operations of all clients together, from features to messages.
+    """Count the floating-point operations by which all clients together turn features into messages.
 
     Only leading terms count; a multiplication and an addition are two operations. Class means of n examples
     cost n·d. Gram matrices and covariances add 2·n·d², AFL's local solutions d³/3 + 2·d²·C_k for each client
-    (with C_k classes), and a map to D features 2·n·d·D. In a round over examples, each example costs 2
-    operations for each number in the matrices that clients receive (directions, or a head); triangular
-    matrices count as full. The products of a method refined with q directions add 2·n·d·q, a corrected
-    method's gradients 2·n·d·C. The backbone's forward pass is left out, though it usually costs far more.
+    (with C_k classes), and a map to D features 2·n·d·D. If a round sends matrices to the clients, such as a
+    head, to be multiplied with each example, each number in them costs 2·n; triangular matrices count as
+    full. So a round of `covfree.refined` with q directions adds 2·n·d·q, and one of `covfree.corrected`
+    2·n·d·C. The backbone's forward pass is left out, though it usually costs far more.
 
     Args:
         method: the method.

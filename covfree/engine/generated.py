@@ -52,7 +52,7 @@ class Generated(NamedTuple):
 
 
 def over_parts(method: Method[Any], rows: Generated, how: How) -> tuple[Any, ...]:
-    """Return the server's state after a method's rounds over rows that are made part by part."""
+    """Run a method's rounds over rows that a function makes part by part; return the server's state."""
     part = rows.part if isinstance(rows.part, Partial) else Partial(rows.part)
     # If an argument is traced, do not compile: the reverse-mode derivative of a loop needs a static length,
     # which ``jit`` would trace.

@@ -281,7 +281,10 @@ Parts: TypeAlias = TableParts | FolderParts
 
 
 def bad_value(rows: Rows, start: int, types: RowTypes, *, num_classes: int) -> str | None:
-    """Return the text of the error that `sound_rows` raises, with rows counted from ``start``; or None."""
+    """Check rows by `sound_rows`; return the text of its error, or None if all values are good.
+
+    In the text, the first of these rows has the number ``start``.
+    """
     try:
         sound_rows(rows, types, num_classes=num_classes)
     except (TypeError, ValueError) as error:

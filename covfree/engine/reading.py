@@ -22,9 +22,9 @@ Result = TypeVar("Result")
 
 @partial(jit, static_argnums=(0, 5), donate_argnums=3)
 def add_part(client: Any, params: Any, sent: Any, running: Compensated, rows: Rows, how: How) -> Compensated:
-    """Return the round's running total with a part added: the terms that ``client`` computes from its rows.
+    """Return the round's running sum plus the terms that the function ``client`` computes from ``rows``.
 
-    The buffers of the old total ``running`` are donated, so it cannot be used afterwards.
+    The buffers of the old sum ``running`` are donated, so it cannot be used afterwards.
     """
 
     def add(running: Compensated, rows: Rows) -> Compensated:

@@ -15,7 +15,10 @@ _BLOCK = 2**20
 
 
 def senders(rows: Rows) -> np.ndarray:
-    """List the clients that have rows, sorted. It reads in blocks, as the table may be a memory map."""
+    """Return the numbers of the clients that have rows, each once, sorted.
+
+    The rows are read in blocks, as they may be a memory map.
+    """
     if rows.client is None:
         return np.zeros(0, np.int32)
     found = [np.asarray(rows.client)[:0]]
@@ -55,12 +58,16 @@ def numbers_of(rows: Rows, known: np.ndarray, types: RowTypes, part_rows: int) -
 def numbers_of_messages(
     counted: Sequence[tuple[np.ndarray, np.ndarray]], rows: Callable[[int], Rows], dim: int
 ) -> np.ndarray:
-    """Return a number for each message's client, from 0.
+    """Number the clients from 0: return the number of each message's client.
 
-    The clients with numbers below 256 are the sample for `automatic` shrinkage. Up to 256
-    clients are numbered in the messages' order, more clients by `sample_numbers`. ``counted`` has the labels
-    and counts of each message's rows. ``rows`` reads a message's rows; it is called only for messages that
-    have the same count of each class as another message.
+    Numbers below 256 are the sample for `automatic` shrinkage. Up to 256 clients are numbered in the
+    messages' order, more clients by `sample_numbers`.
+
+    Args:
+        counted: for each message, the labels and the counts of its rows.
+        rows: reads the rows of the message with a given index; called only for messages that have the same
+            count of each class as another message.
+        dim: d.
     """
     if len(counted) <= SAMPLE:
         return np.arange(len(counted), dtype=np.int32)

@@ -183,9 +183,9 @@ class InMemory:
 
 @partial(jit, static_argnames=("axis_name", "few"))
 def with_numbers(rows: Rows, axis_name: AxisName | None = None, few: bool = False) -> Rows:
-    """Renumber the rows' clients by `numbered`. For the arguments see `How`.
+    """Return the rows with new client numbers, from `numbered`. For the arguments see `How`.
 
-    Call this before rows are cut into parts, so that all parts agree on the numbers.
+    Call it on all rows at once, before they are cut into parts: numbers depend on all rows.
     """
     return numbered(jax.tree.map(on_all_devices, rows), axis_name, few=few)
 
@@ -193,9 +193,9 @@ def with_numbers(rows: Rows, axis_name: AxisName | None = None, few: bool = Fals
 @jax.tree_util.register_static
 @dataclass(frozen=True)
 class _Kept:
-    """How to rebuild a state that a compiled function returned without the large array ``rows.mean``.
+    """Where to put ``rows.mean`` back into a state that a compiled function returned without it.
 
-    Returning the array would copy it.
+    ``rows.mean`` is an input of the function, and large; returning it would copy it.
 
     Attributes:
         structure: the pytree structure of the whole state.
@@ -263,9 +263,9 @@ def in_memory(
 
 
 def check_over_rows(method: Any) -> None:
-    """Raise an error unless ``method`` is a `Method` whose rounds all run over rows.
+    """Raise an error unless ``method`` is a `Method` that needs only rows (class means) from clients.
 
-    Rounds over clients' examples cannot run over rows that clients have sent.
+    In such a method the server never asks clients for sums over their examples.
     """
     check_method(method)
     if more := len(method.rounds) - method.rounds_over_rows:

@@ -21,13 +21,13 @@ from covfree.estimators.scatter import Freedom, centred_rows
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class DirectedMoments:
-    """Sums over rows that are class means or residual directions; the sums of parts of the rows add up.
+    """Sums over rows of two sorts: class means, and residual directions. Sums over parts of the rows add up.
 
     A residual direction is a scaled singular vector of a client's deviations from its class means.
 
     Attributes:
-        moments: for each class, the number of examples, the number of means, and the sum of the features.
-        degrees: the degrees of freedom of all directions together: the sum of these rows' ``count``.
+        moments: from the class means: the number of examples and of means, and the features' sum, by class.
+        degrees: from the directions: the sum of their ``count``, which are degrees of freedom.
     """
 
     moments: Moments

@@ -223,9 +223,9 @@ def check_loading(shrinkage: Shrinkage) -> None:
 
 
 def _fourth_moment(factor, rows, moments, class_weight):
-    """Return Σ_r (s ‖y_r‖²)² over the rows y_r of ``factor``, for each scale s of `_SCALES`.
+    """Return Σ_r (s ‖y_r‖²)² over the rows y_r of ``factor``, for each number s in `_SCALES`.
 
-    Which scale `_in_scale` chooses for Σ̂ is clear only after all rows.
+    All are computed, as `_in_scale` chooses s by the trace of Σ̂, which is known only after all rows.
     """
     length = jnp.sum(jnp.square(factor), axis=1)
     # Cap at 2⁶⁰, so that wrong scales do not overflow; in the right scale no value is above it.

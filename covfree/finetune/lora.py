@@ -99,7 +99,7 @@ def _merged(trained: Any, frozen: Any) -> Any:
 # Instances with equal fields are equal, so another model of the same kind needs no compilation.
 @dataclass(frozen=True)
 class _Around:
-    """Calls a function of a model with LoRA's W + s A B (s: the scale) in place of each layer's weights W."""
+    """Wraps a model's function so that it uses LoRA's weights W + s A B (s: the scale) in place of W."""
 
     function: Callable[..., Any]
 

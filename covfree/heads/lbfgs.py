@@ -38,9 +38,9 @@ def minimise(loss: Callable[..., jax.Array], start: Start, num_steps: int, *numb
         point = minimum(*primals)
 
         def newton(*numbers: Any) -> Start:
-            """Return the minimum x minus a Newton step, so that the result has the derivative dx.
+            """Return the minimum x minus a Newton step of 0, through which jax can differentiate.
 
-            The step is 0, but its derivative is −dx = H⁻¹ dg, with the loss's gradient g and Hessian H.
+            The step has the derivative H⁻¹ dg = −dx, with g and H the loss's gradient and Hessian at x.
             """
 
             def second(direction: Start) -> Start:

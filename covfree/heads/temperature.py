@@ -169,10 +169,10 @@ def _search(
     low: Float[Array, ""],
     high: Float[Array, ""],
 ) -> Float[Array, ""]:
-    """Find the inverse temperature β in [low, high] with the smallest loss.
+    """Find the β in [low, high] for which β times the scores have the smallest softmax loss.
 
-    Result: the β at which the loss's slope is 0, or an end of the interval. ``gap`` and ``kept`` are
-    from `_gaps`: the scores minus the score of the label, and a mask of the examples that count.
+    There the loss's slope is 0, or β is an end of the interval. `_gaps` returns ``gap``, the scores minus the
+    score of the example's label, and ``kept``, a mask of the examples that count.
     """
     precision = jnp.sqrt(jnp.finfo(gap.dtype).eps)
 

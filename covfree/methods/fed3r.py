@@ -23,7 +23,7 @@ from covfree.statistics.feature_maps import FeatureMap
 
 
 def gram_phase(params: object, totals: tuple[()], rows: Rows, num_classes: int) -> tuple[Moments, Factor]:
-    """Compute class sums and counts, and a `Factor` whose total is the Gram matrix."""
+    """Compute what a client adds up: each class's sum and count, and a `Factor` of the Gram matrix."""
     return first_moments(rows, num_classes), Factor(gram_factor(rows, num_classes))
 
 
@@ -71,7 +71,10 @@ def within_head(
 
 
 def _within_merge(ridge: Scalar, message: Message, num_classes: int) -> tuple[Moments, Scatter]:
-    """Return the class moments, and the Gram matrix minus Σ_c N_c μ_c μ_cᵀ for N_c examples of mean μ_c."""
+    """Return the class moments and the within-class scatter: the Gram matrix minus Σ_c N_c μ_c μ_cᵀ.
+
+    Class c has N_c examples with mean μ_c.
+    """
     ((moments, gram),) = gram_merge(ridge, message, num_classes)
     return moments, Scatter.from_matrix(scatter_about(moments.mean, moments.count, gram.value))
 

@@ -42,7 +42,7 @@ class _Numbers:
 
 
 class _Sizes(NamedTuple):
-    """The sums of the first round, over examples with features x.
+    """The sums that clients send in the first round, over examples x; `_width` computes σ from them.
 
     Attributes:
         number: n, the number of examples.

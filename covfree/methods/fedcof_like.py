@@ -47,9 +47,9 @@ class Spread(NamedTuple):
 
 
 def _degrees(within: Within, first: Any) -> jax.Array:
-    """Return the number by which to divide the scatter Ŵ to make it an unbiased covariance.
+    """Return the degrees of freedom of the within-class scatter Ŵ: divided by them, Ŵ is unbiased for Σ.
 
-    For N examples of C classes it is N − C, or less if a class has a single row, and so no scatter.
+    They are N − C for N examples of C classes, fewer if a class has a single row, and so no scatter.
     """
     return jnp.maximum(moments_of(first).within_degrees, 1) * within.freedom(first).expected
 
@@ -184,11 +184,11 @@ def shared_covariance(method: Method[Any]) -> Callable[..., Scatter] | None:
 
 
 def refinable_head(method: Method) -> tuple[ScatterChoice | None, Callable[..., Head] | None]:
-    """Return two settings of a FedCOF-like method's head, for `refined`; raise if it cannot be refined.
+    """Return what `refined` must know of a FedCOF-like method's head; raise ValueError if it fits no method.
 
     Returns:
-        First a ridge head's ``scatter`` (see `total_gram`), or None for other heads; then ``method.head`` of
-        a Student head, or None for linear heads.
+        A pair: a ridge head's option ``scatter`` (see `total_gram`), None for other heads; and
+        ``method.head`` for a Student head, None for LDA and ridge heads.
     """
     student = option(method.system, "system")
     system = student or method.system

@@ -113,7 +113,10 @@ def is_special(term: Any) -> bool:
 
 
 def as_total(terms: Any) -> Any:
-    """Convert the terms of all rows to their total: a `Factor` to a `Scatter`, a `Table` to its items."""
+    """Convert a round's terms over all rows to the total that the server gets.
+
+    A `Factor` Y becomes the `Scatter` YᵀY, a `Table` becomes its items; sums stay as they are.
+    """
 
     def one(term: Any) -> Any:
         if isinstance(term, Factor):

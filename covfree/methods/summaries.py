@@ -138,7 +138,7 @@ def _own_means_sizes(labels: Any, num_classes: int, *, num_subsets: int | None) 
 def _means_cost(
     labels: Any, clients: Any, dim: int, *, covariance: CovarianceType | None, **subsets: Any
 ) -> Cost:
-    """Return the `Cost` of class means: an addition per number in the features; three more for variances."""
+    """Return the `Cost` of class means: one operation per feature of an example, four with variances."""
     rows = count_rows(labels, clients, **subsets)
     numbers = dim + {None: 0, "diagonal": dim, "spherical": 1}[covariance]
     return Cost(rows, rows * numbers, len(labels) * dim * (1 if covariance is None else 4))
@@ -230,9 +230,9 @@ def _own_mixtures_sizes(labels: Any, num_classes: int) -> tuple[int, ...]:
 def _mixtures_cost(
     labels: Any, clients: Any, dim: int, *, num_components: int, covariance: Structure
 ) -> Cost:
-    """Return the `Cost` of `send_mixtures`, an upper bound: 50 EM steps, and as many components as allowed.
+    """Return an upper bound on the `Cost` of `send_mixtures`, for 50 EM steps and the most components.
 
-    EM may end sooner, and equal examples need fewer components.
+    EM may take fewer steps, and equal examples need fewer components.
     """
     sizes = pair_sizes(labels, clients)
     components = np.clip(sizes // 2, 1, num_components)

@@ -107,7 +107,7 @@ def _init(
 
 
 def _own(numbers: _Numbers, state: _State, *memory: Any, call: Callable[..., Any]) -> Any:
-    """Call a function of the original algorithm, such as broadcast, on that algorithm's params and state."""
+    """Call a function of the algorithm that is made private, such as broadcast, on its params and state."""
     return call(numbers.own, state.own, *memory)
 
 

@@ -61,7 +61,7 @@ class NoisySums:
 
     @classmethod
     def of(cls, grid: Grid, total: Upload) -> NoisySums:
-        """Convert the total of all uploads, in integer multiples of grid steps, to noisy sums and counts."""
+        """Convert the sum of all uploads, which are integers on the grid, to noisy sums and counts."""
         deviation = grid.deviation(total.noises)
         counts = total.values[:, -2] * grid.count_step
         squares = total.values[:, -1].sum() * grid.square_step
@@ -118,8 +118,9 @@ class NoisySums:
 
 
 def worth_a_matrix(method: Method[Any], known: NoisySums, grid: Grid, noises: int) -> bool:
-    """Return whether a second moment with ``noises`` draws of noise would be useful, judged by class sums.
+    """Return whether clients should upload a second moment next, or whether noise would drown it.
 
+    The second moment would have ``noises`` draws of noise; the noisy class sums in ``known`` decide.
     Let there be N examples x, N_c of them in class c with mean μ_c. Two ratios must be small:
 
     - the noise's largest eigenvalue in the covariance, `noise_edge`/N, divided by the average eigenvalue of

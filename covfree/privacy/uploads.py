@@ -104,12 +104,14 @@ class Grid:
         neighbours: Neighbours,
         both: bool = True,
     ) -> Grid:
-        """Make the finest grid for which releasing the sum with ``noises`` draws of noise costs at most ρ.
+        """Make the finest grid on which the noisy sum of all clients' uploads costs at most ρ of privacy.
 
-        ρ is ``rho``. ``neighbours`` says whether an example (with ``weight``, a client) is added or removed,
-        or replaced. The other arguments are those of `Grid`.
+        ρ is ``rho``, as in `Release`; the sum contains ``noises`` draws of noise. ``neighbours`` says which
+        change is hidden: an example (with ``weight``, a client) is added or removed, or it is replaced. The
+        other arguments are attributes of `Grid`.
 
-        docs/privacy.md derives the following. Adding an example moves the class sums by at most
+        docs/privacy.md derives how far such a change moves the sum. Adding an example moves the class sums by
+        at most
         √(R² + b² + e²), where R is the largest norm of the features, b the coordinate that counts the example
         and e the largest coordinate of its squared norm. Replacing an example moves the sums by at most
         √(4R² + e²), or √(2R² + 2b² + 2e²) if the class changes. The second moment moves by at most R² if an
@@ -259,7 +261,7 @@ def _deviation(kind: Kind, log_deviation: int, noises: int) -> float:
 
 
 def _limit(kind: Kind, weight: float) -> float:
-    """Return the largest norm that a client's upload may have, with features in units of the clip.
+    """Return the norm to which a client's larger upload is scaled down; features are in units of the clip.
 
     Class sums may be as large as those of ``weight`` examples of one class. The second moment of all features
     (``"matrix"``) adds up the examples of all classes, so its limit is larger; covfree chooses 2·``weight``.

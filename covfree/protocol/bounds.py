@@ -32,16 +32,17 @@ _LARGEST = 200.0
 
 @dataclass(frozen=True)
 class Size:
-    """The size of a message, from which bounds are derived.
+    """How many examples a message has, and how large they are; bounds follow from all messages' sizes.
+
+    A message's rows are class means, or residual directions (singular vectors, marked by `Rows.sketch`).
 
     Attributes:
-        count: number of examples; or the largest count of a residual direction, if that count is larger.
-            Residual directions are the rows that `Rows.sketch` marks: singular vectors instead of means.
-        label: class of each row that is a mean.
-        number: number of examples behind each row that is a mean.
-        square: mean of ‖f‖² over the features f behind each row that is a mean, by `square_sums`.
+        count: the number of examples; or the largest count of a residual direction, if that is larger.
+        label: the class of each mean.
+        number: for each mean, the number of its examples.
+        square: for each mean, the mean of ‖f‖² over the features f of its examples, by `square_sums`.
         directions: Σ‖y‖² over the residual directions y.
-        trace: trace of the message's matrix; 0 without one.
+        trace: the trace of the message's matrix; 0 without one.
     """
 
     count: float

@@ -138,7 +138,10 @@ def as_received(message: Message) -> Message:
 
 
 def _with_means(rows: Rows, matrix: np.ndarray) -> Rows:
-    """Return ``rows`` with class means in place of a ridge solution's columns W; class sums are matrix·W."""
+    """Convert rows of a ridge solution W to rows of class means; ``matrix``·W has the class sums.
+
+    The row of a class holds a column of W in place of the mean.
+    """
     with np.errstate(over="ignore", invalid="ignore"):
         sums = np.asarray(rows.mean).astype(np.float64) @ matrix.astype(np.float64)
         means = sums / np.maximum(rows.count, 1)[:, None]
@@ -225,7 +228,10 @@ def has_a_sound_matrix(letter: Letter) -> None:
 
 
 def has_sound_means(letter: Letter) -> None:
-    """Raise an error if the class means computed from a ridge solution are invalid; see `check_rows`."""
+    """Raise an error if a message has a ridge solution from which invalid class means follow.
+
+    `check_rows` says which means are valid.
+    """
     if letter.message.solved:
         check_rows(letter.received.rows, num_classes=letter.rules.num_classes)
 

@@ -13,13 +13,14 @@ from covfree.protocol.messages import SAID
 
 
 class Kind(NamedTuple):
-    """What messages must have in common to be merged: their parts and their metadata.
+    """What must be equal in messages that are merged: which arrays they have, and their metadata.
+
+    ``solved``, ``sends``, ``class_names`` and ``extractor`` are those of `Message`.
 
     Attributes:
-        covariance: the number of axes of ``Rows.covariance``; 0 if the message has none.
+        covariance: the number of axes of ``Rows.covariance``; 0 if the message has no such array.
         sketch: the number of axes of ``Rows.sketch``, or 0.
         matrix: the number of axes of ``Message.matrix``, or 0.
-        solved: as in `Message`; ``sends``, ``class_names`` and ``extractor`` too.
     """
 
     covariance: int
@@ -59,9 +60,9 @@ def _described(name: str, size: int) -> str:
 
 
 def renumbered(own: tuple[str, ...] | None, wanted: tuple[str, ...] | None) -> str | None:
-    """Describe the classes whose names in ``own`` and ``wanted`` differ.
+    """Return an error text if the class names ``own`` are not the first names in ``wanted``; else None.
 
-    None if ``own`` equals the first names of ``wanted``, or if one of the two is None.
+    Return None too if ``own`` or ``wanted`` is None.
     """
     if own is None or wanted is None or own == wanted[: len(own)]:
         return None

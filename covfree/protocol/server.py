@@ -210,7 +210,10 @@ def _nothing(dim: int | None) -> Message:
 
 
 def merged(messages: Sequence[Message]) -> Message:
-    """Return a message with all messages' rows and no matrix; metadata come from the first that has them."""
+    """Concatenate all messages' rows to one message, without a matrix.
+
+    Each metadata field comes from the first message that has it.
+    """
     # Skip messages that add nothing: those of clients without examples, and an empty ``before``.
     known = [message for message in messages if message.rows.mean.shape[1]] or messages
     messages = [message for message in known if len(message.rows.count)] or known[:1]

@@ -94,9 +94,9 @@ class SiteReport:
 def judge_means(
     means: Means, clients: Sequence[Hashable], num_classes: int, class_names: Sequence[str] | None = None
 ) -> SiteReport:
-    """Judge sites by their class means, and return the report of `diagnose_sites`.
+    """Compare each site's class means with the other sites'; return the report of `diagnose_sites`.
 
-    ``clients`` are the sites' names; ``means.site`` is the index in ``clients`` of each mean's site.
+    ``clients`` has the sites' names; ``means.site`` are indices in it.
     """
     numbers = np.unique(means.site)
     names = check_class_names(class_names, num_classes) or tuple(map(str, range(num_classes)))

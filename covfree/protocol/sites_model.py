@@ -38,7 +38,7 @@ class Means(NamedTuple):
     site: Int[np.ndarray, " rows"]
 
     def of(self, sites: np.ndarray) -> Means:
-        """Return the rows of the given sites."""
+        """Return the class means of some sites alone; ``sites`` are their numbers."""
         kept = np.isin(self.site, sites)
         return Means(*(part[kept] for part in self))
 

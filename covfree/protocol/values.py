@@ -84,9 +84,9 @@ def check_rows(rows: Rows, *, num_classes: int, dim: int | None = None) -> None:
 
 
 def largest_sum(dtype: np.dtype) -> float:
-    """Return M^¾, the largest Σ‖f‖² that a message may have, with M the largest number of the data type.
+    """Return the largest sum Σ‖f‖² over features f that a row or matrix of a message may imply: M^¾.
 
-    M^¼ such sums can be added without overflow.
+    M is the largest number of the data type. So M^¼ such sums can be added without overflow.
     """
     return float(jnp.finfo(jnp.promote_types(dtype, jnp.float32)).max) ** 0.75
 

@@ -80,7 +80,11 @@ class Book:
     saved: int = 0
 
     def end(self, held: Held, record: dict[str, Any], due: bool = True) -> Held:
-        """Append a round's record; then save (only if ``due``), evaluate and stop, as the settings say."""
+        """Add a finished round's record to the history; then save (if ``due``) and evaluate, if set so.
+
+        ``held`` has the state after the round. Return it, with this state as its ``best`` if the evaluation
+        is the best so far.
+        """
         number = record["round"]
         self.records.append({**record})
         if self.folder is not None and due and number % self.save_every == self.save_every - 1:

@@ -21,12 +21,12 @@ from covfree.rounds.algorithm import Algorithm, ClientData
 
 
 class Examples(NamedTuple):
-    """The examples of all clients; each client's examples are contiguous in ``order``.
+    """The examples of all clients, with their order by client.
 
     Attributes:
         features: [examples, …], or a pytree of such arrays.
         labels: [examples, …].
-        order: [examples] row numbers of the examples, sorted by client.
+        order: indices of the examples, sorted by client: first those of the first client, and so on.
     """
 
     features: Any
@@ -51,11 +51,12 @@ class Members(NamedTuple):
 
 
 class Answers(NamedTuple):
-    """The uploads, memory and metrics of a round's members, the clients that take part in it.
+    """What a round's members (the clients that take part in it) return.
 
     Attributes:
-        uploads: for each delay, the sum of the uploads that arrive so many rounds late (a leading axis of
-            delays); and each member's tables, which are not summed (a leading axis of members).
+        uploads: the members' uploads, in two parts. ``sums`` has a leading axis of delays: its entry t is the
+            sum of the uploads that arrive t rounds late. ``tables`` has a leading axis of members, as tables
+            are not summed.
         memory: each member's new memory.
         sound: whether each member's new memory is finite.
         metrics: each member's metrics.

@@ -26,7 +26,7 @@ from covfree.rounds.algorithm import Algorithm, ClientData
 
 
 class Sent(NamedTuple):
-    """A client's message as an upload.
+    """A client's message as an upload: the server concatenates clients' rows, and adds their matrices.
 
     Attributes:
         rows: a `Table` of `Rows`.
@@ -82,7 +82,10 @@ class _Run:
     messages: int = field(metadata={"static": True})
 
     def asks(self, done: int) -> Round | None:
-        """Return the round after ``done`` rounds; None if clients send their messages in its place."""
+        """Return the method's next round, after ``done`` of them; None if clients now send their messages.
+
+        The server alone then runs the first ``messages`` rounds, over these messages.
+        """
         return None if done < self.messages else self.method.rounds[done]
 
     @property

@@ -87,7 +87,7 @@ def common_classes(algorithm: Algorithm, holders: int) -> Algorithm:
 
 
 def nothing_left(params: Any, state: Any) -> str:
-    """Return an error text if no class has enough clients; "" if one has.
+    """Return an error text if every class was left out, as too few clients have it; else "".
 
     Also return "" if clients were not counted yet, or ``state`` is of an algorithm that counts none.
     """

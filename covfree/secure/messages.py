@@ -68,7 +68,7 @@ class Session:
 
     @property
     def degree(self) -> int:
-        """The number of neighbours of each client."""
+        """The number of a client's neighbours, the other clients with which it shares masks."""
         return len(self.identities) - 1 if self.neighbours is None else self.neighbours
 
     @property

@@ -175,7 +175,7 @@ def rows_of(
 def _rows_of(
     features: Array, labels: Array, clients: Array, row: Array, num_rows: int, covariance: str | None
 ) -> Rows:
-    """Compute `rows_of` without checking that ``num_rows`` suffices."""
+    """Do the work of `rows_of`, without its check that ``num_rows`` rows can hold all examples."""
     means, counts = mean_groups(features, row, num_rows)
     examples = row.shape[0]
     slot = jnp.where((row >= 0) & (row < num_rows), row, num_rows)

@@ -48,8 +48,9 @@ def fingerprint(method: Method) -> str:
 
 
 def _own_code(part: Any, seen: set[int]) -> Iterator[bytes]:
-    """Yield the code of the user's functions and classes in ``part``, a method or any object within one.
+    """Yield the code that a user wrote for ``part``, a method or an object within one, to hash it.
 
+    This is the code of functions and classes that belong to neither covfree nor jax.
     ``seen`` holds the ids of functions and modules that were visited before.
     """
     yield from _files(sys.modules.get(type(part).__module__), seen)

@@ -100,10 +100,7 @@ def _run_pooled(name: str, task: Task, figures: Sequence[str], predictions: bool
 
 
 def _solved(method: Method, task: Task) -> _Solved:
-    """Solve for a method's head; count the bytes sent, and time clients and server.
-
-    The method's rounds sum over rows (class means or examples) first, then over clients' examples.
-    """
+    """Compute a method's head from the training examples; count the bytes sent, time clients and server."""
     features, labels, owners = task.inputs, task.labels, task.clients
     key, classes, sizes = jax.random.key(task.seed), task.data.num_classes, (task.data.train_labels, owners)
     how = How(classes, method.whole_clients, few=have_few_numbers(owners))

@@ -36,9 +36,9 @@ def origin_of(data: FeatureSet, seed: int) -> dict[str, Any]:
 
 
 def says_enough(origin: Mapping[str, Any] | None) -> bool:
-    """Return whether an origin, as a head's file records it, has all entries of `origin_of`.
+    """Return whether a head's file records all that `origin_of` returns about the head's data.
 
-    An entry may be missing, as `covfree.save_head` accepts any origin.
+    ``origin`` is the record; entries may be missing, as `covfree.save_head` accepts any dict.
     """
     return origin is not None and {"dataset", "examples", "seed", "train", "hashes"} <= set(origin)
 

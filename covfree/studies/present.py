@@ -76,9 +76,9 @@ def _one(study: Study, lost: Sequence[LeftOut]) -> str:
 
 
 def _several(study: Study, lost: Sequence[str]) -> str:
-    """Return a title: a line of the settings that all federations share, then the lines ``lost``.
+    """Return the title of results on several federations: a line of their common settings, then ``lost``.
 
-    The lines ``lost`` are on examples that are on no client.
+    ``lost`` has lines on the examples that are on no client.
     """
     clients, partitions, alphas = (
         {getattr(place, name) for place in study.federations} for name in ("clients", "partition", "alpha")

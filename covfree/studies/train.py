@@ -181,7 +181,7 @@ def _moved(task: Task, params: Any) -> Task:
 
 
 def _keep(stretch: _Stretch, checkpoint: Path) -> None:
-    """Save a stretch's first model and its records; remove the checkpoint of the stretch before it."""
+    """Save the model and history with which a stretch of rounds begins; remove the previous checkpoint."""
     checkpoint.mkdir(parents=True, exist_ok=True)
     leaves: Any = {f"leaf{i}": np.asarray(leaf) for i, leaf in enumerate(jax.tree.leaves(stretch.model))}
     about = json.dumps({"number": stretch.number, "records": stretch.records})
@@ -191,7 +191,7 @@ def _keep(stretch: _Stretch, checkpoint: Path) -> None:
 
 
 def _kept(training: Training, task: Task, checkpoint: Path) -> _Stretch | None:
-    """Return the last saved stretch, the rounds after a closed-form stage; None if there is none.
+    """Load what `_keep` saved last, so that training can resume from there; None if nothing was saved.
 
     Raises:
         ValueError: if the stretch begins after the last round of this training.

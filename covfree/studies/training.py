@@ -196,7 +196,7 @@ def temperature_of(text: str) -> Temperature:
 
 
 def start_rounds_of(text: str) -> StartRounds:
-    """Parse the rounds of the closed-form stage: 'once', 'all', or a number of at least 1."""
+    """Parse ``--start-rounds``, the rounds of the closed-form stage: 'once', 'all', or a number from 1."""
     if text in ("once", "all"):
         return text  # pyright: ignore
     if not (text.strip().isdecimal() and int(text) > 0):

@@ -65,9 +65,9 @@ class _Subject:
         return self.algorithm.result(self.algorithm.params, state, memory)
 
     def scores(self, result: Any) -> np.ndarray | None:
-        """Return a result's scores of the examples; None if the result is no classifier.
+        """Apply the algorithm's result to all examples; return the scores, or None if it is no classifier.
 
-        If the result has a model for each client, the scores are those of client ``_FEW``'s model.
+        If the result has a model for each client, the model of client ``_FEW`` is applied.
         """
         model = result.of(_FEW) if hasattr(result, "of") else result
         return np.asarray(model(jnp.asarray(self.features))) if callable(model) else None
@@ -159,7 +159,7 @@ def absence(subject: _Subject) -> None:
 
 
 def trace(subject: _Subject) -> None:
-    """A deep copy of the algorithm runs the code that was compiled for the original, without a new trace."""
+    """A deep copy of the algorithm reuses the original's compiled code: jax does not trace it again."""
     subject.answer(subject.data(0))
     before = len(subject.traced)
     subject.answer(subject.data(0), copy.deepcopy(subject.algorithm))
@@ -188,7 +188,7 @@ def _losses(scores: np.ndarray, labels: np.ndarray) -> np.ndarray:
 
 
 def copies(subject: _Subject) -> None:
-    """After a round of two clients with equal examples and key, a classifier is as after a round of one."""
+    """If two clients have equal examples and keys, a round of both gives the classifier of a round of one."""
     if subject.scores(subject.result(subject.start[0])) is None:
         return
     one = subject.data(_FEW)

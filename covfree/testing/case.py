@@ -38,7 +38,7 @@ def same(seen: Any) -> Any:
 
 
 class Found(NamedTuple):
-    """What the checked function made of one example.
+    """The checked function's result for one example, and its derivatives.
 
     Attributes:
         seen: the arrays that are compared: scores, a matrix, rows.

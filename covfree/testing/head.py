@@ -178,7 +178,7 @@ def variances(case: Case) -> None:
 
 
 def factor(case: Case) -> None:
-    """A covariance given as a factor of few rows gives the same head as the full matrix."""
+    """A covariance that is stored as a factor, YᵀY + γI, gives the same head as the full matrix."""
     _, moments = _arguments(single(case.example))
     rows = np.random.default_rng(0).normal(size=(case.about.dim - 2, case.about.dim)).astype(np.float32)
     factored = Scatter.from_factor(jnp.asarray(rows)).shifted(0.5)

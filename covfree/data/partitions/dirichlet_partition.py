@@ -110,7 +110,10 @@ def inner_dirichlet(
 
 
 def _random_turns(room: list[int], rng: np.random.Generator) -> np.ndarray:
-    """Draw an order with client k ``room[k]`` times: each step picks uniformly among clients with room."""
+    """Draw a random sequence of clients in which client k occurs ``room[k]`` times.
+
+    Each entry is uniform over the clients that do not yet occur as often as they must.
+    """
     uniform = _uniforms(rng).__next__
     clients = _OpenSet(room)
     turns = []

@@ -31,17 +31,17 @@ _ROUNDING = 4.0
 
 
 class Basis(NamedTuple):
-    """Coordinates of class means and of clients' offsets in the eigenbasis of a covariance.
+    """Class means and clients' offsets in the coordinates in which a covariance is diagonal (its eigenbasis).
 
-    If the covariance is stored as a factor Y, the basis spans only the rows of Y. Directions orthogonal to
-    these rows have eigenvalue ``floor``.
+    If the covariance is stored as YᵀY + ``floor``·I, the basis spans only the rows of Y: in directions
+    orthogonal to them, all eigenvalues are ``floor``.
 
     Attributes:
-        values: eigenvalues of the covariance minus ``floor`` · I.
+        values: the eigenvalues minus ``floor``.
         floor: the multiple of the identity that the covariance contains.
-        means: coordinates of the class means about the grand mean; 0 for an absent class.
-        outside: inner products of each pair of class means, of their components orthogonal to the basis.
-        vectors: coordinates of the vectors z_j of `Offsets`, which lie in the span.
+        means: coordinates of the class means minus the grand mean; 0 for an absent class.
+        outside: for each pair of class means, the inner product of their components orthogonal to the basis.
+        vectors: coordinates of the vectors z_j of `Offsets`, which lie in the span of the basis.
         dim: d, the dimension of the features.
     """
 

@@ -111,7 +111,7 @@ def client_sums(
 
 
 def no_offsets(moments: Moments, freedom: Freedom) -> Offsets:
-    """Return `Offsets` without directions, for rows without `ClientSums`: all rows count as independent."""
+    """Return `Offsets` that split nothing off: all rows count as independent, without `ClientSums`."""
     dtype, (num_classes, dim) = freedom.weight.dtype, moments.total.shape
     zero = jnp.zeros((), dtype)
     return Offsets(

@@ -34,7 +34,7 @@ class Update(NamedTuple):
     """A client's upload; all of its arrays are summed over clients.
 
     Attributes:
-        inner: FedAvg's upload with weight 1.
+        inner: what the client uploads in FedAvg if all clients have weight 1: the change of its model.
         control: c_i⁺ − c_i, the change of client i's control variate, an estimate of its mean gradient.
     """
 
@@ -43,9 +43,10 @@ class Update(NamedTuple):
 
 
 def _corrected(client: Any) -> Any:
-    """Return the optimiser ``client()``; its ``update`` first adds the argument ``correction`` to gradients.
+    """Return SCAFFOLD's optimiser: it adds a correction to each gradient, then applies ``client()``.
 
-    The first entry of the optimiser's state is the sum of the gradients before the correction.
+    ``update`` takes the correction as the keyword ``correction``. The first entry of the optimiser's state is
+    the sum of all gradients, without the corrections.
     """
 
     def init(params: Any) -> Any:

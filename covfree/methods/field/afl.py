@@ -34,7 +34,7 @@ def _system(numbers: AflNumbers, totals: tuple[Moments, Scatter]) -> Scatter:
 
 
 def _merge(numbers: AflNumbers, message: Message, num_classes: int) -> tuple[tuple[Moments, Scatter]]:
-    """Merge as `gram_merge` does, and subtract γI from the sum of the Gram matrices once for each client."""
+    """Return class moments and the Gram matrix of all examples, without the γI that each client added."""
     ((moments, gram),) = gram_merge(numbers, message, num_classes)
     dtype = gram.value.dtype
     added = jnp.asarray(distinct(message.rows.client), dtype) * jnp.asarray(numbers.gamma, dtype)

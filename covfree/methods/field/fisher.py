@@ -32,7 +32,10 @@ _APART = 30.0
 
 
 class _Numbers(NamedTuple):
-    """Hyperparameters that ``vmap`` may sweep; `proto_hyper` alone has ``distilled`` and ``temperature``."""
+    """The numbers among the arguments of `fishermix` and `proto_hyper`, which ``vmap`` may sweep.
+
+    `fishermix` has no ``distilled`` and no ``temperature``.
+    """
 
     shrinkage: Shrinkage
     spread: Scalar

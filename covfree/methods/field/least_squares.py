@@ -22,12 +22,12 @@ Terms: TypeAlias = Callable[[Any, Any, jax.Array, jax.Array, jax.Array], Any]
 
 
 def over_examples(terms: Terms) -> Bound:
-    """Make the client function of a round over examples; it sums over blocks of them, to bound memory.
+    """Make a round's client function, which sums ``terms`` over the client's examples, block by block.
 
     Args:
-        terms: ``(params, sent, features, targets, kept) -> pytree`` of sums over some examples. Targets are
-            one-hot. If ``kept`` is false, an example's targets are 0, and the sums must leave it out. Half
-            precisions are summed in float32.
+        terms: ``(params, sent, features, targets, kept) -> pytree`` of sums over a block of examples. Targets
+            are one-hot classes. Where ``kept`` is false, the sums must leave the example out; its targets
+            are 0. Half-precision features are summed in float32.
     """
     return bound(_over_examples, terms=terms)
 
@@ -49,12 +49,12 @@ def _over_examples(params: Any, sent: Any, rows: Rows, num_classes: int, *, term
 
 
 class Normal(NamedTuple):
-    """The sums that least squares needs; they add up over examples.
+    """Sums over examples from which `least_squares` computes a head; the server adds up clients' sums.
 
     Attributes:
-        gram: ΦᵀΦ, for mapped features Φ.
-        cross: ΦᵀY, for one-hot classes Y.
-        counts: N_c, examples of each class.
+        gram: ΦᵀΦ; each row of Φ is an example's features after the feature map.
+        cross: ΦᵀY; each row of Y is an example's class as a one-hot vector.
+        counts: N_c, the number of examples of each class.
     """
 
     gram: Float[Array, "features features"]

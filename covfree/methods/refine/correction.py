@@ -199,16 +199,16 @@ def _first_asked(start: Head, moments: Moments, zero: jax.Array) -> Asked:
 
 
 def ask_losses(numbers: Numbers, state: tuple[Correction]) -> tuple[Asked, jax.Array]:
-    """Return what is broadcast to choose β, the factor of the scores of the method's head h₀.
+    """Return what clients receive in the round that chooses β: the method's head h₀, and a unit.
 
-    It is h₀, and the unit: the candidates of β are fixed multiples of this number.
+    β is a factor of h₀'s scores. Its candidates are fixed multiples of the unit.
     """
     (known,) = state
     return _first_asked(known.start, known.moments, known.descent.trial), known.unit
 
 
 def losses_of(numbers: Numbers, sent: tuple[Asked, jax.Array], rows: Rows, num_classes: int) -> ScaledLosses:
-    """Compute a client's losses if the method's head h₀ has its scores scaled by β, for each candidate β."""
+    """Compute a client's upload in the round that chooses β: the loss of scores β·h₀(x), for each β."""
     asked, unit = sent
     scales = unit * jnp.asarray(_SCALES, unit.dtype)
     return scaled_losses(asked.scores, *_examples(rows), asked.centre, scales, num_classes)

@@ -118,10 +118,10 @@ def descend(
 
 
 def last_point(descent: Descent) -> Float[Array, "rows classes"]:
-    """Return the point to use if the minimisation ends here: ``trial``, or ``point`` in the first steps.
+    """Return the result of a minimisation that ends here: ``trial``, or ``point`` in the first steps.
 
-    The loss at ``trial`` was not evaluated. Until L-BFGS has two pairs (s, y), see `Descent`, the step to
-    ``trial`` may be many times too long; then the best evaluated point, ``point``, is used.
+    ``trial`` is an L-BFGS step beyond ``point``, the best evaluated point, and usually better. But until
+    L-BFGS has two pairs (s, y), see `Descent`, the step may be many times too long.
     """
     pairs = jnp.any(descent.steps != 0, axis=(1, 2)).sum()
     return jnp.where(pairs < 2, descent.point, descent.trial)

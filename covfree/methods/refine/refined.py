@@ -92,7 +92,7 @@ class RefinePlan:
 
 
 def _begin(first: Any, state: tuple[Any, ...], total: Any, *, plan: RefinePlan) -> Progress:
-    """Compute the refinement's first state; the server does it in the method's own last round."""
+    """Return the server's state before the first refinement, from the totals of the method's own rounds."""
     totals = (*state, total)
     moments = moments_of(totals[0])
     right = (centred_means(moments) if plan.gram is None else resolved_sums(moments)).T

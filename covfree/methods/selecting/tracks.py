@@ -59,9 +59,10 @@ class Tracks(NamedTuple):
 
 
 def side_by_side(methods: Sequence[Method[Any]]) -> Tracks:
-    """Plan common rounds: the i-th rounds of all methods become one.
+    """Plan how several methods run at once: round i of the plan computes round i of every method.
 
-    First come the rounds over rows, then those over examples.
+    Methods whose rounds were identical so far share one computation. The rounds that sum over rows (class
+    means) come before the rounds that sum over clients' examples, each numbered on its own.
     """
     track = [0] * len(methods)
     found: list[tuple[tuple[Step, ...], ...]] = []
@@ -131,7 +132,7 @@ def aside(rows: Rows, share: float) -> Rows:
 
 
 def _labelled(rows: Rows, used: jax.Array) -> Rows:
-    """Make the rows where ``used`` is False padding."""
+    """Return ``rows`` with label −1, which marks padding, where ``used`` is False."""
     return replace(rows, label=jnp.where(used, rows.label, -1))
 
 

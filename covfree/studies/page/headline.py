@@ -82,10 +82,10 @@ def headline(scored: Sequence[Scored], num_tests: int, bytes_name: str) -> list[
 
 
 def gains(scored: Sequence[Scored], said: Sequence[str]) -> list[str]:
-    """Return the headline's sentences ``said`` with further ones on what training gained or lost.
+    """Add sentences on what training gained or lost to the headline's sentences ``said``; return all.
 
-    ``scored`` has the accuracies before and after training. If the best accuracy before training is above all
-    after it, a sentence that says so comes first.
+    ``scored`` has the accuracies before and after training. If no method's accuracy after training reaches
+    the best accuracy before training, a sentence that says so comes first.
     """
     order = ranked(scored)
     if not order:

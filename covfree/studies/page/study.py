@@ -174,9 +174,9 @@ def _points(results: Sequence[Result], bytes_name: str, prefix: str) -> dict[str
 
 
 def _sweep(results: Sequence[Result]) -> list[dict[str, Any]]:
-    """Return a list of one picture, accuracy against the number that varies (`sweep.swept`).
+    """Draw accuracy against the setting that varies in the study, such as alpha; return a list with it.
 
-    The list is empty if no number varies.
+    The list is empty if no numeric setting varies.
     """
     number = sweep.swept(results)
     if number is None:

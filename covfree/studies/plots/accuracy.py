@@ -135,7 +135,7 @@ def _handle(family: Family) -> Any:
 
 
 class _Page(NamedTuple):
-    """A figure and its axes; converts between data and places on the page in points (1/72 inch)."""
+    """A figure and its axes; converts data coordinates to positions in points (1/72 inch), and back."""
 
     figure: Figure
     axes: Axes
@@ -166,7 +166,10 @@ class _Marks(NamedTuple):
 
 
 def _marks(page: _Page, points: Sequence[Point]) -> _Marks:
-    """Return the places of the marks for the axes' present size; overlapping marks are moved sideways."""
+    """Compute where on the page to draw each method's mark; overlapping marks are moved sideways.
+
+    It holds for the axes' present size.
+    """
     data = np.array([[point.size, point.accuracy] for point in points])
     bars = np.array([point.deviation or 0.0 for point in points])
     halves = np.array([_half(point.family) for point in points])
@@ -200,7 +203,10 @@ def _describe(figure: Figure, axes: Axes, down: bool, notes: Sequence[str], heig
 
 
 def _stairs(corners: np.ndarray) -> np.ndarray:
-    """Return boxes [2n − 2, 4] of the lines that lead right, then up, from each corner [n, 2] to the next."""
+    """Return the lines of a staircase as flat boxes [2n − 2, 4], which labels must avoid.
+
+    From each of the ``corners`` [n, 2], one line leads right, and one from there up to the next corner.
+    """
     left, bottom = corners[:-1].T
     right, top = corners[1:].T
     return np.concatenate(

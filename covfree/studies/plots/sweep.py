@@ -190,9 +190,9 @@ def _draw_curve(axes: Axes, points: Sequence[_Point], style: dict[str, Any]) -> 
 
 
 def _set_limits(axes: Axes, ends: dict[str, np.ndarray]) -> set[str]:
-    """Fit the y axis to the curves, except those far below all others, and return the names of these.
+    """Set the y axis's limits to show all curves except those far below; return the names of these.
 
-    ``ends`` has the values between which a curve lies, by the curve's name.
+    ``ends`` maps a curve's name to values that must be in sight for it, such as the ends of its band.
     """
     known = {curve: end[np.isfinite(end)] for curve, end in ends.items() if np.isfinite(end).any()}
     order = sorted(known, key=lambda curve: -known[curve].max())

@@ -1,4 +1,4 @@
-"""Maps of clients' features to one Gaussian (the barycentre), for one client or all in a simulation."""
+"""Affine maps that move each client's features to one common Gaussian, the barycentre."""
 
 from __future__ import annotations
 
