@@ -163,7 +163,10 @@ def _failed(repository: str, error: Exception) -> OSError:
 
 
 def _commit_now(hub: Any, repository: str, revision: str | None) -> str:
-    """Return text for an error: to which commit a branch or a tag points, or why that is unknown."""
+    """Return a text for an error: the commit to which ``revision``, a branch or tag, points now.
+
+    If it cannot be looked up, the text says why.
+    """
     errors = optional("huggingface_hub.errors", "pretrained")
     try:
         commit = hub.HfApi().model_info(repository, revision=revision, timeout=_TIMEOUT).sha

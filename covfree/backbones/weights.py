@@ -82,15 +82,18 @@ def to_params(
     unused: Iterable[str] = (),
     source: str = "tensors",
 ) -> Params:
-    """Convert PyTorch's tensors to a tree of parameters; raise a ValueError if names or shapes do not fit.
+    """Convert the tensors of a PyTorch file to a network's tree of parameters.
 
     Args:
-        tensors: from `read_weights`.
-        template: a tree of shapes to fill.
-        namings: mappings from the tree's names to a file's, one for each library that may have written it.
-            The one that matches most tensors is used.
+        tensors: the file's tensors by name, from `read_weights`.
+        template: the tree of parameters, with shapes as leaves.
+        namings: dicts from a parameter's name in the tree to its tensor's name in the file, one dict for each
+            library that may have written the file. The dict that matches most tensors is used.
         unused: tensors that a file may contain and that are ignored, by their names in the tree.
         source: where the tensors came from, for errors.
+
+    Raises:
+        ValueError: if names or shapes do not fit, or a number is not finite.
 
     Returns:
         The tree, in float32.

@@ -398,9 +398,9 @@ def _listed(names: Sequence[str]) -> str:
 
 
 def _promised(own: Description, promise: Promise) -> str:
-    """Return a promise of privacy as text.
+    """Return a text that states the federation's promise of differential privacy.
 
-    The text also says how many sites must help a lying server before it can see single uploads.
+    It also says how many sites would have to help a lying server before it could see single uploads.
     """
     session = own.session(0, 1)
     helpers = max(1, 2 * session.threshold - session.degree)

@@ -142,10 +142,10 @@ def check_example_structure(features: Any, labels: Any = None, clients: Any = No
 
 
 def _on_host(features: Any, labels: Any, clients: Any, most: int) -> bool:
-    """Return whether labels are ≤ ``most`` and features are finite, computed in NumPy.
+    """Return whether labels are at most ``most`` and features are finite, by NumPy; padding is not checked.
 
-    Features of padding are not checked. The result is False too if the first 64 rows may underflow to 0:
-    `check` then looks at all rows.
+    The result is also False if the first 64 rows of features are so small that they may underflow to 0.
+    After False, `check` looks at all rows.
     """
     labels = np.asarray(labels)
     used = labels >= 0 if clients is None else (labels >= 0) & (np.asarray(clients) >= 0)

@@ -124,7 +124,7 @@ def as_array(values: Any) -> jax.Array:
 
 
 def check_int32(name: str, integers: Any) -> None:
-    """Raise a ValueError if an integer is above the range of int32; integers below it are padding."""
+    """Raise a ValueError if an integer is too large for int32; any negative integer is fine, as padding."""
     if not isinstance(integers, jax.Array | np.ndarray) or is_traced(integers) or integers.size == 0:
         return
     if not jnp.issubdtype(integers.dtype, jnp.integer) or np.iinfo(integers.dtype).max <= _INT32.max:

@@ -62,18 +62,17 @@ class Diagnostics(NamedTuple):
 
 
 class Factorisation(NamedTuple):
-    """A factorised `Scatter`: pass it to `solve`.
+    """A `Scatter` with its Cholesky factor or its eigenvectors, from which `solve` solves linear systems.
 
     The core is the [size, size] matrix that is factorised: `Scatter.core` (the matrix, or its smaller dual
     YYᵀ) with the shift added to its diagonal.
 
     Attributes:
-        scatter: the matrix of the system.
-        basis: Cholesky factor of the scaled core D·core·D, or the core's eigenvectors.
-        diagonal: the diagonal of the scaling D (see `factorise`), or the inverses of the core's eigenvalues,
-            with 0 for an eigenvalue that may be rounding error.
-        deficient: whether Cholesky failed or the dual has no shift: then the core's eigenvectors and inverse
-            eigenvalues are stored.
+        scatter: the matrix of the linear systems.
+        basis: Cholesky factor of the scaled core D·core·D; the core's eigenvectors if ``deficient``.
+        diagonal: the diagonal of the scaling D (see `factorise`). If ``deficient``, the inverses of the
+            core's eigenvalues, with 0 for an eigenvalue that may be rounding error.
+        deficient: whether eigenvectors are stored, because Cholesky failed or the dual has no shift.
         smallest_pivot: see `Diagnostics`.
     """
 

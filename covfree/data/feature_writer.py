@@ -203,10 +203,11 @@ class FeatureWriter:
             self._save(self.done, self.skipped)
 
     def _finished(self, state: Mapping[str, Any]) -> tuple[int, dict[int, str]] | None:
-        """Return the `done` and `skipped` with which this writer continues an earlier writer's work.
+        """Find where this writer can go on from the state that an earlier writer saved.
 
-        ``state`` is what the earlier writer saved. Its examples may have other indices, as damaged ones may
-        have been removed. None if the two writers' settings, or their first examples with features, differ.
+        Return `done` and `skipped` for the indices of this writer's examples: they may differ from earlier
+        indices, as damaged examples may have been removed. Return None if the two writers' settings, or their
+        first examples with features, differ.
         """
         about, identities = state["about"], self._identities
         same = [

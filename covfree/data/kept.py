@@ -42,11 +42,12 @@ def keep(
     on_damaged: str = "stop",
     progress: Progress | None = None,
 ) -> Extracted:
-    """Return an `Extracted` for the feature file ``out``, after computing the features that it lacks.
+    """Write the features of ``examples`` to the file ``out``; return an `Extracted`, which names the file.
 
-    A finished file is reused, and an unfinished one is continued. ``compute(writer, tell)`` appends
-    features to ``writer``, and calls ``tell()`` after each batch. The file gets its labels, clients and
-    split from ``examples``.
+    A finished file is reused, and an unfinished one is continued. Features are computed by
+    ``compute(writer, tell)``, which appends them to ``writer`` and calls ``tell()`` after each batch. The
+    file also gets the labels, clients and split of ``examples``. ``key`` says what the features are computed
+    from, see `FeatureWriter`.
 
     Raises:
         ValueError: if a finished file does not fit ``key`` or ``examples``, if no example could be read,

@@ -114,7 +114,7 @@ def check_own(sites: Mapping[str, str], site: str, key: Any) -> None:
 
 
 def seal(key: Any, about: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> bytes:
-    """Make a message: the signature by ``key``, then the signed part, a safetensors file of ``arrays``.
+    """Make a signed message: a safetensors file of ``arrays``, behind its signature by ``key``.
 
     The file's metadata has ``about`` as JSON. The same arguments give the same bytes.
     """

@@ -115,7 +115,10 @@ class Standing(Machine):
 
     @property
     def _same(self) -> set[str]:
-        """The sites of the first round, if this is a later round that needs the same sites; else empty."""
+        """The sites that must answer the open round: all sites of the first round, if rounds need the same.
+
+        Empty in the first round, and if the algorithm lets sites change between rounds.
+        """
         later = self._step in STEPS and self.turn >= len(STEPS)
         return (
             set(self.history[STEPS.index("mask")]["sites"])

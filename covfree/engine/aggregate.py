@@ -308,7 +308,10 @@ def _check_dim(total: Aggregate[Any], dim: int, name: str) -> None:
 
 
 def _settled(total: Aggregate[H]) -> Aggregate[H]:
-    """Return the total; merge the rows in ``waiting`` if they are many and take more memory than ``rows``."""
+    """Merge the tables in ``waiting`` into ``rows`` if they are long, and take more memory than ``rows``.
+
+    Otherwise return the total unchanged.
+    """
     rows, size = (
         sum(len(table.count) for table in total.waiting),
         sum(table.nbytes for table in total.waiting),

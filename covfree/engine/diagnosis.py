@@ -153,10 +153,11 @@ def diagnose(rows: Rows, *, num_classes: int, method: Method | None = None) -> D
 
 
 def _effective_rank(covariance: Scatter, degrees: Float[Array, ""]) -> Float[Array, ""]:
-    """Estimate (tr Σ)²/tr Σ² from Σ̂ = ``covariance`` with ν = ``degrees`` degrees of freedom, in [1, d].
+    """Estimate the effective rank (tr Σ)²/tr Σ² of a covariance Σ, from 1 to d, from its estimate Σ̂.
 
-    Two equations are solved for tr Σ² and (tr Σ)², with the expectations E replaced by the values for Σ̂:
-    E tr Σ̂² = (1 + 1/ν) tr Σ² + (tr Σ)²/ν and E (tr Σ̂)² = (tr Σ)² + 2 tr Σ²/ν.
+    Σ̂ is ``covariance``, and ν is ``degrees``, its degrees of freedom. On average over Σ̂,
+    tr Σ̂² = (1 + 1/ν) tr Σ² + (tr Σ)²/ν and (tr Σ̂)² = (tr Σ)² + 2 tr Σ²/ν. These two equations are solved
+    for tr Σ² and (tr Σ)², with the values of Σ̂ in place of the averages.
     """
     trace, square = trace_and_square(covariance)
     trace, degrees, dim = jnp.square(trace), jnp.maximum(degrees, 1), covariance.dim

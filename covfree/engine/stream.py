@@ -117,7 +117,11 @@ class _Reading:
     state: State
 
     def __call__(self, each: Round, params: Any, sent: Any) -> Any:
-        """Return a round's total: read the parts that ``self.state`` does not include, and add their sums."""
+        """Compute the round ``each`` on all parts of the rows that are not in ``self.state`` yet.
+
+        Return the round's total, the sum over all parts. ``params`` has the method's hyperparameters for the
+        round; ``sent`` is the server's broadcast.
+        """
         add = partial(add_part, each.client, params, sent)
         read = partial(self.parts.read, check=self.state.round == 0)
         self.show(self.state.round, self.state.part)

@@ -168,9 +168,10 @@ def _add_squares(squares: np.ndarray, group: np.ndarray, values: np.ndarray, kin
 
 
 def rows_of(table: Table, layout: Layout, dtype: np.dtype) -> Rows:
-    """Make `Rows` from a table.
+    """Convert a table of class means to `Rows`, with means and covariances of type ``dtype``.
 
-    If each client has rows of its own, pad them, so that tables of similar size share compiled functions.
+    If ``layout`` has rows by client, padding is added, so that tables of similar size share compiled
+    functions.
     """
     covariance = None
     if table.squares is not None:

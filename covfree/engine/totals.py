@@ -99,7 +99,7 @@ def _in_parts(terms: Callable[[Rows], Any], rows: Rows) -> bool:
 
 
 def _across(terms: Any, axis_name: AxisName) -> Any:
-    """Return the totals over all devices: sums of the terms, but a `Table`'s items are concatenated."""
+    """Combine each device's terms over all devices: add arrays, and concatenate the items of a `Table`."""
 
     def one(term: Any) -> Any:
         if isinstance(term, Table):

@@ -20,10 +20,12 @@ from covfree.statistics.groups import subset_groups
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class ComponentMoments:
-    """Sums over rows, by class. The sums of disjoint sets of rows add up if no client has rows in two sets.
+    """Sums over clients' rows, for each class; a client may have several rows (means of subsets) of a class.
+
+    The sums of parts of the rows add up if no client has rows in two parts.
 
     Attributes:
-        moments: the numbers of examples and rows of each class, and its feature sum.
+        moments: each class's number of examples, number of rows, and sum of features.
         degrees: Σ_k (J_kc − 1) for each class c, over the clients k that have J_kc ≥ 1 rows of the class.
             These are the degrees of freedom of the scatter between rows of the same client.
     """

@@ -50,15 +50,12 @@ def directed_moments(rows: Rows, num_classes: int) -> DirectedMoments:
 
 
 def directed_factor(rows: Rows, moments: Moments) -> Float[Array, "rows dim"]:
-    """Make Y with YᵀY = Ŵ, an estimate of the within-class scatter, from means and residual directions.
+    """Compute Y, so that YᵀY estimates the within-class scatter, from class means and residual directions.
 
-    A mean x_r of n_r examples of class c gives the row √n_r (x_r − μ_c) of Y, with μ_c the class mean. A
-    direction is a row of Y unchanged. In YᵀY the means give the scatter of the means about μ_c. The
-    directions approximate the scatter of examples about the means, or give it exactly if clients send all
-    directions.
-
-    Returns:
-        The factor; 0 in padding rows.
+    A client's mean x_r of n_r examples of class c gives the row √n_r (x_r − μ_c) of Y, with μ_c the mean of
+    the class over all clients. In YᵀY these rows give the scatter of clients' means about μ_c. A residual
+    direction is itself a row of Y. In YᵀY the directions approximate the scatter of examples about their
+    client's class means, or give it exactly if clients send all directions. Padding rows are 0.
     """
     directions = row_means(rows, valid_directions(rows))
     return centred_rows(rows, moments, jnp.ones_like(moments.total[:, 0])) + directions

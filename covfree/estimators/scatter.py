@@ -115,9 +115,10 @@ def centred_rows(
 
 
 def gram_factor(rows: Rows, num_classes: int) -> Float[Array, "rows dim"]:
-    """Return Y with the row √n_r x_r for each mean x_r of n_r examples; 0 in padding rows.
+    """Return Y with YᵀY = Σ_r n_r x_r x_rᵀ, the Gram matrix of means x_r of n_r examples.
 
-    On examples YᵀY is Fed3R's Gram matrix F Fᵀ, with F the features as columns.
+    Y has a row √n_r x_r for each mean; 0 in padding rows. If the rows are single examples, YᵀY is Fed3R's
+    Gram matrix F Fᵀ, with F the features as columns.
     """
     valid = valid_rows(rows, num_classes)
     mean = row_means(rows, valid)

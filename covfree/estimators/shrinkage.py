@@ -124,11 +124,12 @@ def _empirical_bayes(strength, covariance, moments, freedom, statistics):
 
 
 def empirical_bayes() -> Shrinkage:
-    """Shrink to (ν Σ̂ + tr(Σ̂) I)/d, the inverse of the empirical Bayes estimate of the precision.
+    """Shrink a covariance Σ̂ to (ν Σ̂ + tr(Σ̂) I)/d, whose inverse is an empirical Bayes estimate.
 
-    Here d is the number of features, and ν the degrees of freedom of Σ̂. Scores that are linear in the
-    precision are d/ν times the scores with Σ̂ + (tr(Σ̂)/ν) I. If scores must be log-probabilities, use a rule
-    such as `pseudo_observations`; in `with_prior_means`, ``strength`` can undo the factor d/ν.
+    Here d is the number of features, and ν the degrees of freedom of Σ̂. The inverse estimates the precision,
+    the inverse of the true covariance. Scores that are linear in the precision are d/ν times those with
+    Σ̂ + (tr(Σ̂)/ν) I. If scores must be log-probabilities, use a rule such as `pseudo_observations`; in
+    `with_prior_means`, ``strength`` can undo the factor d/ν.
 
     Source: Kubokawa and Srivastava (2008), as used by GDA-CLIP (Wang et al. 2024). There ν = n − 1 for n
     examples. Here ν is N − C (N examples of C classes) if the scatter is exact, and less if it is estimated

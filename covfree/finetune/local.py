@@ -88,7 +88,7 @@ def as_optimiser(name: str, optimiser: Any) -> Optimiser:
 
 
 def _draws(part: Any) -> bool:
-    """Return whether a part of an optimiser's state is of one that draws at random (`optax.add_noise`)."""
+    """Return whether a part of an optimiser's state has a PRNG key, as that of `optax.add_noise` has."""
     return hasattr(part, "rng_key")
 
 

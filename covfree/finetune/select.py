@@ -136,7 +136,11 @@ def _kept(data: ClientData, keep: float) -> Array:
 
 
 def _count(params: Numbers, sent: Any, kept: ClientData, by: By) -> Count:
-    """Count the examples ``kept`` aside, and sum each received model's errors, or losses, over them."""
+    """Return a client's `Count`: the number of examples ``kept`` aside, and each model's errors on them.
+
+    If ``by`` is "losses", losses are summed in place of errors. ``sent`` has the models that the server
+    sent, stacked.
+    """
     number = kept.num_examples
 
     def add(place: Array, scores: Array) -> Array:

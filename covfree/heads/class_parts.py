@@ -22,11 +22,11 @@ _SMALLEST = 3
 def class_parts(
     table: Float[Array, "rows dim"], counts: Integer[Array, " classes"], kappa: Float[Array, ""]
 ) -> tuple[Float[Array, "rows dim"], Float[Array, " classes"]]:
-    """Return rows t_r so that (κI + S_c)⁻¹ = (I − Σ_r t_r t_rᵀ)/κ for each class c; S_c = Σ_r y_r y_rᵀ.
+    """Invert κI + S_c for each class c: return vectors t_r with (κI + S_c)⁻¹ = (I − Σ_r t_r t_rᵀ)/κ.
 
-    Both sums are over the rows y_r of class c. By Woodbury's identity, the t_r are the rows of R⁻¹ Y_c/√κ,
-    where Y_c holds these y_r and R Rᵀ = I + Y_c Y_cᵀ/κ. If a class has more than d rows, its first d rows t_r
-    are scaled eigenvectors of S_c, and its other rows are 0.
+    The scatter S_c is Σ_r y_r y_rᵀ; both sums are over the indices r of class c. By Woodbury's identity, the
+    t_r are the rows of R⁻¹ Y_c/√κ, where Y_c has these y_r as rows and R Rᵀ = I + Y_c Y_cᵀ/κ. If a class has
+    more than d rows, its first d rows t_r are scaled eigenvectors of S_c, and its other rows are 0.
 
     Each class is padded to one of few sizes; one function is compiled for each size. A loop over classes
     overwrites y_r by t_r, so that no second array [rows, dim] is needed. Derivatives exist in reverse mode
@@ -98,10 +98,11 @@ def _over_classes(
     carry: Any,
     *beside: jax.Array,
 ) -> tuple[jax.Array, Any]:
-    """Return ``table`` with each class's rows replaced by the rows that ``one`` returns, and the last carry.
+    """Replace the rows of each class in ``table`` by those that ``one`` computes, class by class.
 
+    ``table`` has rows ordered by class; ``counts`` is the number of rows of each class. The function
     ``one(carry, c, rows, …)`` gets the rows of class c in ``table`` and in each array of ``beside``. It
-    returns new rows, and the ``carry`` for the next class.
+    returns new rows, and the ``carry`` for the next class. Return the new table, and the last carry.
     """
     length, _ = table.shape
     start = jnp.cumsum(counts, dtype=jnp.int32) - counts

@@ -73,9 +73,10 @@ def read_map(arrays: dict[str, np.ndarray], size: int, network: Any = None) -> t
 
 
 def filled(tree: Any, arrays: Mapping[str, np.ndarray], prefix: str) -> Any:
-    """Return ``tree`` with its leaves replaced by the arrays of their names, which begin with ``prefix``.
+    """Return ``tree`` with its leaves replaced by a file's arrays.
 
-    Raise ValueError unless the leaves and these arrays agree in names and shapes.
+    A leaf's array is named ``prefix`` plus the leaf's path in the tree, as in `leaves_of`. Raise ValueError
+    unless the names with this prefix, and the shapes, are those of the leaves.
     """
     own = leaves_of(tree, prefix)
     shapes = {name: list(array.shape) for name, array in arrays.items() if name.startswith(prefix)}

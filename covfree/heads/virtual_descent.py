@@ -104,9 +104,9 @@ def _roots(rows: Rows, dtype: Any) -> tuple[Float[Array, "rows ..."], Any]:
 
 
 def shuffled(place: Integer[Array, ""], number: Any, key: PRNGKey) -> Integer[Array, ""]:
-    """Return the image of ``place`` under a random permutation of 0, …, number − 1, without storing it.
+    """Return entry ``place`` of a random permutation of 0, …, number − 1, which is never stored.
 
-    A Feistel network permutes the numbers below the next power of 4. A result of ``number`` or above is
+    A Feistel network permutes the integers below the next power of 4. A result of ``number`` or above is
     permuted again, until it is below.
 
     >>> import jax, jax.numpy as jnp

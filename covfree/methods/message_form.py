@@ -48,9 +48,10 @@ class MessageForm:
 
 
 def gram_matrices(merge: Merge) -> MessageForm:
-    """Make the form of messages with class means and the Gram matrix F Fᵀ of all the client's examples.
+    """Make the `MessageForm` in which a client sends its class means and the Gram matrix of its examples.
 
-    ``merge`` is the form's function of that name, see `MessageForm`.
+    The Gram matrix is F Fᵀ, with all of the client's features as columns of F. ``merge`` makes the server's
+    state from the clients' messages, see `MessageForm`.
     """
     return MessageForm("Gram matrices", _gram, merge, "client")
 

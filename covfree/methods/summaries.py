@@ -41,7 +41,9 @@ class Cost(NamedTuple):
 
 @dataclass(frozen=True)
 class Summary:
-    """How examples become rows: a record of functions; hashable, as it is part of a compiled function's key.
+    """The functions that turn clients' examples into rows, such as class means, and count their cost.
+
+    A summary is hashable, as it is a static argument of compiled functions.
 
     Attributes:
         name: one word for what is sent; messages carry it.
@@ -119,7 +121,10 @@ def _class_means(
 def _own_class_means(
     features: Any, labels: Any, num_classes: int, *, covariance: CovarianceType | None
 ) -> Rows | None:
-    """Make one client's class means, a row for each class, without sorting; None for fewer than C labels."""
+    """Make one client's class means: a row for each of the C classes, in their order, without a sort.
+
+    Return None if there are fewer than C examples: `_class_means` then makes fewer rows.
+    """
     if labels.shape[0] < num_classes:
         return None
     features, row = as_examples(features, labels=labels)

@@ -1,4 +1,4 @@
-"""`Within`: an estimator of the within-class scatter, as functions for its sums and degrees of freedom."""
+"""Estimators of the within-class scatter: each is a `Within`, a record of functions of clients' rows."""
 
 from __future__ import annotations
 
@@ -75,7 +75,10 @@ def _class_freedom(moments: Moments, *, weight: Callable[[Moments], jax.Array]) 
 
 
 def from_variances() -> Within:
-    """Make the estimator that sums the scatter of clients' class means and the variances sent with them."""
+    """Make the estimator that adds the scatter of clients' class means to the scatter within each client.
+
+    Clients send the latter as variances beside their class means.
+    """
     freedom = bound(_class_freedom, weight=_equal_weight)
     return Within(example_moments, _between_factor, freedom, _sent_variances)
 

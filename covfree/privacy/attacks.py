@@ -80,9 +80,11 @@ def found_at(
 ) -> Float[Array, ""]:
     """Return the share of members that an attack finds at a false-positive rate of at most ``rate``.
 
+    An example counts as found if its score is above a threshold: the lowest one that ``rate`` allows.
+
     Args:
-        members: scores of members.
-        others: scores of non-members.
+        members: the attack's scores of members.
+        others: the attack's scores of non-members.
         rate: the largest share of non-members whose scores may be above the threshold.
     """
     ordered = jnp.sort(jnp.asarray(others))

@@ -46,11 +46,13 @@ def check_centre(centre: Any) -> Float[np.ndarray, " dim"]:
 def centred(
     method: Method[Any], centre: Float[np.ndarray, " dim"] | None, features: Float[AnyArray, "examples dim"]
 ) -> Float[np.ndarray, "examples mapped"]:
-    """Return features after the method's feature map, minus the centre; clipping comes later.
+    """Apply the method's feature map, and subtract the public centre, if there is one; nothing is clipped.
+
+    If the map is a `PublicProjection`, the centre is a vector of features before the map.
 
     Raises:
-        ValueError: if the centre's length is not the dimension of the mapped features (for a
-            `PublicProjection`, of the features before it).
+        ValueError: if the centre does not have the length of the features from which it is subtracted (for
+            a `PublicProjection`, of the features before it).
     """
     mapped = _mapped(method, features)
     if centre is None:

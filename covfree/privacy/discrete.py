@@ -124,7 +124,10 @@ def _exponential_below_one(
 
 
 def _discrete_laplace(log_scale: int, size: int, random_bytes: RandomBytes) -> tuple[np.ndarray, np.ndarray]:
-    """Return integers and a mask; those with a True mask are discrete Laplace draws of scale 2^log_scale."""
+    """Draw integers from the discrete Laplace distribution of scale 2^log_scale, by rejection.
+
+    Return ``size`` integers, and a mask that is False for rejected ones, which must not be used.
+    """
     scale = 1 << log_scale
     low = _words(size, random_bytes) & (scale - 1)
     kept = _exponential(low, log_scale, random_bytes)

@@ -277,7 +277,11 @@ def _attacked(name: str, seen: _Seen, world: _World, difference: float, rng: np.
 
 
 def _scored(seen: _Seen, world: _World, rng: np.random.Generator) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Yield, for each of up to 300 random class sums, scores of at most 10 examples in it and 10 others."""
+    """Attack up to 300 random class sums: yield the scores of members and of non-members for each sum.
+
+    Members are examples in the sum, at most 10. Non-members are at most 10 examples of the same class that
+    are in no sum. A high score says that the attacker takes the example for a member.
+    """
     pairs = np.unique(np.c_[seen.sender, world.labels], axis=0)
     dim = len(world.covariance)
     scale = np.sqrt(np.trace(world.covariance) / dim) or 1.0

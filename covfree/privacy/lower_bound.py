@@ -45,10 +45,10 @@ def epsilon_lower_bound(
     """Return a lower bound on a mechanism's ε, from the numbers it released on two neighbouring data sets.
 
     Let T be a released number. (ε, δ)-differential privacy implies P(T > t) ≤ e^ε P′(T > t) + δ for every
-    threshold t, with P and P′ the probabilities on the two data sets; the same for T < t, and with P and P′
-    exchanged. Half of the runs chooses t and one of these inequalities, and the other half bounds both
-    probabilities (Clopper and Pearson). So the bound has the stated confidence, however many thresholds were
-    tried.
+    threshold t, with P and P′ the probabilities on the two data sets. The same holds for T < t, and with P
+    and P′ exchanged. From half of the runs, t and one of these four inequalities are chosen. From the other
+    half, both probabilities are bounded (Clopper and Pearson), which gives the bound on ε. So it has the
+    stated confidence, however many thresholds were tried.
 
     Args:
         present: for each run on one data set, the number T that it released.

@@ -130,7 +130,7 @@ class Private:
         return "matrix" if worth else "sums"
 
     def head(self, *totals: Upload) -> Head:
-        """Make the head from the totals of all steps."""
+        """Make the private head from the sum of the clients' uploads in each step, in order, see `total`."""
         if len(totals) != len(self.grids):
             raise ValueError(f"totals: expected {len(self.grids)}, one for each step, got {len(totals)}")
         for step, total in enumerate(totals):

@@ -20,14 +20,14 @@ from covfree.protocol.sites_model import Means, class_means_of
 
 
 class Found(NamedTuple):
-    """What is kept in memory about a valid message while others are checked.
+    """What is kept in memory of a valid message, without its rows, while other messages are checked.
 
     Attributes:
         receipt: the digest (hash) of the message, see `receipt_of`.
         kind: which parts and metadata the message has.
         size: counts and sums of squares of the message, from which bounds are derived.
         length: the number of rows.
-        none: the message's rows cut to length 0, which keeps their d and data types.
+        none: `Rows` of length 0 with the d and the data types of the message's rows.
     """
 
     receipt: str

@@ -80,7 +80,10 @@ def read_exactly(file: io.RawIOBase | io.BufferedIOBase, size: int) -> bytearray
 
 
 def tensor_of(body: bytearray, about: Mapping[str, Any]) -> np.ndarray:
-    """Return the tensor of the header's entry ``about``, from ``body``, the bytes after the header."""
+    """Read one tensor of a safetensors file from ``body``, the bytes after the header.
+
+    ``about`` is the tensor's entry in the header: data type, shape and byte offsets.
+    """
     dtype, shape = np.dtype(DTYPES[about["dtype"]]), about["shape"]
     if 0 in shape:
         return np.zeros(shape, dtype)

@@ -117,9 +117,9 @@ def square_sums(rows: Rows) -> np.ndarray:
 
 
 def sound_rows(rows: Rows, types: RowTypes, *, num_classes: int) -> Rows:
-    """Return rows converted to ``types``, the data types in which they are summed.
+    """Check a message's rows by `check_rows`, and convert them to ``types``, in which they are summed.
 
-    `check_rows` checks the rows before the conversion, and again afterwards if a data type became shorter.
+    If a data type became shorter, which may make numbers infinite, the converted rows are checked too.
     """
     check_rows(rows, num_classes=num_classes)
     cast = types.cast(rows)

@@ -21,14 +21,15 @@ def is_table(part: Any) -> bool:
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Parts:
-    """An upload as lists of arrays.
+    """An upload taken apart into lists of arrays: arrays that are added over clients, and those of tables.
 
-    Arrays of several clients, or of sums that arrive 0, 1, … rounds late, have one more leading axis.
+    If it holds several clients' uploads, or sums that arrive 0, 1, … rounds late, arrays have one more
+    leading axis.
 
     Attributes:
-        sums: arrays that are added.
-        tables: the arrays of each `Table`.
-        structure: the tree structures of the upload and of its tables; `upload` uses them.
+        sums: the arrays that are added.
+        tables: the arrays of each `Table`, which are not added.
+        structure: the tree structures of the upload and of its tables; `upload` rebuilds it with them.
     """
 
     sums: Any
@@ -37,7 +38,7 @@ class Parts:
 
     @classmethod
     def of(cls, upload: Any) -> Parts:
-        """Split an upload into the arrays that are added and, for each table, the table's arrays."""
+        """Make the `Parts` of an upload: arrays to be added over clients, and the arrays of each `Table`."""
         parts, whole = jax.tree.flatten(upload, is_leaf=is_table)
         tables = tuple(jax.tree.structure(part) if is_table(part) else None for part in parts)
         return cls(

@@ -90,9 +90,9 @@ class _Run:
 
     @property
     def evaluated(self) -> int:
-        """The number of rounds that a client's message could replace, but in which it uploads sums over rows.
+        """The number of first rounds in which clients upload sums over their rows, such as class means.
 
-        0 if clients send messages.
+        A message would replace all of these rounds; the number is 0 if clients send messages.
         """
         return 0 if self.messages else self.method.message_rounds
 
@@ -171,10 +171,10 @@ def _message(message: Message, client: AnyArray) -> Sent:
 
 
 def _class_sums(message: Message) -> tuple[Rows, jax.Array]:
-    """Return a client's class means, and the matrix C that it sends with its ridge solution W.
+    """Convert a message with a ridge solution W to one that can be added: class means, and a matrix C.
 
-    The means are computed from W, as the class sums are C W. The server can add up clients' class sums, but
-    not their W.
+    C is the regularised Gram matrix that the client sends with W. The class means are computed from W, as
+    the sums of each class's features are C W. Clients' class sums can be added, but not their W.
     """
     rows, matrix = message.rows, jnp.asarray(message.matrix)
     sums = product(matrix, jnp.asarray(rows.mean).T).T
@@ -185,10 +185,10 @@ def _class_sums(message: Message) -> tuple[Rows, jax.Array]:
 
 
 def _unnamed(method: Method[Any], rows: Rows) -> Rows:
-    """Return a client's rows without its number.
+    """Return a client's rows (such as class means) without the number that names the client.
 
-    With the number, automatic shrinkage would upload sums with an entry for each client, and show this
-    client's share of the total. If the method compares the rows of a client, all clients get the same number,
+    With it, automatic shrinkage would upload sums with an entry for each client, and show this client's
+    share of the total. If the method compares rows of the same client, all clients get one common number,
     for which automatic shrinkage has no entry.
     """
     return replace(rows, client=jnp.full(rows.label.shape, SAMPLE) if method.whole_clients else None)

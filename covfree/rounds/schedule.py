@@ -258,9 +258,10 @@ def rounds_to_meet(num_clients: int, per_round: int | float, share: float = 1.0)
 
 
 def _new_clients(unmet: int, met: int, drawn: int) -> np.ndarray:
-    """Return the probabilities, up to a factor, that a round draws 0, 1, … clients for their first time.
+    """Return the probabilities, up to a factor, that a round draws 0, 1, 2, … new clients.
 
-    A round draws ``drawn`` clients; ``met`` ≥ ``drawn`` clients were drawn before, and ``unmet`` never.
+    The round draws ``drawn`` clients: from ``met`` ≥ ``drawn`` clients that earlier rounds drew, and from
+    ``unmet`` new ones.
     """
     j = np.arange(min(unmet, drawn))
     # The ratio is p_{j+1}/p_j, where p_j is the probability of j such clients. Add logarithms, as products of

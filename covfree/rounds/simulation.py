@@ -146,7 +146,7 @@ class Simulation(NamedTuple):
         return zeros_of(run, state, bank.of_clients(group.clients))
 
     def nothing_pending(self, state: Any, bank: Bank) -> Any:
-        """Return zeros: the sums of late uploads before the first round. None if no upload can be late."""
+        """Return the sums of late uploads with which a run starts: zeros; None if no upload can be late."""
         if self.delays == 1:
             return None
         given = self.given(state, bank).uploads

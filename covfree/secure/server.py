@@ -145,9 +145,10 @@ class Server:
         return total
 
     def _rebuilt(self, client: int, own: Mapping[int, bytes], fits: Callable[[int, bytes], bool]) -> bytes:
-        """Return a client's secret, rebuilt from t of its shares, ``own``; t is the session's threshold.
+        """Rebuild a client's secret from t true shares of it, with t the session's threshold.
 
-        Some shares may be false, so several choices of t shares are tried until ``fits`` accepts the secret.
+        ``own`` has the shares, by the number of the client that kept each. As some may be false, several
+        choices of t shares are tried, until ``fits(client, secret)`` is true.
         """
         least = self._session.threshold
         if len(own) < least:

@@ -80,11 +80,11 @@ class FourierFeatures:
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class ReluFeatures:
-    """z(x) = √(2/D) max(0, Ωᵀ x); see `relu_features`.
+    """A map from features x to random features z(x) = √(2/D) max(0, Ωᵀ x), from `relu_features`.
 
     Attributes:
-        seed: the seed of Ω, standard normal.
-        num_features: D.
+        seed: the seed that draws the matrix Ω, whose entries are standard normal.
+        num_features: D, the number of random features.
     """
 
     seed: Scalar

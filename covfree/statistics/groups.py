@@ -49,7 +49,7 @@ def subset_groups(
 def _subset_groups(
     keys: tuple[Array, ...], kept: Array, num_subsets: Any, key: PRNGKey | None, subset_size: Any
 ) -> tuple[Array, Array]:
-    """Compute `subset_groups`; one compilation serves all values of ``num_subsets`` and ``subset_size``."""
+    """Compute `subset_groups`; one compilation serves all integers ``num_subsets`` and ``subset_size``."""
     n = kept.shape[0]
     index = jnp.arange(n, dtype=jnp.int32)
     draw = () if key is None else (jax.random.bits(key, (n,), jnp.uint32),)

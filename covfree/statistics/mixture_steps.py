@@ -86,7 +86,11 @@ def maximise(
     count: Float[Array, ""],
     covariance: Structure,
 ) -> Mixture:
-    """Compute the mixture of ``count`` examples from their ``share`` in each component: the M step of EM."""
+    """Fit each Gaussian of the mixture to its share of the examples: the M step of EM.
+
+    ``values`` are the features, ``share`` is the weight of each example in each component, 0 for padding, and
+    ``count`` is the number of examples.
+    """
     size = share.sum(0)
     used = size > 0
     divisor = jnp.where(used, size, 1)
@@ -115,7 +119,10 @@ def maximise(
 def log_densities(
     values: Float[Array, "examples dim"], mixture: Mixture, covariance: Structure
 ) -> Float[Array, "examples components"]:
-    """Compute log (weight · density) of each example and component, up to a constant; −∞ if weight is 0."""
+    """Compute log (w_m p_m(x)) for each example x and component m, up to a constant that all share.
+
+    w_m is the component's weight and p_m its Gaussian density; −∞ if w_m is 0.
+    """
     used = mixture.weight > 0
     dim = values.shape[1]
     if covariance == "full":

@@ -158,7 +158,7 @@ def rows_of(
     num_rows: int,
     covariance: CovarianceType | None = None,
 ) -> Rows:
-    """Compute `client_rows` from examples that `deal_rows` has assigned to rows: ``row`` is its result."""
+    """Compute the result of `client_rows`; ``row`` is the index of each example's row, from `deal_rows`."""
     check_positive("num_rows", num_rows)
     rows = _rows_of(features, labels, clients, row, num_rows, covariance)
     if not is_traced(rows.count):

@@ -142,9 +142,10 @@ def summarise(runs: Iterable[Run], titles: Mapping[str, str] | None = None) -> l
 
 
 def place_names(places: Sequence[tuple[str, Federation | None]]) -> tuple[str, ...]:
-    """Name each place, a pair of data and federation, by the settings in which the places differ.
+    """Return a short name for each pair of a data set and a federation: the settings in which they differ.
 
-    If no setting of a place differs, its name is the data's.
+    Pairs that differ only in the number of clients are named "10 clients" and "50 clients". If there is no
+    difference, the name is the data set's.
     """
     datasets = {dataset for dataset, _ in places}
     made = [federation for _, federation in places if federation is not None]

@@ -64,7 +64,7 @@ class Start(NamedTuple):
 
 
 def start_variant(init: str) -> Variant:
-    """Make the method whose head is the start of training, from a name: ``fed3r-random:sigma=1000``."""
+    """Make the method whose head training starts from, by its name, such as ``fed3r-random:sigma=1000``."""
     (variant,) = variants([init]).values()
     return variant
 

@@ -157,9 +157,10 @@ class Study:
         write_settings(self.folder, self.settings, data=now)
 
     def kept_with(self, training: Training, seed: int) -> dict[str, Any]:
-        """Return what is stored with a training: the study's settings, and those of the training.
+        """Return the settings that are saved in a training's folder, by name.
 
-        Those of the training are ``init`` (which names its first head), ``algorithm`` and ``seed``.
+        These are the study's settings, the training's ``init`` (which names its first head) and
+        ``algorithm``, and ``seed``.
         """
         own = {"init": training.init, "algorithm": training.algorithm, "seed": seed}
         return {**self.settings, **own}
@@ -315,7 +316,7 @@ class _Place:
         return run_training(training, task, out=study.folder, listener=listener, **more)
 
     def _task(self, of_pixels: bool) -> Task:
-        """Return the task whose inputs are features or, if ``of_pixels``, pixels; make each task once."""
+        """Return the `Task` with features as inputs or, if ``of_pixels``, images; it is made only once."""
         loaded, tasks = self._loaded, self._tasks
         if of_pixels not in tasks:
             images = loaded.images if of_pixels else None

@@ -205,7 +205,7 @@ def start_rounds_of(text: str) -> StartRounds:
 
 
 def start_and_algorithm(name: str) -> tuple[str, str]:
-    """Split a training's name into the names of its start and of its algorithm."""
+    """Split a training's name, such as ``"fedcof → fedavg"``, into its start and its algorithm."""
     init, _, algorithm = name.partition(_ARROW)
     return init, algorithm
 

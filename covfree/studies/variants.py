@@ -62,7 +62,10 @@ def variants(names: Iterable[str], numbers: Mapping[str, Sequence[Any]] | None =
 
 
 def chosen_of(variants: Mapping[str, Variant]) -> dict[str, Variant]:
-    """Return a dict of one method, by name: clients choose among ``variants``, whose names are joined."""
+    """Make the method in which clients choose among ``variants``; return it in a dict, by its name.
+
+    The name joins those of the variants, as in ``fedcof-or-fedncm``.
+    """
     name = JOINT.join(variants)
     try:
         method = select([each.method for each in variants.values()])
@@ -74,10 +77,11 @@ def chosen_of(variants: Mapping[str, Variant]) -> dict[str, Variant]:
 def _single(
     names: Sequence[str], numbers: Mapping[str, Sequence[Any]], *, all_taken: bool = True
 ) -> dict[str, Variant]:
-    """Return, by name, the methods of names without ``-or-``; raise for unknown arguments.
+    """Make the methods with these names, such as ``fedcof:shrinkage=0.1``; return them by name.
 
-    ``numbers`` has values of arguments; a method is made for each combination of those that it takes. With
-    ``all_taken``, raise also if no method takes one of these arguments.
+    ``numbers`` has values of further arguments, as in ``{"shrinkage": [0.1, 1.0]}``: from each name, a method
+    is made for each combination of the values that it takes. Raise ValueError if a name sets an unknown
+    argument; with ``all_taken``, also if an argument in ``numbers`` is taken by none of the methods.
     """
     found = dict[str, Variant]()
     made: dict[str, tuple[str, dict[str, Any]]] = {}

@@ -104,7 +104,7 @@ class Case:
 
     @property
     def drawn(self) -> Iterator[Any]:
-        """Draw a few examples, the same ones every time."""
+        """Yield a few random inputs for ``make``, the same in every run."""
         return (self.draw(seed=seed, absent=(5 * seed) % 6) for seed in range(1, 1 + _DRAWN))
 
     def direct(self, given: Any) -> Any:

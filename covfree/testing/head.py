@@ -46,7 +46,7 @@ class Given(NamedTuple):
         return self.counts > 0
 
     def times(self, matrix: np.ndarray) -> Given:
-        """Return the inputs for features each of which is multiplied by ``matrix``."""
+        """Return the inputs for the features F M in place of F (examples as rows), with M = ``matrix``."""
         covariance = matrix.T @ self.covariance @ matrix
         return Given(covariance, self.counts, self.total @ matrix, self.probes @ matrix)
 

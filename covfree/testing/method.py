@@ -44,9 +44,10 @@ Reference: TypeAlias = Callable[[np.ndarray, np.ndarray, np.ndarray, int], Calla
 
 
 class Task(NamedTuple):
-    """A federation to fit, and ``probes``, features to score.
+    """The data of a check: labelled features of clients, to fit a head, and ``probes``, which it scores.
 
-    ``step`` is added to the method's floats, so that derivatives by these floats can be taken.
+    A multiple of ``step`` is added to each float of the method, so that derivatives by these floats can be
+    taken.
     """
 
     features: Any

@@ -24,9 +24,9 @@ _DRAWS, _ERRORS = 4096, 6
 
 
 class Given(NamedTuple):
-    """Rows to transform, and the seed of a key.
+    """The input of a check: rows that the transform gets, and the seed of its PRNG key.
 
-    ``step`` is added to the transform's floats, so that derivatives by these floats can be taken.
+    ``step`` is added to each float of the transform, so that derivatives by these floats can be taken.
     """
 
     rows: Rows

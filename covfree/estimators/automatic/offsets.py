@@ -91,9 +91,10 @@ class Offsets(NamedTuple):
 def client_sums(
     factor: Float[Array, "rows dim"], rows: Rows, moments: Moments, class_weight: Float[Array, " classes"]
 ) -> ClientSums:
-    """Compute the `ClientSums` of rows; for row r ``factor`` holds y_r = √(w_c n_r) (x_r − μ_c).
+    """Sum the rows of each client in the sample, see `ClientSums`.
 
-    ``class_weight`` is w_c for each class c. Row r is the mean x_r of n_r examples; μ_c is the class mean.
+    Row r is the mean x_r of n_r examples of class c at a client. ``factor`` has the rows
+    y_r = √(w_c n_r) (x_r − μ_c), with w_c the class's entry of ``class_weight`` and μ_c the class mean.
     """
     client = row_clients(rows)
     num_classes = class_weight.shape[0]

@@ -111,9 +111,10 @@ def predicted_error(
 def deterministic_equivalents(
     trace: Float[Array, ""], freedom: Freedom
 ) -> tuple[Float[Array, ""], Float[Array, ""]]:
-    """Estimate T ≈ tr(HΣ) and φ with HΣH ≈ HΣ̂H/φ, for H = (Σ̂ + γI)⁻¹ and the true covariance Σ.
+    """Estimate how H = (Σ̂ + γI)⁻¹ acts on the unknown true covariance Σ: return T ≈ tr(HΣ), and φ.
 
-    γ is the strength of shrinkage. T and φ follow from ``trace`` = tr(HΣ̂) and the degrees of freedom of Σ̂.
+    φ is a factor with HΣH ≈ HΣ̂H/φ, and γ the strength of shrinkage. Both results are computed from
+    ``trace`` = tr(HΣ̂) and ``freedom``, the degrees of freedom of Σ̂.
     """
     degrees, weight = jnp.where(freedom.weight > 0, freedom.degrees, 0), freedom.weight
     # HΣ̂ has Σ_j ν_j nonzero eigenvalues, each below 1: keep the trace below their number despite rounding.

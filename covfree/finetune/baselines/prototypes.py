@@ -49,10 +49,10 @@ def _held_near(
     client: Callable[..., Any],
     server: Callable[..., Any],
 ) -> Algorithm:
-    """Make an algorithm whose server state is the prototypes (class means); clients keep their own models.
+    """Make an algorithm in which clients train models of their own, with features near common class means.
 
-    ``strength`` weights the distance to the prototypes in a client's loss. ``client`` and ``server`` are the
-    functions of these names in `Algorithm`.
+    The server's state is these class means, the prototypes. ``strength`` weights the distance of features to
+    them in a client's loss. ``client`` and ``server`` are the functions of these names in `Algorithm`.
     """
     if check_model(model).features is linear_features:
         raise ValueError(
@@ -133,7 +133,7 @@ def _near_prototypes(
 
 
 def _class_means(numbers: _Numbers, own: Own, data: ClientData) -> Update:
-    """Return the class means of a client's features, computed by its own model in evaluation mode."""
+    """Make a client's upload, the class means of its features, with its own model in evaluation mode."""
     model, size = numbers.model, numbers.training.batch_size
     counts = class_counts(data, numbers.prototypes.mean.shape[0])
 

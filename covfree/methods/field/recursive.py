@@ -28,15 +28,17 @@ from covfree.statistics.groups import as_examples
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class RecursiveRidge:
-    """The state that a server keeps between clients; under ``vmap``, arrays have a leading axis of states.
+    """The state of a ridge regression; `update` adds examples to it, and `downdate` removes them.
+
+    Under ``vmap``, arrays have a leading axis of states.
 
     Attributes:
-        root: R, upper triangular with a diagonal above 0, so that Rᵀ R = Fᵀ F + λI determines it.
+        root: R, upper triangular with a diagonal above 0, with Rᵀ R = Fᵀ F + λI for the features F.
         total: sum of the features of each class.
         count: examples of each class.
-        margin: 1 before any `downdate`; then the smallest squared pivot in any `downdate`. That is about the
-            smallest factor by which a `downdate` multiplied uᵀRᵀRu, over all directions u. Rounding errors
-            grow by about 1/margin. 0 means that a `downdate` was refused.
+        margin: how much of Rᵀ R was left by the `downdate` that left least: 1 before any, 0 if one was
+            refused. It is the smallest squared pivot, about the smallest factor by which a `downdate`
+            multiplied uᵀRᵀRu, over all directions u. Rounding errors grow by about 1/margin.
     """
 
     root: Float[Array, "*batch dim dim"]

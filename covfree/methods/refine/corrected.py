@@ -32,9 +32,10 @@ _PAIRS = 12
 def _end_of_own(
     first: Any, state: tuple[Any, ...], total: Any, *, each: Round, plan: Plan
 ) -> tuple[Correction]:
-    """Compute the method's state after its last round, ``each``, and from it the correction's first state.
+    """End the method's own last round, and return the state with which the correction starts.
 
-    ``first`` has the method's ``params``, ``total`` is the round's total, and ``plan`` the correction's plan.
+    ``each`` is that round, ``state`` the server's state before it, and ``total`` the sum of its uploads.
+    ``first`` has the method's ``params``; ``plan`` has the correction's settings.
     """
     state = (*state, total) if each.server is None else each.server(each.own(first), state, total)
     return begin(first, state, plan=plan)
@@ -60,7 +61,10 @@ def _made(numbers: Numbers, features: Any, labels: Any, num_classes: int, *, mak
 
 
 def _report(numbers: Numbers, state: Any, *, first: Any) -> dict[str, Any]:
-    """Report the lowest loss so far, and the rank of Σ̃, the method's shrunk covariance."""
+    """Return figures for a round's record: the lowest loss so far, and the rank of the shrunk covariance.
+
+    Before the correction starts, return what the method's own function ``first`` reports, if it has one.
+    """
     if isinstance(state[0], Correction):
         return {"loss": state[0].descent.value, "rank": rank(state[0].metric)}
     return {} if first is None else first(numbers.first, state)

@@ -150,7 +150,7 @@ def _usable(metric: Factorisation) -> Factorisation:
 
 
 def rank(metric: Factorisation) -> jax.Array:
-    """Return the rank of the factorised covariance, the number of directions in which weights can change."""
+    """Return the rank of a covariance from its factorisation; weights can change in as many directions."""
     kept = (metric.diagonal > 0).sum()
     return jnp.where(metric.deficient, kept, metric.scatter.dim)
 
@@ -165,11 +165,13 @@ def _mean(values: jax.Array, weight: jax.Array) -> jax.Array:
 def _combined(
     start: Head, scale: jax.Array, moments: Moments, point: jax.Array
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Return the weights and biases of a linear classifier, and a mask of the present classes.
+    """Add the correction's weights W and biases a to those of the method's head, if it is linear.
 
-    The weights and biases are those of the correction, W and a, with ``point`` = [W; a]. If the method's head
-    h₀ is linear, those of β·h₀ are added. h₀ is ``start`` and β is ``scale``. The biases are for features
-    minus their grand mean.
+    The head is ``start``; its weights and biases are first multiplied by ``scale``. If it is not linear, W
+    and a are returned alone. ``point`` is [W; a]. Biases are for features minus their grand mean.
+
+    Returns:
+        Weights [dim, classes], biases [classes], and a mask of the present classes.
     """
     weight, bias = point[:-1], point[-1]
     if not isinstance(start, LinearHead):

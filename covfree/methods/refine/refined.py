@@ -56,8 +56,8 @@ class Numbers:
     """A refined method's ``params``, which ``vmap`` may sweep.
 
     Attributes:
-        first: the ``params`` of the original method.
-        shrinkage: the shrinkage of the exact covariance.
+        first: the ``params`` of the method that is refined.
+        shrinkage: how the exact covariance of the examples, which the rounds approach, is shrunk.
     """
 
     first: Any
@@ -182,7 +182,7 @@ def _finish(
 
 
 def _keep(progress: Progress, rows: Rows) -> Progress:
-    """Store the clients' class means in the state; later rounds need the scatter between these means."""
+    """Return the state with ``rows``, the clients' class means, whose scatter later rounds need."""
     return progress._replace(rows=rows)
 
 

@@ -100,12 +100,12 @@ def advance(search: Search, images: Float[Array, "dim asked"], most: int) -> Sea
 
 
 def known_matrix(search: Search) -> Scatter:
-    """Make a positive definite matrix A′ with A′V = AV (A's known products) and A′W = M.
+    """Make an approximation A′ of A that agrees with all that the search knows: A′V = AV and A′W = M.
 
-    In the symbols of `Search` and `advance`, with Ã = P⁻¹, A′ = (Ã − ÃV(VᵀÃV)⁻¹VᵀÃ)/α + (AV)G⁻¹(AV)ᵀ. This
-    is the inverse of αΠPΠᵀ + VG⁻¹Vᵀ, the matrix of the last step. If the step length is unknown, α is 1. If Ã
-    is 0, as with a relative shrinkage if no class has two rows, tI replaces it, with t = tr(VᵀAV)/q for the q
-    columns of V.
+    It is positive definite. In the symbols of `Search` and `advance`, with Ã = P⁻¹, it is
+    A′ = (Ã − ÃV(VᵀÃV)⁻¹VᵀÃ)/α + (AV)G⁻¹(AV)ᵀ, the inverse of αΠPΠᵀ + VG⁻¹Vᵀ, the matrix of the last step. If
+    the step length is unknown, α is 1. If Ã is 0, as with a relative shrinkage if no class has two rows, tI
+    replaces it, with t = tr(VᵀAV)/q for the q columns of V.
     """
     start, span, images = search.inverse.scatter, search.span, search.images
     if not span.shape[1]:
@@ -138,9 +138,10 @@ def _length(search: Search, span: jax.Array, images: jax.Array) -> jax.Array:
 def _next(
     span: jax.Array, step: jax.Array, residual: jax.Array, most: int
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Return the next round's directions: ``step`` times its leading right singular vectors, orthonormalised.
+    """Choose the directions of the next round: at most ``most`` orthonormal vectors, orthogonal to ``span``.
 
-    They are orthogonal to ``span``, too. Also return the step and the residual times these vectors.
+    ``step`` is multiplied by its leading right singular vectors; the directions are what `_outside` makes of
+    the columns. Also return ``step`` and ``residual``, both multiplied by these singular vectors.
     """
     most = min(most, step.shape[1], step.shape[0] - span.shape[1])
     turn = jax.lax.stop_gradient(eigh(product(step.T, step))[1])[:, ::-1][:, :most]

@@ -127,7 +127,7 @@ def each_head(params: tuple[Any, ...], heads: tuple[Head, ...], maker: Maker) ->
 
 
 def ask(params: tuple[Any, ...], state: tuple[Known]) -> tuple[Head, ...]:
-    """Return the broadcast: the heads of all methods among which clients choose."""
+    """Return what the server broadcasts before clients count errors: the heads of all methods."""
     return state[0].heads
 
 
@@ -164,7 +164,10 @@ def answer(
 
 
 def results_of(scores: jax.Array, label: jax.Array, by: By) -> jax.Array:
-    """Return, as ``by`` says, whether each example is predicted wrongly, or its loss, from its scores."""
+    """Return, for each example, whether it is predicted wrongly; or its loss, if ``by`` is "losses".
+
+    The loss is the cross-entropy of the example's scores, cut at `MOST`.
+    """
     most = scores.max(1)
     if by == "errors":
         # Scores with NaN, or of −∞ for all classes, predict nothing, which counts as an error.

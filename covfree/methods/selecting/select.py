@@ -32,7 +32,11 @@ def _served(
 
 
 def _rounds(tracks: Tracks, maker: Maker, share_of_rows: float) -> list[Round]:
-    """Make rounds that run the methods' rounds side by side; in the last one the server makes all heads."""
+    """Make the rounds in which all methods run together; after the last one the server makes all heads.
+
+    ``share_of_rows`` is the share of rows that rounds over rows keep aside, to choose a method by; it is 0
+    unless the rows are the examples. Rounds over examples use ``maker.share``.
+    """
     every = [(steps, False) for steps in tracks.over_rows] + [(steps, True) for steps in tracks.over_examples]
     found = []
     for number, (steps, examples) in enumerate(every):

@@ -157,9 +157,10 @@ def behind(scored: Sequence[Scored]) -> list[Cell]:
 
 
 def over_places(places: Sequence[Sequence[Scored]]) -> list[str]:
-    """Return a sentence that says on how many federations a method is best or tied with the best.
+    """Return a sentence, in a list: which methods are the most accurate, and on how many federations.
 
-    ``places`` has the methods' `Scored` for each federation. Methods that are never at the top are not named.
+    ``places`` has the methods' `Scored` for each federation. A method tied with the best one counts as best
+    too, and the sentence says so. Methods that are best nowhere are not named.
     """
     tops = [_at_the_top(order) for each in places if (order := ranked(each))]
     if not tops:

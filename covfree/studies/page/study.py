@@ -95,10 +95,10 @@ def _place(
     down: bool,
     prefix: str,
 ) -> dict[str, Any]:
-    """Return the page's section on one federation, a dict for the template.
+    """Return the page's section on one federation: a dict that the template turns into HTML.
 
-    ``load`` returns the data for a seed. With ``down``, bytes that clients receive are counted too. The ids
-    in the section's pictures begin with ``prefix``.
+    ``results`` and ``scored`` are those of the methods on this federation; ``load(seed)`` returns its data.
+    ``down`` says whether bytes that clients receive are counted too. Ids in pictures begin with ``prefix``.
     """
     federation, trained = results[0].runs[0].federation, report.is_trained(results)
     assert federation is not None

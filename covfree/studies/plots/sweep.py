@@ -44,9 +44,10 @@ class _Point(NamedTuple):
 
 
 def swept(results: Sequence[Result]) -> str | None:
-    """Return the name of the setting with the most values in the results; None if no numeric setting varies.
+    """Return the name of the numeric setting that a sweep varies; None if none varies.
 
-    It is "alpha" or "clients", of the federation, or an argument of a method.
+    It is "alpha" or "clients", of the federation, or an argument of a method such as "shrinkage". If several
+    vary, it is the one with the most values in the results.
     """
     values: dict[str, set[float]] = {"alpha": set(), "clients": set()}
     for result in results:
