@@ -59,7 +59,7 @@ def moments_in(state: Any) -> Moments | None:
 def from_means(weighting: Weighting) -> Within:
     """Make FedCOF's estimator of the within-class scatter, which needs only clients' class means.
 
-    The K_c clients' means of class c have K_c − 1 degrees of freedom.
+    K_c means of class c have K_c − 1 degrees of freedom.
     """
     weight = bound(_class_weight, weighting=weighting)
     factor = bound(within_factor, weighting=weighting)

@@ -320,10 +320,10 @@ def _presence(seen: _Seen, world: _World) -> float:
 def _difference(
     grid: Grid, world: _World, places: np.ndarray, number: int, noisy: bool, random_bytes: RandomBytes
 ) -> float:
-    """Attack client 0: subtract the other clients' class sums from all clients' sums; return the error.
+    """Attack client 0: subtract the other clients' class sums from those of all; return the relative error.
 
-    It is relative to the norm of client 0's true sums. ``places`` is the client of each example, ``number``
-    the number of classes, and ``noisy`` says whether the sums have noise.
+    ``places`` is the client of each example, ``number`` the number of classes, and ``noisy`` says whether the
+    sums have noise.
     """
     totals = []
     for kept in (np.ones(len(places), bool), places != 0):

@@ -74,8 +74,8 @@ class Saved(NamedTuple):
     Attributes:
         done: the number of finished rounds.
         delays: the number of possible delays of an upload: 0 to ``delays`` − 1 rounds.
-        items: for each round, the lengths of the tables in its total; they determine the shapes of the saved
-            arrays. Empty if no table is uploaded, see `Book.items`.
+        items: for each finished round, the lengths of the tables in its total, see `Book.items`; they
+            determine the structure of the saved arrays.
         record: the last round's record in the history; its evaluation may be missing.
     """
 

@@ -167,7 +167,7 @@ def trace(subject: _Subject) -> None:
 
 
 def learns(subject: _Subject) -> None:
-    """Training lowers a classifier's loss; a closed-form head is no worse than always the largest class."""
+    """Training lowers a classifier's loss; a closed form is no worse than predicting the largest class."""
     after, labels = subject.scores(subject.done.result), np.asarray(subject.labels)
     before = None if after is None else subject.scores(subject.result(subject.start[0]))
     if after is None:
