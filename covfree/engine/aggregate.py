@@ -66,7 +66,8 @@ class Aggregate(Generic[H]):
         layout: which sums are kept, and whether clients are told apart.
         dtype: data type of the features, in which products are computed; None if no examples were added.
         rows: a `Table` of class means, each with its number of examples and perhaps their scatter; None if
-            there are none. It has a row for each client and class, sorted by client and then class.
+            there are none. It has a row for each client and class, sorted by client and then class; or for
+            each class, if clients are not told apart.
         waiting: tables that are not merged into ``rows`` yet, such as single examples.
         pooled: [dim, dim] float64, the scatter of examples about the means in ``rows``; None if it is 0 or
             not kept.
