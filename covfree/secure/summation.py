@@ -1,4 +1,4 @@
-"""Simulate secure sums in one process: of given uploads, or of the uploads in each round of an algorithm."""
+"""Simulate secure sums in one process: of uploads that you give, or of clients' uploads in an algorithm."""
 
 from __future__ import annotations
 

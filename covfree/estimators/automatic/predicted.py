@@ -1,4 +1,7 @@
-"""Predict the test error of a linear head without examples, from margins (differences of scores)."""
+"""Predict a linear head's test error without test examples, from the mean and variance of its margins.
+
+A margin is the score of an example's own class minus the score of another class.
+"""
 
 from __future__ import annotations
 
