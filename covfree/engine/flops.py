@@ -30,10 +30,11 @@ def client_flops(
 
     Only leading terms count; a multiplication and an addition are two operations. Class means of n examples
     cost n·d. Gram matrices and covariances add 2·n·d², AFL's local solutions d³/3 + 2·d²·C_k for each client
-    (with C_k classes), and a map to D features 2·n·d·D. If a round sends matrices to the clients, such as a
-    head, to be multiplied with each example, each number in them costs 2·n; triangular matrices count as
-    full. So a round of `covfree.refined` with q directions adds 2·n·d·q, and one of `covfree.corrected`
-    2·n·d·C. The backbone's forward pass is left out, though it usually costs far more.
+    (with C_k classes), and a map to D features 2·n·d·D. If clients receive matrices (a head, or directions)
+    for a round over their examples, each number in the matrices costs 2·n; triangular matrices count as
+    full. Besides, `covfree.refined` adds 2·n·d·q for products with q directions in all rounds together, and
+    `covfree.corrected` 2·n·d·C for the gradients of a round. The backbone's forward pass is left out, though
+    it usually costs far more.
 
     Args:
         method: the method.

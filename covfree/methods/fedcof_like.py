@@ -184,7 +184,7 @@ def shared_covariance(method: Method[Any]) -> Callable[..., Scatter] | None:
 
 
 def refinable_head(method: Method) -> tuple[ScatterChoice | None, Callable[..., Head] | None]:
-    """Return what `refined` must know of a FedCOF-like method's head; raise ValueError if it fits no method.
+    """Return what `refined` must know of a FedCOF-like method's head; raise ValueError for other methods.
 
     Returns:
         A pair: a ridge head's option ``scatter`` (see `total_gram`), None for other heads; and

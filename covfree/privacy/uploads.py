@@ -261,10 +261,11 @@ def _deviation(kind: Kind, log_deviation: int, noises: int) -> float:
 
 
 def _limit(kind: Kind, weight: float) -> float:
-    """Return the norm to which a client's larger upload is scaled down; features are in units of the clip.
+    """Return the bound on the norm of a client's upload, which is scaled down if its norm is larger.
 
-    Class sums may be as large as those of ``weight`` examples of one class. The second moment of all features
-    (``"matrix"``) adds up the examples of all classes, so its limit is larger; covfree chooses 2·``weight``.
+    Features are in units of the clip. Class sums may be as large as those of ``weight`` examples of one class.
+    The second moment of all features (``"matrix"``) adds up the examples of all classes, so its bound is
+    larger; covfree chooses 2·``weight``.
     """
     return weight * (math.hypot(1, COUNT_SHARE, SQUARE_SHARE) if kind == "sums" else 2)
 

@@ -112,7 +112,7 @@ def client_sums(
 
 
 def no_offsets(moments: Moments, freedom: Freedom) -> Offsets:
-    """Return `Offsets` that split nothing off: all rows count as independent, without `ClientSums`."""
+    """Return the `Offsets` without `ClientSums`: nothing is split off, all rows count as independent."""
     dtype, (num_classes, dim) = freedom.weight.dtype, moments.total.shape
     zero = jnp.zeros((), dtype)
     return Offsets(

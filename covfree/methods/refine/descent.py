@@ -120,8 +120,8 @@ def descend(
 def last_point(descent: Descent) -> Float[Array, "rows classes"]:
     """Return the result of a minimisation that ends here: ``trial``, or ``point`` in the first steps.
 
-    ``trial`` is an L-BFGS step beyond ``point``, the best evaluated point, and usually better. But until
-    L-BFGS has two pairs (s, y), see `Descent`, the step may be many times too long.
+    ``trial`` is one step from ``point``, the best evaluated point; the loss there is not known. Until L-BFGS
+    has two pairs (s, y), see `Descent`, this step may be many times too long, so ``point`` is returned.
     """
     pairs = jnp.any(descent.steps != 0, axis=(1, 2)).sum()
     return jnp.where(pairs < 2, descent.point, descent.trial)

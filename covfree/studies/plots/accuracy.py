@@ -205,7 +205,7 @@ def _describe(figure: Figure, axes: Axes, down: bool, notes: Sequence[str], heig
 def _stairs(corners: np.ndarray) -> np.ndarray:
     """Return the lines of a staircase as flat boxes [2n − 2, 4], which labels must avoid.
 
-    From each of the ``corners`` [n, 2], one line leads right, and one from there up to the next corner.
+    From each of the ``corners`` [n, 2] but the last, a line leads right, then one up to the next corner.
     """
     left, bottom = corners[:-1].T
     right, top = corners[1:].T
