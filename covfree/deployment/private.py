@@ -196,7 +196,7 @@ class PrivateSteps:
         return Upload(number, 0, [own.values, np.asarray(own.noises, np.int64)], []), memory
 
     def serve(self, state: _State, total: Any) -> tuple[_State, bool]:
-        """Store ``total``, the sum of a round's uploads; return the new state, and True (integers are finite).
+        """Store ``total``, the sum of a round's uploads; return the new state, and True (it is finite).
 
         From the first round's sum, the server also chooses what sites send in the second round.
         """

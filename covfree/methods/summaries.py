@@ -235,7 +235,7 @@ def _own_mixtures_sizes(labels: Any, num_classes: int) -> tuple[int, ...]:
 def _mixtures_cost(
     labels: Any, clients: Any, dim: int, *, num_components: int, covariance: Structure
 ) -> Cost:
-    """Return an upper bound on the `Cost` of `send_mixtures`, for 50 EM steps and as many components as allowed.
+    """Return an upper bound on the `Cost` of `send_mixtures`: it has 50 EM steps and the most components.
 
     EM may take fewer steps, and equal examples need fewer components.
     """

@@ -263,7 +263,7 @@ def _deviation(kind: Kind, log_deviation: int, noises: int) -> float:
 def _limit(kind: Kind, weight: float) -> float:
     """Return the bound on the norm of a client's upload, which is scaled down if its norm is larger.
 
-    Features are in units of the clip. Class sums may be as large as those of ``weight`` examples of one class.
+    Features are divided by the clip. Class sums may be as large as those of ``weight`` examples of one class.
     The second moment of all features (``"matrix"``) adds up the examples of all classes, so its bound is
     larger; covfree chooses 2·``weight``.
     """

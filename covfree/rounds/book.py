@@ -80,7 +80,7 @@ class Book:
     saved: int = 0
 
     def end(self, held: Held, record: dict[str, Any], due: bool = True) -> Held:
-        """Record a finished round; then, as the settings say, save the run (if ``due``), evaluate it, and stop.
+        """Record a finished round; then, as the settings say, save the run (if ``due``), evaluate, and stop.
 
         ``held`` has the state after the round. Return it, with this state as its ``best`` if the evaluation
         is the best so far.
