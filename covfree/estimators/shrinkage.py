@@ -50,8 +50,8 @@ def as_matrix_shrinkage(shrinkage: Scalar | str | Shrinkage) -> Shrinkage:
     rule = as_shrinkage(shrinkage)
     if rule.needs_rows:
         raise ValueError(
-            "shrinkage: expected a rule that needs only covariances, got one that needs the rows themselves, "
-            "such as ledoit_wolf()"
+            "shrinkage: expected a rule that needs only covariances, as clients send no rows; got one that "
+            "needs the rows themselves, such as ledoit_wolf(); oas() needs only covariances"
         )
     return rule
 

@@ -15,6 +15,8 @@ from covfree.core.checks import check_above_zero
 from covfree.core.keys import derive
 from covfree.core.linalg import Scatter
 from covfree.core.types import AnyArray, H, Head, LinearHead, Message, Rows, Scalar, is_traced
+from covfree.estimators.shrinkage import as_matrix_shrinkage
+from covfree.estimators.shrinkage_rule import Shrinkage
 from covfree.heads.temperature import with_temperature
 from covfree.methods.message_form import MessageForm
 from covfree.methods.rounds import Round, bound
@@ -124,6 +126,13 @@ class Method(Generic[H]):
                 f"clients send sums in {more} round{'s' * (more > 1)}; use covfree.fit, or "
                 "covfree.rounds.as_algorithm and run"
             )
+
+    def check_rules(self) -> None:
+        """Raise ValueError if clients send matrices, but the shrinkage rule needs the rows behind them."""
+        if self.message is not None:
+            for rule in jax.tree.leaves(self.params, is_leaf=lambda part: isinstance(part, Shrinkage)):
+                if isinstance(rule, Shrinkage):
+                    as_matrix_shrinkage(rule)
 
     @property
     def sends(self) -> str:

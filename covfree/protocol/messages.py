@@ -60,8 +60,8 @@ def client_message(
 
     Raises:
         TypeError: if a data type is wrong.
-        ValueError: if a shape or value is wrong, or if the method's clients send sums in rounds instead of a
-            message.
+        ValueError: if a shape or value is wrong; if the method's clients send sums in rounds instead of a
+            message; or if they send matrices, but the shrinkage rule needs rows, such as `ledoit_wolf`.
 
     >>> import covfree, jax.numpy as jnp
     >>> rows = client_message(covfree.fedcof(), jnp.eye(2), jnp.array([4, 4]), num_classes=9).rows
@@ -71,6 +71,7 @@ def client_message(
     check_method(method)
     if not method.message_rounds:
         method.check_message()
+    method.check_rules()
     check_positive("num_classes", num_classes)
     names = check_class_names(class_names, num_classes)
     check_extractor(extractor)

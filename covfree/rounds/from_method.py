@@ -228,7 +228,8 @@ def as_algorithm(
 
     Raises:
         TypeError: if ``method`` is not a `Method`.
-        ValueError: with ``uploads="sums"``, if a round of the method keeps rows.
+        ValueError: with ``uploads="sums"``, if a round of the method keeps rows; with messages of matrices,
+            if the shrinkage rule needs rows, such as `ledoit_wolf`.
 
     Source: secure aggregation of FedCOF: Goswami et al. (2024), Appendix I.2. There a client's term is
     (N_c − 1) n_kc (μ_kc − μ_c)(μ_kc − μ_c)ᵀ, and the server divides by K − 1, where K counts all clients.
@@ -240,6 +241,8 @@ def as_algorithm(
     check_method(method)
     check_positive("num_classes", num_classes)
     check_choice("uploads", uploads, ("messages", "sums"))
+    if uploads == "messages":
+        method.check_rules()
     run = _Run(method, num_classes, method.message_rounds if uploads == "messages" else 0)
     if run.evaluated:
         # Raise if a round's total has no fixed size.

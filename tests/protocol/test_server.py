@@ -15,6 +15,7 @@ from precision import FLOAT32, assert_close, assert_heads_close
 
 import covfree
 from covfree.methods import registry
+from covfree.rounds import as_algorithm
 
 
 def head_of(name: str, collected: covfree.Collected):
@@ -302,6 +303,17 @@ def test_a_rule_that_looks_at_rows_needs_them():
     message = collect(messages("fedcof-oracle")).message
     with pytest.raises(ValueError, match="shrinkage: expected a rule that needs only covariances"):
         covfree.solve_message(method, message, num_classes=CLASSES)
+
+
+@pytest.mark.parametrize("wrapped", [lambda m: m, lambda m: covfree.select([m, covfree.fedcof_oracle()])])
+def test_a_rule_that_needs_rows_is_refused_before_anything_is_sent(wrapped):
+    method, features = wrapped(covfree.fedcof_oracle(shrinkage=covfree.ledoit_wolf())), np.eye(3, 2)
+    with pytest.raises(ValueError, match=r"shrinkage: expected a rule that needs only covariances.* oas"):
+        covfree.client_message(method, features.astype(np.float32), np.arange(3), num_classes=3)
+    with pytest.raises(ValueError, match="shrinkage: expected a rule that needs only covariances"):
+        as_algorithm(method, num_classes=3)
+    # In sums, clients evaluate the rule on their own rows.
+    assert as_algorithm(method, num_classes=3, uploads="sums").rounds == len(method.rounds)
 
 
 # Solutions
