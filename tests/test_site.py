@@ -145,6 +145,10 @@ def test_search_works_from_the_disk(site, driver):
 
 
 def test_the_reference_sets_subscripts_and_leaves_code(site, driver):
+    show(driver, site / "derivation.html", until="document.querySelector('h2 sub') !== null")
+    assert "K_c" not in driver.execute_script(
+        "return document.querySelector('.md-content h2 sub').parentNode.innerText"
+    )
     page = site / "reference" / "covfree-estimators.html"
     show(driver, page, 390, until="document.querySelector('sub') !== null")
     low = driver.execute_script("return Array.from(document.querySelectorAll('sub'), e => e.textContent)")

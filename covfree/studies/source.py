@@ -100,7 +100,8 @@ def of_file(dataset: str, test_file: Path | None) -> Source:
     else a third of each class, drawn at random.
     """
     if dataset in FEDERATIONS:
-        raise ValueError(f"--dataset: {dataset} is a federation of images; give --images {dataset}")
+        instead = f"--images {dataset} --backbone efficientnet-lite0"
+        raise ValueError(f"--dataset: {dataset} is a federation of images; give {instead}")
     config = {"dataset": dataset, "test_file": None if test_file is None else str(test_file)}
     by_seed = _once(partial(load_named, dataset, test_file))
     return Source(config, by_seed(0), by_seed)

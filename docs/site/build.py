@@ -32,6 +32,7 @@ PAGES = ("CONTRIBUTING.md", "CHANGELOG.md", "experiments/README.md", "benchmarks
 _LINK = re.compile(r"""(\]\(|src=")([^)\s#"]+)(#[^)\s]*)?(?=[)"])""")
 _CELL = re.compile(r"<td.*?</td>", re.DOTALL)
 _CODE = re.compile(r"(?<=<code>)[^<]+(?=</code>)")
+_ENDINGS = "(?:csv|html|jsonl?|md|np[yz]|onnx|pdf|png|pth?|py|safetensors|sh|svg|toml|tsv)"
 _DOCTEST = re.compile(r"^( *)```python\n(?= *>>> )", re.MULTILINE)
 
 
@@ -113,14 +114,16 @@ def gather(folder: Path) -> None:
 
 
 def breakable(html: str) -> str:
-    """A page in which code in tables may be broken after signs, but not in names and numbers.
+    """A page in which code in tables may be broken after signs, but not in names, of files too, and numbers.
 
     >>> breakable("<td><code>fedcof(head=1.0)</code></td> <code>f(x)</code>")
     '<td><code>fedcof(<wbr>head=<wbr>1.0)</code></td> <code>f(x)</code>'
+    >>> breakable("<td><code>examples/two_hosts.py</code> <code>Strategy.fit</code></td>")
+    '<td><code>examples/<wbr>two_hosts.py</code> <code>Strategy.<wbr>fit</code></td>'
     """
 
     def in_code(found: re.Match[str]) -> str:
-        return re.sub(r"[(=,:/](?=[^\s)])|\.(?=[a-z_])", r"\g<0><wbr>", found[0])
+        return re.sub(rf"[(=,:/](?=[^\s)])|\.(?!{_ENDINGS}\b)(?=[a-z_])", r"\g<0><wbr>", found[0])
 
     return _CELL.sub(lambda cell: _CODE.sub(in_code, cell[0]), html)
 

@@ -13,10 +13,10 @@ document.addEventListener("DOMContentLoaded", () => {
   }
 });
 
-// Docstrings write subscripts as Σ_c, μ_kc or w_{c+1}, for readers of the code: the reference sets them low.
+// Docstrings and headings write subscripts as Σ_c, μ_kc or w_{c+1}, for readers of the code: the site sets them low.
 const subscripted = /(?<![\p{L}\p{N}_.])(\p{L}\p{M}?)_([A-Za-zα-ω0-9]{1,3}(?![A-Za-z0-9_])|\{[^{}]+\})/gu;
 document.addEventListener("DOMContentLoaded", () => {
-  for (const part of document.querySelectorAll(".doc-contents, .md-typeset td")) {
+  for (const part of document.querySelectorAll(".doc-contents, .md-typeset :is(td, h2, h3)")) {
     const walker = document.createTreeWalker(part, NodeFilter.SHOW_TEXT);
     const found = [];
     while (walker.nextNode()) {

@@ -70,7 +70,10 @@ BAD = {
         ["--images", "photos", "--backbone", "efficientnet-lite"],
         "squeezenet1-1, .*got 'efficientnet-lite'; did you mean efficientnet-lite0",
     ),
-    "images as a dataset": (["--dataset", "femnist"], "--dataset: femnist is .*; give --images femnist"),
+    "images as a dataset": (
+        ["--dataset", "femnist"],
+        "--dataset: femnist is .*; give --images femnist --backbone efficientnet-lite0",
+    ),
     "missing file": (["--dataset", "absent.npz"], r"--dataset: absent\.npz: no such file"),
     "backbone without images": (["--backbone", "resnet18"], "--backbone: expected --images beside it"),
     "weights without images": (["--weights", "w.pth"], "--weights: expected --images beside it"),

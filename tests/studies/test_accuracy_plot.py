@@ -166,6 +166,18 @@ def test_results_without_accuracy_are_named():
     assert nothing.axes[0].containers == []
 
 
+def test_a_method_far_below_does_not_squeeze_the_others():
+    found = [result("fedcof", [0.95, 0.96], 1000), result("fedncm", [0.88, 0.9], 1000)]
+    with figures.style():
+        low = draw("title", [*found, result("mine.py:low", [0.03, 0.05], 900, title="low")])
+        near = draw("title", [*found, result("mine.py:low", [0.7, 0.72], 900, title="low")])
+    assert low.axes[0].get_ylim()[0] > 80
+    assert "below the axes: low (4.0 %)" in " ".join(low.axes[0].get_xlabel().split())
+    assert [text.get_text() for text in low.axes[0].texts] == ["FedCOF (LDA,\nautomatic γ)", "FedNCM"]
+    assert len(near.axes[0].texts) == 3
+    assert "below" not in near.axes[0].get_xlabel()
+
+
 def test_three_files_are_written(tmp_path):
     paths = plot(tmp_path / "picture.png", "title", results(2, "spread"))
     assert paths == [tmp_path / f"picture.{suffix}" for suffix in ("png", "pdf", "svg")]

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 _MARK, _CAP, _LINE = 3.5, 2.0, 24
 _STAR = 1.5  # size of a star relative to other marks: it looks smaller, as it is empty between its tips
 _EDGE = {"markeredgecolor": "white", "markeredgewidth": 0.4}
+_RANGE = 10.0  # percentage points in which accuracies can be told apart
 _FEW = 4  # number of methods whose picture fits the width of a column
 _QUIET = "#666666"  # grey, readable on white: the front's line, and labels of points off the front
 FRONT = "grey line and bold labels: the best accuracy at so many bytes or fewer"
@@ -34,7 +35,7 @@ def plot(path: Path, title: str, results: Sequence[Result]) -> list[Path]:
     """Draw accuracy (mean and standard deviation) against bytes, as PNG, PDF and SVG.
 
     Bytes are those that clients send. If any method's clients receive bytes before the head, received bytes
-    are added for all methods.
+    are added for all methods. A method far below all others is left out of the axes; a note has its accuracy.
     """
     with figures.style():
         return figures.save_all(draw(title, results), path)
@@ -45,6 +46,10 @@ def draw(title: str, results: Sequence[Result], width: float | None = None) -> F
     down = receives(results)
     every = [point_of(result, down) for result in results]
     points = [point for point in every if isfinite(point.accuracy) and point.size > 0]
+    missing = [point.title for point in every if point not in points]
+    bars = {point: point.accuracy + (point.deviation or 0.0) * np.array([-1, 1]) for point in points}
+    below = [point for point in points if point not in figures.near(bars, least=_RANGE)]
+    points = [point for point in points if point not in below]
 
     if width is None:
         width = figures.COLUMN if len(results) <= _FEW else figures.PAGE
@@ -60,7 +65,9 @@ def draw(title: str, results: Sequence[Result], width: float | None = None) -> F
         notes.append("bars: one standard deviation")
     if len(points) > 1:
         notes.append(FRONT)
-    if missing := [point.title for point in every if point not in points]:
+    if below:
+        notes.append(f"below the axes: {', '.join(f'{one.title} ({one.accuracy:.1f} %)' for one in below)}")
+    if missing:
         notes.append(f"not shown, as there is no accuracy: {', '.join(missing)}")
     # The height in inches grows with the number of lines in labels, faster on a narrow page, where labels
     # stack up.

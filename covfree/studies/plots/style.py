@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import math
 import textwrap
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from os import PathLike
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
@@ -20,6 +20,8 @@ from covfree.core.optional import optional
 if TYPE_CHECKING:
     from matplotlib.axis import Axis
     from matplotlib.figure import Figure
+
+T = TypeVar("T")
 
 # Widths in inches of a column, and of the page's text, in a two-column paper.
 COLUMN, PAGE = 3.3, 6.9
@@ -133,6 +135,25 @@ def byte_axis(axis: Axis, most: int | None = None, unit: str = "B") -> None:
     else:
         axis.set_major_locator(MaxNLocator(most or 6))
     axis.set_major_formatter(EngFormatter(unit))
+
+
+def near(values: Mapping[T, np.ndarray], least: float) -> list[T]:
+    """Return the names of curves or points, the highest first, without those far below all others.
+
+    Those would squeeze the others: they are below by more than three times the others' range, or three times
+    ``least`` if the range is smaller. ``values`` has each one's values by its name.
+
+    >>> near({"a": np.array([90.0, 94.0]), "b": np.array([3.0]), "c": np.array([95.0])}, least=1.0)
+    ['c', 'a']
+    """
+    shown: list[T] = []
+    for name in sorted(values, key=lambda name: -values[name].max()):
+        seen = np.concatenate([values[each] for each in shown]) if shown else values[name]
+        # Always show two, as the range of a single one may be small.
+        if len(shown) > 1 and seen.min() - values[name].max() > 3 * max(np.ptp(seen), least):
+            break
+        shown.append(name)
+    return shown
 
 
 def text_width(text: str, size: float = TYPE) -> float:

@@ -23,8 +23,6 @@ _PANELS = 3  # the number of panels side by side on a page
 _TICKS = 7  # the largest number of tick labels that fit below a panel
 _DASHES = ("-", "--", "-.", (0, (6, 1, 1, 1, 1, 1)), (0, (3, 1)), (0, (9, 1, 3, 1)))
 _WORDS = {"alpha": "alpha of the partition", "clients": "number of clients"}
-# A curve is left out of the axes if it is below all others by more than this many times the others' range.
-_FAR = 3.0
 
 
 class _Point(NamedTuple):
@@ -196,17 +194,10 @@ def _set_limits(axes: Axes, ends: dict[str, np.ndarray]) -> set[str]:
     ``ends`` maps a curve's name to values that must be in sight for it, such as the ends of its band.
     """
     known = {curve: end[np.isfinite(end)] for curve, end in ends.items() if np.isfinite(end).any()}
-    order = sorted(known, key=lambda curve: -known[curve].max())
-    if not order:
+    if not known:
         return set()
-    shown = order[:1]
-    for curve in order[1:]:
-        seen = np.concatenate([known[each] for each in shown])
-        # Always show two curves, as the range of a single one may be small.
-        if len(shown) > 1 and seen.min() - known[curve].max() > _FAR * max(np.ptp(seen), 1.0):
-            break
-        shown.append(curve)
+    shown = figures.near(known, least=1.0)
     seen = np.concatenate([known[each] for each in shown])
     margin = 0.06 * max(np.ptp(seen), 1.0)
     axes.set_ylim(seen.min() - margin, seen.max() + margin)
-    return set(order) - set(shown)
+    return set(known) - set(shown)
