@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, Num
+from jaxtyping import Array, Bool, Float, Integer, Num
 
 # `symmetric_product` halves the columns twice, which leaves 5/8 of the work. It does not go on to blocks of
 # fewer than _SMALLEST columns, and multiplies factors of fewer than _FEWEST rows directly.
@@ -25,6 +25,31 @@ def magnitude(values: Float[Array, "..."]) -> Float[Array, ""]:
     """
     largest = jax.lax.stop_gradient(jnp.abs(values).max(initial=0))
     return jnp.where(largest > 0, largest, 1)
+
+
+# Factors for numbers whose sum is below 2⁻³⁰, up to 2³⁰, or above. They keep squares within float32's range,
+# and as powers of two cause no rounding. The compiler may square them, so their squares are in range too.
+_SCALES = (2.0**60, 1.0, 2.0**-60)
+
+
+def scale_for(total: Float[Array, ""]) -> tuple[Float[Array, ""], Integer[Array, ""]]:
+    """Return the factor s by which numbers ≥ 0 with this sum are squared in range, and the factor's index.
+
+    The index is the entry of `squares_in_scales` that holds Σ (s x)².
+    """
+    which = (total > 2.0**-30).astype(jnp.int32) + (total > 2.0**30).astype(jnp.int32)
+    return jnp.asarray(_SCALES, total.dtype)[which], which
+
+
+def squares_in_scales(numbers: Float[Array, " numbers"]) -> Float[Array, "scales"]:
+    """Return Σ (s x)² over numbers x ≥ 0 for several factors s; such sums over parts of the numbers add up.
+
+    All are computed, as `scale_for` chooses s by the sum of all numbers, which is known only at the end.
+    """
+    # Cap at 2⁵⁰, so that no wrong factor gives infinity, even for 2²⁷ numbers. With the right factor no
+    # number is above it, if the sum of the numbers is below 2¹¹⁰.
+    scaled = jnp.minimum(numbers[None, :] * jnp.asarray(_SCALES, numbers.dtype)[:, None], 2.0**50)
+    return jnp.sum(jnp.square(scaled), axis=1)
 
 
 def divide_or_zero(

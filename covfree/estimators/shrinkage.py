@@ -17,6 +17,7 @@ from jaxtyping import Array, Float
 
 from covfree.core.checks import check_strength
 from covfree.core.linalg import Scatter
+from covfree.core.products import scale_for, squares_in_scales
 from covfree.core.types import Scalar
 from covfree.estimators.automatic import automatic
 from covfree.estimators.scatter import Freedom
@@ -149,17 +150,10 @@ def _convex(numerator: jax.Array, denominator: jax.Array, covariance: Scatter) -
     return 1 - weight, weight * mean_variance(covariance)
 
 
-# Factors for a covariance whose trace is below 2⁻³⁰, up to 2³⁰, or above. They keep squares within float32's
-# range, and as powers of two cause no rounding. The compiler may square them, so their squares are in range
-# too.
-_SCALES = (2.0**60, 1.0, 2.0**-60)
-
-
 def _in_scale(covariance: Scatter) -> tuple[Scatter, jax.Array]:
-    """Return Σ̂ times a factor from `_SCALES` that prevents under- and overflow, and the factor's index."""
-    trace = covariance.dim * mean_variance(covariance)
-    which = (trace > 2.0**-30).astype(jnp.int32) + (trace > 2.0**30).astype(jnp.int32)
-    return covariance.scaled(jnp.asarray(_SCALES, trace.dtype)[which]), which
+    """Return Σ̂ times a factor that prevents under- and overflow, and the factor's index; see `scale_for`."""
+    scale, which = scale_for(covariance.dim * mean_variance(covariance))
+    return covariance.scaled(scale), which
 
 
 def _oas(strength, covariance, moments, freedom, statistics):
@@ -224,14 +218,8 @@ def check_loading(shrinkage: Shrinkage) -> None:
 
 
 def _fourth_moment(factor, rows, moments, class_weight):
-    """Return Σ_r (s ‖y_r‖²)² over the rows y_r of ``factor``, for each number s in `_SCALES`.
-
-    All are computed, as `_in_scale` chooses s by the trace of Σ̂, which is known only after all rows.
-    """
-    length = jnp.sum(jnp.square(factor), axis=1)
-    # Cap at 2⁶⁰, so that wrong scales do not overflow; in the right scale no value is above it.
-    scaled = jnp.minimum(length[None, :] * jnp.asarray(_SCALES, length.dtype)[:, None], 2.0**60)
-    return jnp.sum(jnp.square(scaled), axis=1)
+    """Return Σ_r (s ‖y_r‖²)² over the rows y_r of ``factor``, for each s of `squares_in_scales`."""
+    return squares_in_scales(jnp.sum(jnp.square(factor), axis=1))
 
 
 def _ledoit_wolf(strength, covariance, moments, freedom, statistics):

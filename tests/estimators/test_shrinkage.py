@@ -343,6 +343,18 @@ def test_rules_do_not_depend_on_the_scale():
                 assert_close(found[name], expected[name], 1e-5)
 
 
+@pytest.mark.parametrize("scale", [1e-12, 1e12])
+def test_sums_of_ledoit_wolf_stay_finite_for_many_rows(scale):
+    """A round whose state is not finite is undone; sums in a scale that is not used were infinite."""
+    rng = np.random.default_rng(0)
+    rows = covfree.Rows(
+        (scale * rng.normal(size=(900, 3))).astype(np.float32), np.full(900, 4, np.int32), np.arange(900) % 2
+    )
+    method = covfree.fedcof(shrinkage=covfree.ledoit_wolf())
+    _, spread = covfree.accumulate(method, rows, num_classes=2)
+    assert np.isfinite(np.asarray(spread.statistics)).all()
+
+
 def test_rules_of_one_class_do_not_depend_on_the_scale():
     """With a share of the covariance in the result: were the weight 1, all off the diagonal would be 0."""
     rng = np.random.default_rng(0)
