@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -79,15 +81,36 @@ def gaussian_head(
     Array([0, 1], dtype=int32)
     """
     covariances = jnp.asarray(covariances)
-    present = moments.present
     if covariances.ndim == 2:
-        root = jnp.sqrt(jnp.where(present[:, None], covariances, 1))
-        scale = root
-    else:
-        identity = jnp.eye(covariances.shape[1], dtype=covariances.dtype)
-        safe = jnp.where(present[:, None, None], covariances, identity[None])
-        # Factorise class by class: a batched factorisation would need memory for another copy.
-        root = jax.lax.map(cholesky, safe)
-        scale = jnp.diagonal(root, axis1=1, axis2=2)
+        return head_of_roots(jnp.sqrt(jnp.where(moments.present[:, None], covariances, 1)), moments)
+    return head_of_roots(roots_of(lambda covariance: covariance, covariances, moments), moments)
+
+
+def roots_of(
+    covariance: Callable[..., jax.Array], classes: Any, moments: Moments
+) -> Float[Array, "classes dim dim"]:
+    """Compute Cholesky's L_c of each class's covariance, and I for an absent class.
+
+    Args:
+        covariance: the function that computes one class's covariance, from the class's part of ``classes``.
+        classes: arrays whose first axis is the classes.
+        moments: `first_moments` of all rows.
+    """
+
+    def root(of_class: tuple[Any, jax.Array]) -> jax.Array:
+        given, present = of_class
+        matrix = covariance(given)
+        return cholesky(jnp.where(present, matrix, jnp.eye(matrix.shape[0], dtype=matrix.dtype)))
+
+    # One class after the other, for all covariances, or a batched factorisation, would need another copy.
+    return jax.lax.map(root, (classes, moments.present))
+
+
+def head_of_roots(
+    root: Float[Array, "classes dim dim"] | Float[Array, "classes dim"], moments: Moments
+) -> GaussianHead:
+    """Make the head of `gaussian_head` from ``GaussianHead.root``, with I or ones for absent classes."""
+    scale = root if root.ndim == 2 else jnp.diagonal(root, axis1=1, axis2=2)
     bias = log_priors(moments) - jnp.log(scale).sum(1)
+    present = moments.present
     return GaussianHead(moments.mean, root, jnp.where(present, bias, 0), present.astype(root.dtype))

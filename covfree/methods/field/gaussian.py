@@ -16,7 +16,7 @@ from covfree.estimators.moments import example_moments
 from covfree.estimators.scatter import centred_rows
 from covfree.estimators.shrinkage import Shrinkage, as_matrix_shrinkage
 from covfree.heads import lda_head
-from covfree.heads.gaussian import GaussianHead, gaussian_head
+from covfree.heads.gaussian import GaussianHead, gaussian_head, head_of_roots, roots_of
 from covfree.heads.mapped import MappedHead
 from covfree.methods.fed3r import gram_merge
 from covfree.methods.fedncm import moments_phase
@@ -133,16 +133,15 @@ def scatters_merge(numbers: Any, message: Message, num_classes: int) -> tuple[Mo
     return moments, class_scatters(message.rows, moments)
 
 
-def _drawn_together(scatters: jax.Array, pooled: jax.Array, moments: Moments, degrees: Scalar) -> jax.Array:
-    """Shrink the covariance of each class towards that of all classes: return (S_c + κΣ̃)/(K_c − 1 + κ).
+def _drawn_together(scatter: jax.Array, pooled: jax.Array, number: jax.Array, degrees: Scalar) -> jax.Array:
+    """Shrink a class's covariance towards that of all classes: return (S + κΣ̃)/(K − 1 + κ).
 
-    S_c, in ``scatters``, is the scatter of the class's K_c rows; Σ̃ is ``pooled``, and κ is ``degrees``. All
-    scatters and Σ̃ may also be diagonals.
+    S is the class's ``scatter``, of K rows (``number``). Σ̃ is ``pooled`` and κ is ``degrees``. S and Σ̃ may
+    also be diagonals.
     """
-    shape = (-1, *(1 for _ in pooled.shape))
-    own = jnp.maximum(moments.num_rows - 1, 0).astype(scatters.dtype).reshape(shape)
+    own = jnp.maximum(number - 1, 0).astype(scatter.dtype)
     whole = own + degrees
-    return (scatters + degrees * pooled[None]) / jnp.where(whole > 0, whole, 1)
+    return (scatter + degrees * pooled) / jnp.where(whole > 0, whole, 1)
 
 
 def pooled_covariance(shrinkage: Shrinkage, moments: Moments, scatters: jax.Array) -> Scatter:
@@ -168,11 +167,16 @@ def _least_variance(moments: Moments, pooled: jax.Array) -> jax.Array:
 def _quadratic_head(numbers: _Numbers, system: None, moments: Moments, scatters: jax.Array) -> GaussianHead:
     pooled = pooled_covariance(numbers.shrinkage, moments, scatters).dense()
     dim = pooled.shape[0]
-    drawn = _drawn_together(scatters, pooled, moments, numbers.degrees * dim)
     # Bound variances from below: a feature that never varies would make the covariance singular.
     diagonal = jnp.arange(dim)
     least = _least_variance(moments, jnp.diagonal(pooled))
-    return gaussian_head(drawn.at[:, diagonal, diagonal].max(least[None, :]), moments)
+
+    def covariance(of_class: tuple[jax.Array, jax.Array]) -> jax.Array:
+        scatter, number = of_class
+        drawn = _drawn_together(scatter, pooled, number, numbers.degrees * dim)
+        return drawn.at[diagonal, diagonal].max(least)
+
+    return head_of_roots(roots_of(covariance, (scatters, moments.num_rows), moments), moments)
 
 
 def qda(
@@ -220,8 +224,8 @@ def _naive_head(prior: Scalar, system: None, moments: Moments, squares: jax.Arra
     # Without a floor, a feature that never varies would dominate the scores.
     floor = _least_variance(moments, pooled)
     pooled = jnp.maximum(pooled, floor)
-    drawn = jnp.maximum(_drawn_together(squares, pooled, moments, prior), floor[None, :])
-    return gaussian_head(drawn, moments)
+    drawn = jax.vmap(_drawn_together, (0, None, 0, None))(squares, pooled, moments.num_rows, prior)
+    return gaussian_head(jnp.maximum(drawn, floor[None, :]), moments)
 
 
 def naive_bayes(
