@@ -295,7 +295,7 @@ class Server(Standing):
 
     @property
     def _plain(self) -> Steps:
-        """The steps of a federation without noise, which are of type `Steps`."""
+        """`_steps`, typed as `Steps`; only for a federation without noise, as others have `PrivateSteps`."""
         assert isinstance(self._steps, Steps)
         return self._steps
 

@@ -63,9 +63,11 @@ def _first_phase(
 def _spread_phase(
     shrinkage: Shrinkage, state: tuple[Any], rows: Rows, num_classes: int, *, within: Within
 ) -> Spread:
-    """Compute the terms that these rows add to the server's `Spread`.
+    """Compute what a client's rows add to the `Spread` that the server sums.
 
-    In the sum over all rows, ``scatter`` + ``inner`` is the unshrunk covariance.
+    ``state`` holds the first round's total, and ``within`` is the estimator of the within-class covariance.
+    Over all clients, the fields ``scatter`` and ``inner`` (0 if None) sum to this covariance before
+    shrinkage.
     """
     (first,) = state
     degrees = _degrees(within, first)

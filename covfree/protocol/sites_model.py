@@ -46,6 +46,8 @@ class Means(NamedTuple):
 class Model(NamedTuple):
     """The result of `fit_model`, whose docstring defines S, D, v and σ.
 
+    Each row is one class of one site: the mean that the site sent of this class.
+
     Attributes:
         white: the rows' means, whitened by S.
         own: for each row, the whitened centre of its class, computed from the other sites.

@@ -76,7 +76,7 @@ def descend(
     """
     move, first, known = descent.trial - descent.point, ~descent.begun, descent.value
     along = jnp.sum(descent.slope * move)
-    # A loss whose square overflows cannot come from examples, so the step fails then too.
+    # A finite loss whose square overflows is no loss of examples but a spoilt upload, and fails the step too.
     sound = jnp.isfinite(jnp.square(value)) & jnp.isfinite(slope).all()
     eps = jnp.finfo(value.dtype).eps
     rounding = _ROUNDING * eps * jnp.abs(known)

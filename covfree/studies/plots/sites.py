@@ -20,9 +20,10 @@ _NAMED = 24
 
 
 def plot_sites(report: SiteReport) -> Figure:
-    """Draw each site (client) as a point; write name and reason beside sites that are not to be believed.
+    """Draw each site (client) as a point: x is its ``spread`` and y its ``agreement``, see `Site`.
 
-    Up to 24 sites are named, those that differ most.
+    Sites that fail the check of `diagnose_sites` have name and reason beside them: at most 24, those that
+    differ most.
     """
     with figures.style():
         figure = figures.new_figure(5.5, 3.6)
