@@ -119,9 +119,9 @@ def fed3r_random(
     computes the variance of all n examples, v = Σ ‖x‖²/n − ‖(Σ x)/n‖², and sends back σ = 4·√v. The second
     round is Fed3R's. The paper has only that round, with σ = 1000, chosen for the features of its backbone.
 
-    Bytes up, for K clients and M client-class pairs: 4·(K·D² + M·D). With ``"auto"`` a client sends sums of all
-    C classes, even those that it lacks: for d features 4·K·(D² + C·D + 2·C + d + 3). Integer counts and labels
-    come on top: 8·M bytes, or 4·K·C with ``"auto"``.
+    Bytes up, for K clients and M client-class pairs: 4·(K·D² + M·D). With ``"auto"`` a client sends sums of
+    all C classes, even those that it lacks: for d features 4·K·(D² + C·D + 2·C + d + 3). Integer counts and
+    labels come on top: 8·M bytes, or 4·K·C with ``"auto"``.
 
     Args:
         ridge: λ, at least 0.
