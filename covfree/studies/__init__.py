@@ -5,6 +5,7 @@ from covfree.studies.federation import LeftOut as LeftOut
 from covfree.studies.federation import federations as federations
 from covfree.studies.plots.partition import plot_partition as plot_partition
 from covfree.studies.predictions import Predictions as Predictions
+from covfree.studies.present import illustrate as illustrate
 from covfree.studies.result import Result as Result
 from covfree.studies.result import Run as Run
 from covfree.studies.result import accuracy_table as accuracy_table

@@ -1,12 +1,13 @@
-"""Print a study's results, write and draw them in its folder, and make a page of them."""
+"""Print a study's results, write and draw them in a folder, and make a page of them."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from covfree.core.atomic import replacing
+from covfree.data.dataset import StrPath
 from covfree.studies import report
 from covfree.studies.federation import LeftOut
 from covfree.studies.page import page_of, write_page
@@ -34,13 +35,11 @@ def present(
     """
     results = summarise(runs, study.titles)
     content = report.as_json(config, report.environment(), results)
-    several = len(study.datasets) * len(list(study.federations)) > 1
-    lost = _left_out(results)
-    title = _several(study, lost) if several else _one(study, [run.left_out for run in runs])
+    several, lost, title = _is_several(study), _left_out(results), _title(study, results)
     table = accuracy_table(results) if several else report.table(results)
     below = "\n".join(report.notes(results))
     show(form, title, table, report.records(results), content, lost, below)
-    failed = [f"{study.name(cell)}: failed, and is left out: {error}" for cell, error in study.failed.items()]
+    failed = _failed(study)
     for text in failed:
         say(text)
     if page is not None:
@@ -53,16 +52,63 @@ def present(
     written = [study.folder / "results.json"]
     with replacing(written[0]) as draft:
         draft.write((content + "\n").encode())
-    if not several and report.is_trained(results):
-        classes = _load(study).num_classes
-        written += curve.plot(study.folder / "accuracy.png", title, results, classes)[:1]
-    elif not several:
-        written += accuracy.plot(study.folder / "accuracy_vs_bytes.png", title, results)[:1]
-    if (number := sweep.swept(results)) is not None:
-        what = study.folder / f"accuracy_vs_{number}.png"
-        written += sweep.plot(what, title.split("\n")[0], results, number)[:1]
+    written += [path for path in _plot(study, results, study.folder) if path.suffix == ".png"]
     pictures = " (also as PDF and SVG)" if len(written) > 1 else ""
     say(f"wrote {' and '.join(map(str, written))}{pictures}")
+
+
+def illustrate(study: Study, runs: Iterable[Run], folder: StrPath) -> list[Path]:
+    """Draw a study's runs, and write a page on them, as ``covfree compare --report`` does (extra ``cli``).
+
+    Args:
+        study: the study. With ``predictions=True`` the page shows accuracy by class and client, too.
+        runs: runs of this study, at least one, as `Study.runs` yields them.
+        folder: where the files are written; made if missing. Files of the same names are replaced.
+
+    Returns:
+        The paths of ``page.html`` and of the pictures, each as PNG, PDF and SVG: accuracy against bytes, or
+        by round, if there is one federation; accuracy against the number with the most values, if any varies.
+
+    Raises:
+        ValueError: if there are no runs.
+    """
+    results = summarise(runs, study.titles)
+    if not results:
+        raise ValueError("runs: expected at least one run, got none")
+    folder = Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    lists = {"dataset": list(study.datasets), "methods": list(study.methods), "seeds": list(study.seeds)}
+    page, title = folder / "page.html", _title(study, results)
+    shown = {**lists, **study.settings}
+    write_page(page_of(None, title, results, study.datasets, shown, {}, _failed(study)), page)
+    return [page, *_plot(study, results, folder)]
+
+
+def _plot(study: Study, results: Sequence[Result], folder: Path) -> list[Path]:
+    """Draw the pictures of results in a folder; return their paths."""
+    written, title = list[Path](), _title(study, results)
+    if not _is_several(study) and report.is_trained(results):
+        written += curve.plot(folder / "accuracy.png", title, results, _load(study).num_classes)
+    elif not _is_several(study):
+        written += accuracy.plot(folder / "accuracy_vs_bytes.png", title, results)
+    if (number := sweep.swept(results)) is not None:
+        what = folder / f"accuracy_vs_{number}.png"
+        written += sweep.plot(what, title.split("\n")[0], results, number)
+    return written
+
+
+def _is_several(study: Study) -> bool:
+    return len(study.datasets) * len(list(study.federations)) > 1
+
+
+def _title(study: Study, results: Sequence[Result]) -> str:
+    if _is_several(study):
+        return _several(study, _left_out(results))
+    return _one(study, [run.left_out for result in results for run in result.runs])
+
+
+def _failed(study: Study) -> list[str]:
+    return [f"{study.name(cell)}: failed, and is left out: {error}" for cell, error in study.failed.items()]
 
 
 def _load(study: Study) -> Any:

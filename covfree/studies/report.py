@@ -215,7 +215,11 @@ def notes(results: Sequence[Result]) -> list[str]:
         lines.append(f"How often clients took each method, of {len(runs)}: {', '.join(shown)}.")
     called = dict.fromkeys((result.method, result.title) for result in results)
     # Skip joint methods, one of which clients choose: their titles already list the names.
-    named = [f"{name} is {title}" for name, title in called if JOINT not in name and name != title.lower()]
+    named = [
+        f"{name} is {title}"
+        for name, title in called
+        if JOINT not in name and name not in (title, title.lower())
+    ]
     if named and not is_trained(results):
         lines.append(f"On the command line {'; '.join(named)}.")
     return lines

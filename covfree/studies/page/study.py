@@ -38,7 +38,7 @@ _NOTES_OF_TRAINING = (
 
 
 def page_of(
-    command: str,
+    command: str | None,
     title: str,
     results: Sequence[Result],
     datasets: Datasets,
@@ -48,8 +48,8 @@ def page_of(
 ) -> dict[str, Any]:
     """Return the page of a study's results, a dict for the template.
 
-    ``settings`` are shown; ``given`` are the options that repeat the command; ``failed`` are messages about
-    methods that failed.
+    ``settings`` are shown; ``given`` are the options that repeat the command, None if the study was made in
+    Python; ``failed`` are messages about methods that failed.
     """
     places = list(dict.fromkeys(result.place for result in results))
     groups = [[result for result in results if result.place == place] for place in places]
@@ -65,7 +65,7 @@ def page_of(
         ],
         "settings": settings,
         "environment": report.environment(),
-        "command": command_line(command, given),
+        "command": None if command is None else command_line(command, given),
         "notes": [*failed, *notes],
         "headline": over_places(scored) if several else [],
         "grid": accuracy_table(results) if several else None,
@@ -119,6 +119,8 @@ def _place(
     predictions = [
         {run.seed: run.predictions for run in result.runs if run.predictions is not None} for result in ranked
     ]
+    if not all(predictions):  # a study in Python may not count them
+        titles, predictions = [], []
     spread = f"How training examples are spread: {law_of(first, federation)}, seed {seeds[0]}"
     said = headline(scored, len(first.test_labels), bytes_name)
     return {

@@ -122,9 +122,12 @@ def draw(title: str, results: Sequence[Result], number: str, *, narrow: bool = F
 def _numbers(result: Result) -> dict[str, Any]:
     """Return the arguments in a method's name: {"shrinkage": 0.1} for ``fedcof:shrinkage=0.1``.
 
-    There are none if clients choose among several methods.
+    There are none if clients choose among several methods, or if a name given in Python has another form.
     """
-    return {} if JOINT in result.method else parsed(result.method, "")[1]
+    try:
+        return {} if JOINT in result.method else parsed(result.method, "")[1]
+    except ValueError:
+        return {}
 
 
 def _point(result: Result, number: str) -> _Point:

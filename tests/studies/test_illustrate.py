@@ -1,0 +1,45 @@
+"""The pictures and the page of a study that was made in Python."""
+
+import pytest
+
+import covfree
+from covfree import studies
+from covfree.data import load_digits
+
+
+def made(alphas, *, predictions=False, more=None) -> studies.Study:
+    places = studies.federations([6], ["inner_dirichlet"], alphas)
+    methods = {"<b>: odd-or-even": covfree.fedncm(), **(more or {})}
+    return studies.Study(
+        {"digits": lambda seed: load_digits(seed=seed)}, places, methods, [0], (), predictions
+    )
+
+
+@pytest.mark.parametrize(
+    ("study", "drawn", "told"),
+    [
+        (made([0.1, 1.0]), {"accuracy_vs_alpha"}, False),
+        (made([0.1], predictions=True), {"accuracy_vs_bytes"}, True),
+        (
+            made([0.1], more=studies.variants(["fedcof"], {"shrinkage": [0.1, 1.0]})),
+            {"accuracy_vs_bytes", "accuracy_vs_shrinkage"},
+            False,
+        ),
+    ],
+)
+def test_a_study_in_python_has_the_pictures_and_the_page_of_a_command(study, drawn, told, tmp_path):
+    page, *pictures = studies.illustrate(study, study.runs(), tmp_path / "new" / "folder")
+    expected = {f"{name}.{suffix}" for name in drawn for suffix in ("png", "pdf", "svg")}
+    assert {path.name for path in pictures} == expected
+    assert {path.name for path in (tmp_path / "new" / "folder").iterdir()} == {"page.html", *expected}
+    text = page.read_text(encoding="utf-8")
+    assert "&lt;b&gt;: odd-or-even" in text
+    assert "covfree compare" not in text
+    assert "How to repeat it" not in text
+    assert "On the command line &lt;b&gt;" not in text
+    assert ("Accuracy by class" in text) == told
+
+
+def test_no_runs_make_no_page(tmp_path):
+    with pytest.raises(ValueError, match="runs: expected at least one run, got none"):
+        studies.illustrate(made([0.1]), [], tmp_path)
