@@ -191,10 +191,10 @@ def _values(name: str, text: str | None, kind: Callable[[str], T], expected: str
 
 
 def _check_places(name: str, source: Source, places: list[Federation]) -> None:
-    """Raise ValueError if the data of ``source``, named ``name``, cannot be divided as ``places`` say.
+    """Raise ValueError unless each partition in ``places`` can divide a data set among clients.
 
-    That is the case if one of the partitions cannot be made, or if there are several although the data has
-    clients of its own.
+    If the data set has clients of its own, raise it also if there is more than one partition. ``source`` is
+    the data set, and ``name`` its name in the error.
     """
     if source.outline.clients is not None and len(places) > 1:
         raise ValueError(

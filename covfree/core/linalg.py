@@ -108,9 +108,10 @@ def factorise(matrix: Float[AnyArray, "dim dim"] | Scatter) -> Factorisation:
 def _factors(
     core: Float[Array, "size size"], shift: Float[Array, ""], allowed: Bool[Array, ""]
 ) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
-    """Compute all fields of the `Factorisation` of ``core + shift·I``, except the first, ``scatter``.
+    """Factorise ``core + shift·I`` by Cholesky, or by ``eigh`` if Cholesky fails or is not ``allowed``.
 
-    If ``allowed`` is False, Cholesky's result is not used: the eigenvectors are stored.
+    Returns:
+        The fields of a `Factorisation`, without the first one, ``scatter``.
     """
     core = core + shift * jnp.eye(core.shape[0], dtype=core.dtype)
     diagonal = jnp.diagonal(core)
@@ -208,9 +209,10 @@ def _by_cholesky(root: jax.Array, scale: jax.Array, right: jax.Array) -> jax.Arr
 
 
 def _by_eigenvectors(vectors: jax.Array, inverse: jax.Array, right: jax.Array) -> jax.Array:
-    """Compute the core's pseudo-inverse times ``right``: V diag(``inverse``) Vᵀ B.
+    """Multiply B = ``right`` by the pseudo-inverse of a symmetric matrix: return V diag(1/λ) Vᵀ B.
 
-    V are the ``vectors`` and B is ``right``; `Factorisation` defines the core.
+    V = ``vectors`` has the matrix's eigenvectors. ``inverse`` has 1/λ for each eigenvalue λ, and 0 instead
+    if λ may be rounding error.
     """
     return product(vectors, inverse[:, None] * product(vectors.T, right))
 

@@ -203,11 +203,14 @@ class FeatureWriter:
             self._save(self.done, self.skipped)
 
     def _finished(self, state: Mapping[str, Any]) -> tuple[int, dict[int, str]] | None:
-        """Find where this writer can go on from the state that an earlier writer saved.
+        """Find how many of this writer's examples an earlier writer finished, from its saved ``state``.
 
-        Return `done` and `skipped` for the indices of this writer's examples: they may differ from earlier
-        indices, as damaged examples may have been removed. Return None if the two writers' settings, or their
-        first examples with features, differ.
+        Damaged examples may have been removed in between, so an example may have another index now.
+
+        Returns:
+            The values of `done` and `skipped` for this writer, by its own indices. None if it cannot
+            continue: if it has no identities, if settings other than the list of images differ, or if the
+            earlier writer's examples with features are not the first ones here.
         """
         about, identities = state["about"], self._identities
         same = [

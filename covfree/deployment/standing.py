@@ -115,9 +115,10 @@ class Standing(Machine):
 
     @property
     def _same(self) -> set[str]:
-        """The sites that must answer the open round: all sites of the first round, if rounds need the same.
+        """The names of the sites that must answer now, as all rounds need the sites of the first round.
 
-        Empty in the first round, and if the algorithm lets sites change between rounds.
+        Empty if any site may answer: in the first round, without secure sums, or if the algorithm lets sites
+        change between rounds.
         """
         later = self._step in STEPS and self.turn >= len(STEPS)
         return (

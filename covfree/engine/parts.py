@@ -233,9 +233,9 @@ class FolderParts:
         return np.array(places)
 
     def read(self, index: int, check: bool) -> Rows:
-        """Return part number ``index`` of all messages' rows, padded.
+        """Return part number ``index`` of the table that stacks the rows of all messages, with padding.
 
-        ``check`` has no effect, as all values were checked when the folder was opened.
+        ``check`` has no effect: all values were checked when the folder was opened.
 
         Raises:
             LostMessage: if a file is gone or has changed.

@@ -218,7 +218,10 @@ def check_loading(shrinkage: Shrinkage) -> None:
 
 
 def _fourth_moment(factor, rows, moments, class_weight):
-    """Return Σ_r (s ‖y_r‖²)² over the rows y_r of ``factor``, for each s of `squares_in_scales`."""
+    """Compute what `ledoit_wolf` needs besides Σ̂: Σ_r (s ‖y_r‖²)², with y_r the rows of ``factor``.
+
+    There is one sum for each scale s of `squares_in_scales`, so that squares stay within float32's range.
+    """
     return squares_in_scales(jnp.sum(jnp.square(factor), axis=1))
 
 

@@ -33,9 +33,13 @@ def gram_system(ridge: Scalar, totals: tuple[Moments, Scatter]) -> Scatter:
 
 
 def gram_head(params: object, system: Scatter, totals: tuple[Any, ...], **options: bool) -> LinearHead:
-    """Make a `ridge_head` from ``system``, the regularised Gram matrix, and the class sums ``totals[0]``.
+    """Make a linear head by ridge regression, see `ridge_head`.
 
-    ``options`` are those of `ridge_head`.
+    Args:
+        params: not used.
+        system: the regularised Gram matrix.
+        totals: sums over all clients; the first are the class sums, as `Moments`.
+        options: options of `ridge_head`.
     """
     return ridge_head(system, totals[0], **options)
 

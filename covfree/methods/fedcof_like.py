@@ -172,10 +172,14 @@ def with_inner(scatter: Scatter, inner: jax.Array | None) -> Scatter:
 
 
 def shared_covariance(method: Method[Any]) -> Callable[..., Scatter] | None:
-    """Return the function that computes a FedCOF-like method's shrunk covariance, whatever its head is.
+    """Return the function by which a FedCOF-like method's server computes the shrunk covariance.
+
+    The function returns the covariance even if the method's head is a ridge head, which is solved with a Gram
+    matrix.
 
     Returns:
-        ``(params, *state) -> Scatter``; None if the method is not FedCOF-like.
+        ``(params, *state) -> Scatter``, from the method's ``params`` and the server's state after all
+        rounds; None if the method is not FedCOF-like.
     """
     linear = option(method.system, "system") or method.system
     within = option(linear, "within")

@@ -21,18 +21,19 @@ from covfree.methods.rounds import bound
 
 @dataclass(frozen=True)
 class Within:
-    """How to estimate the within-class scatter Ŵ from rows: a record of functions; hashable.
+    """The functions that estimate the within-class scatter Ŵ from what clients send (`Rows`); hashable.
 
     Attributes:
-        first: ``(rows, num_classes) -> first``, sums over all rows, which the other functions need:
-            `Moments`, or a record with a field ``moments``.
-        factor: ``(rows, first) -> Y``: the sum of YᵀY over all parts of the rows is Ŵ, without ``inner``.
-        freedom: ``(first) -> Freedom`` of Ŵ/(N − C), for N examples of C classes.
-        inner: ``(rows, first) -> array``, a second summand of Ŵ: the scatter of examples about their rows'
-            means, from variances that clients sent. It is the diagonal, or one number for all features. None
-            if clients send no variances.
-        class_weight: ``(first) -> w_c`` with Ŵ/(N − C) = Σ_r w_c n_r (x_r − μ_c)(x_r − μ_c)ᵀ for rows x_r of
-            n_r examples, in class c of mean μ_c; None if Ŵ has another form.
+        first: ``(rows, num_classes) -> first``: sums over all rows. They are `Moments`, or a record with a
+            field ``moments``, and an argument of all other functions.
+        factor: ``(rows, first) -> Y``: a matrix for a part of the rows. If ``inner`` is None, Ŵ is the sum of
+            YᵀY over all parts.
+        freedom: ``(first) -> Freedom``: the degrees of freedom of Ŵ/(N − C), for N examples of C classes.
+        inner: ``(rows, first) -> array``: what must be added to the sum of YᵀY if clients also send
+            variances, the scatter of examples about the mean of their row: its diagonal, or one number for
+            all features. None if clients send no variances.
+        class_weight: ``(first) -> w``, [classes], if Ŵ/(N − C) = Σ_r w_c n_r (x_r − μ_c)(x_r − μ_c)ᵀ. Here
+            row r is the mean x_r of n_r examples of class c, whose mean is μ_c. None if Ŵ is not such a sum.
     """
 
     first: Callable[[Rows, int], Any]

@@ -46,16 +46,16 @@ _LOG_DEVIATION: dict[Noise, int] = {"central": 22, "distributed": 18, "local": 1
 class Private:
     """A differentially private method, made by `private`: what clients and server compute in each step.
 
-    In the first step clients send class sums. From the noisy totals the server chooses what clients send in
-    the second step: the second moment, or the sums again if noise would drown the second moment. FedNCM has
-    only one step.
+    In step 0 clients upload class sums. From their noisy total the server chooses what clients upload in
+    step 1: the second moment (a matrix), or class sums again if noise would drown the second moment. FedNCM
+    has only step 0.
 
     Attributes:
-        method: the method; its feature map is the projection, if there is one.
-        promise: what is promised, and to whom.
-        grids: for each step, a `Grid` (the rounding of uploads) for each kind of upload that the server may
-            ask for in this step.
-        centre: the public vector that is subtracted before features are clipped; None for 0.
+        method: the method that is made private. If features are projected, its ``feature_map`` does this.
+        promise: the privacy promise.
+        grids: for each step, a dict with a `Grid` (how an upload is rounded) for each kind of upload that
+            the server may ask for, ``"sums"`` or ``"matrix"``.
+        centre: a public vector, subtracted from features before they are clipped; None for 0.
     """
 
     method: Method[Any]

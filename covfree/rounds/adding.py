@@ -48,7 +48,7 @@ class Parts:
         )
 
     def upload(self) -> Any:
-        """Rebuild the upload from the arrays; the inverse of `of`."""
+        """Put the arrays together again: return the upload that `of` took apart."""
         whole, tables = self.structure
         sums, items = iter(self.sums), iter(self.tables)
         parts = [next(sums) if table is None else table.unflatten(next(items)) for table in tables]

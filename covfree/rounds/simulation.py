@@ -207,7 +207,10 @@ class Simulation(NamedTuple):
         return after
 
     def _computation(self, state: Any, memory: Any) -> str:
-        """Return a checksum of the jaxpr of one round (broadcast, one client, server), without ``params``."""
+        """Return a checksum of what one round computes: the jaxpr of broadcast, one client and server.
+
+        The values of ``params`` do not change it, as they are arguments of the jaxpr.
+        """
         examples, longest = self.federation.examples, int(self.federation.size.max(initial=1))
 
         def one_round(algorithm: Algorithm, examples: Any, state: Any, memory: Any, key: PRNGKey) -> Any:

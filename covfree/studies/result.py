@@ -81,7 +81,7 @@ class Run:
 
     @property
     def trained(self) -> list[Record]:
-        """The `evaluated` records of round 0, the start of training, and of the rounds after it."""
+        """The records with an accuracy, from round 0 (the start of training) on."""
         return [record for record in self.evaluated if record["round"] >= 0]
 
     @property

@@ -223,7 +223,7 @@ def jit(case: Case) -> None:
 
 
 def trace(case: Case) -> None:
-    """Arrays of the same shapes with other values, or a copy of the subject, do not make jax trace again."""
+    """Jax traces the call only once: other values of the same shapes, or a copy of the subject, reuse it."""
     case.compiled(case.example)
     case.compiled(case.draw(seed=1), shared=copy.deepcopy(case.shared))
     assert len(case.traced) == 1, f"traced {len(case.traced)} times"

@@ -111,9 +111,9 @@ def _mixtures_head(
 def _descended_head(
     numbers: _Descent, system: None, moments: Moments, rows: Rows, *, epochs: int, batch_size: int
 ) -> LinearHead:
-    """Train a head by gradient descent on virtual features, one for each example.
+    """Train a linear head by gradient descent on random features, as many as the clients have examples.
 
-    The virtual features are drawn from the mixtures of all clients.
+    The features are drawn from the Gaussian mixtures that clients sent: ``rows`` has their components.
     """
     return descended_head(
         rows,

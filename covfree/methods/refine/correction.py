@@ -150,7 +150,7 @@ def _usable(metric: Factorisation) -> Factorisation:
 
 
 def rank(metric: Factorisation) -> jax.Array:
-    """Return the rank of a covariance from its factorisation; weights can change in as many directions."""
+    """Return the rank of the covariance whose factorisation is ``metric``."""
     kept = (metric.diagonal > 0).sum()
     return jnp.where(metric.deficient, kept, metric.scatter.dim)
 

@@ -28,12 +28,12 @@ _ROUNDING = 4
 
 
 def metric_of(method: Method[Any]) -> tuple[tuple[Round, ...], Callable[..., Scatter]]:
-    """Return how the server gets a shrunk covariance of the features: extra rounds, and then a function.
+    """Return what `corrected` needs to get a shrunk covariance of the features: extra rounds and a function.
 
     Returns:
-        The rounds, to be run after the method's own: FedCOF's, if clients send class means and the method
-        estimates no covariance; else none. And a function from the method's ``params`` and the server's
-        state after all rounds to the covariance: ``(params, *state) -> Scatter``.
+        A pair. First the rounds to be run after the method's own: those of FedCOF if the method only sums
+        class means, () if its own rounds suffice. Then ``(params, *state) -> Scatter``, which computes the
+        covariance from the method's ``params`` and the server's state after all rounds.
     """
     shared = shared_covariance(method)
     if shared is not None:

@@ -32,15 +32,16 @@ from covfree.methods.within import moments_of
 
 
 class Progress(NamedTuple):
-    """The server's state while it refines a head, which begins with the method's own head.
+    """The server's state while `refined` improves a head; the method's own head is the first.
 
     Attributes:
         moments: counts and sums of each class.
-        search: the iteration that solves for the head's weights.
-        rows: clients' class means, which give the scatter between them; None if clients sent only sums.
-        own: the totals of the method's third and later rounds, which a nonlinear head needs.
-        covariance: for a ridge head, the shrunk covariance; else None. (If features are far from zero, it
-            cannot be recovered from the Gram matrix.)
+        search: the state of the iterative solver of the head's weights.
+        rows: the class means that clients sent; None if they sent only sums. The server computes the scatter
+            between these means itself.
+        own: the totals of the method's third and later rounds; only a Student head needs them.
+        covariance: for a ridge head, the shrunk covariance (if features are far from zero, it cannot be
+            recovered from the Gram matrix); None for other heads.
     """
 
     moments: Moments

@@ -150,10 +150,10 @@ def _next(
 
 
 def _outside(span: jax.Array, step: jax.Array, residual: jax.Array) -> jax.Array:
-    """Return orthonormal directions, one for each column of ``step``, that are orthogonal to ``span``.
+    """Make the columns of ``step`` orthonormal, and orthogonal to the columns of ``span``; return them.
 
-    A direction is the part of a column of ``step`` that is orthogonal to ``span``. If that part is 0 up to
-    rounding, the same column of ``residual`` is used instead; if its part is 0 too, a random vector.
+    A column that lies in the span, up to rounding, is first replaced by the same column of ``residual``; if
+    this column lies in the span too, by a random vector.
     """
 
     def beyond(columns: jax.Array) -> jax.Array:
