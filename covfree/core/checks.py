@@ -172,9 +172,9 @@ def _on_device(features: jax.Array, labels: Any, clients: Any, most: int) -> boo
 
 @jax.jit
 def _sound(features: jax.Array, kept: list[jax.Array]) -> jax.Array:
-    """Return whether features are finite, and large enough: the largest in size is neither 0 nor subnormal.
+    """Return whether all features are finite, and the largest absolute value is neither 0 nor subnormal.
 
-    Padding, rows where one of the masks ``kept`` is False, need not be finite.
+    Rows are padding where one of the masks ``kept`` is False. Their features need not be finite.
     """
     largest = jnp.abs(features).max(1)
     wrong = ~jnp.isfinite(largest)

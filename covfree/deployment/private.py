@@ -166,7 +166,10 @@ class PrivateSteps:
         return _State(np.zeros((), np.int32), noises, np.zeros(self._sums, np.int64), second), ()
 
     def broadcast(self, state: _State) -> AnyArray:
-        """Return what the server sends to sites: the state's ``kind``, which says what to upload next."""
+        """Return what the server sends to sites: ``state.kind``, an integer that says what to upload next.
+
+        Sites upload their class sums, or the second moment of their features.
+        """
         return state.kind
 
     def sent_form(self, state: _State) -> AnyArray:
@@ -185,9 +188,13 @@ class PrivateSteps:
     def upload(
         self, number: int, turn: int, sent: Any, memory: Any, features: np.ndarray, labels: np.ndarray
     ) -> tuple[Upload, Any]:
-        """Return a site's upload, with its share of the noise, and its memory, unchanged.
+        """Compute a site's upload from its examples, and add the site's share of the noise.
 
-        See `covfree.privacy.Private.upload`.
+        ``number`` is the site's number, ``turn`` the round's, and ``sent`` the server's broadcast. See
+        `covfree.privacy.Private.upload`.
+
+        Returns:
+            The upload; and ``memory``, unchanged, as sites store nothing between rounds.
         """
         if not 0 <= int(sent) < len(_KINDS):
             raise ValueError(f"kind: expected one of 0 to {len(_KINDS) - 1}, got {int(sent)}")
@@ -235,9 +242,11 @@ class PrivateSteps:
 
 @dataclass(frozen=True)
 class Exact:
-    """Encodes a private method's 64-bit integers as words with the same bits, in place of a `FixedPoint`.
+    """An encoding of uploads for secure sums, for private methods, whose uploads are 64-bit integers.
 
-    The attributes are those of `covfree.secure.words.Encoding`.
+    Each integer becomes an unsigned word with the same 64 bits, so sums of words are exact sums of integers.
+    (Methods that upload floats use `FixedPoint`.) The attributes are those of
+    `covfree.secure.words.Encoding`.
     """
 
     num_clients: int = 2**63

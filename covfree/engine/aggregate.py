@@ -322,7 +322,10 @@ def _settled(total: Aggregate[H]) -> Aggregate[H]:
 
 
 def compacted(total: Aggregate[H]) -> Aggregate[H]:
-    """Return the total with ``waiting`` rows merged, one row per client and class, to save memory."""
+    """Return ``total`` in less memory: its ``waiting`` tables are merged into its table ``rows``.
+
+    The merged table has one row (mean and count) for each client and class, or for each class.
+    """
     if not total.waiting:
         return total
     rows, pooled = one_table(total.tables, total.layout, total.dtype)

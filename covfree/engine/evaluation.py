@@ -49,7 +49,10 @@ def _check_values(head: Any, features: Any, labels: Any, numbers: Any) -> None:
 
 
 def _ones(shape: tuple[int, ...]) -> np.ndarray:
-    """Return ones [examples, 1] as a view that takes no memory; ``shape`` is the features' shape."""
+    """Return features of 1, [examples, 1], for checks of labels alone; ``shape`` is the true features' shape.
+
+    The array is a view of a single number, so it takes no memory.
+    """
     return np.broadcast_to(np.float32(1), (*shape[:1], 1))
 
 

@@ -1,4 +1,7 @@
-"""Number the clients of a table or of messages; those numbered below 256 are automatic shrinkage's sample."""
+"""Number the clients of a table of rows, or of messages, from 0.
+
+Automatic shrinkage looks at a sample of at most 256 clients: those that get numbers below 256.
+"""
 
 from __future__ import annotations
 
@@ -58,10 +61,10 @@ def numbers_of(rows: Rows, known: np.ndarray, types: RowTypes, part_rows: int) -
 def numbers_of_messages(
     counted: Sequence[tuple[np.ndarray, np.ndarray]], rows: Callable[[int], Rows], dim: int
 ) -> np.ndarray:
-    """Number the clients from 0: return the number of each message's client.
+    """Number the clients that sent messages, from 0; return the number of each message's client.
 
-    Numbers below 256 are the sample for `automatic` shrinkage. Up to 256 clients are numbered in the
-    messages' order, more clients by `sample_numbers`.
+    `automatic` shrinkage looks at a sample of clients: those with numbers below 256. Up to 256 clients are
+    numbered in the order of the messages; of more clients, `sample_numbers` chooses the sample.
 
     Args:
         counted: for each message, the labels and the counts of its rows.

@@ -42,10 +42,11 @@ def head_of(method: Method[Any], state: tuple[Any, ...]) -> Any:
 def _head(
     system: Any, head: Callable[..., Any], params: Any, numbers: Any, feature_map: Any, state: tuple[Any, ...]
 ) -> Any:
-    """Return the head: ``head(params, matrix, *state)``, with the regularised matrix of ``system``.
+    """Make the head: ``head(params, system(numbers, *state), *state)``; with a feature map, a `MappedHead`.
 
-    ``state`` is the server's state after the last round, and ``params`` are the method's hyperparameters.
-    ``numbers`` are the same, but with the shrinkage already chosen (`head_of`); ``system`` gets them.
+    ``system`` makes the regularised matrix with which the head is solved; without it, the head gets None.
+    ``state`` is the server's state after the last round. ``params`` are the method's hyperparameters, and
+    ``numbers`` are the same hyperparameters, but with the amount of shrinkage already chosen (`head_of`).
     """
     found = head(params, None if system is None else system(numbers, *state), *state)
     return found if feature_map is None else MappedHead(feature_map, found)

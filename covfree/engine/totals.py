@@ -128,9 +128,10 @@ class How(NamedTuple):
 
 
 def have_few_numbers(clients: Any) -> bool:
-    """Return whether all clients' numbers are below `SAMPLE`, so that automatic shrinkage uses all clients.
+    """Return whether all numbers in ``clients`` are below `SAMPLE`.
 
-    False if the numbers are traced or None.
+    Automatic shrinkage looks only at clients with such numbers; if the result is True, at all clients. The
+    result is False if the numbers are traced or None.
     """
     if clients is None or is_traced(clients):
         return False

@@ -46,9 +46,10 @@ def class_products(
     directions: Float[Array, "dim number"] | None,
     num_classes: int,
 ) -> Float[Array, "classes dim number"]:
-    """Return S_c = Σ_r y_r y_rᵀ for each class c, over its rows y_r of ``factor``.
+    """Compute S_c = Σ_r y_r y_rᵀ for each class c, where r runs over the class's rows; or only S_c V.
 
-    If ``directions`` V are given, return S_c V instead.
+    y_r is row r of ``factor``, and ``rows.label[r]`` is its class. V is the matrix ``directions``; with None,
+    the whole matrices S_c [classes, dim, dim] are returned.
     """
     size, dim = factor.shape
     valid = valid_rows(rows, num_classes)

@@ -21,13 +21,15 @@ from covfree.estimators.scatter import Freedom, centred_rows
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class DirectedMoments:
-    """Sums over rows of two sorts: class means, and residual directions. Sums over parts of the rows add up.
+    """Sums over what clients send: class means, and residual directions.
 
-    A residual direction is a scaled singular vector of a client's deviations from its class means.
+    A residual direction is a scaled singular vector of a client's deviations from its class means. If clients
+    are split into groups, the groups' sums add up.
 
     Attributes:
-        moments: from the class means: the number of examples and of means, and the features' sum, by class.
-        degrees: from the directions: the sum of their ``count``, which are degrees of freedom.
+        moments: sums over the class means: each class's number of examples, number of means, and sum of
+            features.
+        degrees: the sum over the directions of their degrees of freedom (``Rows.count``).
     """
 
     moments: Moments

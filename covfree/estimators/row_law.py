@@ -53,12 +53,14 @@ class RowLaw:
 
 
 def row_law(rows: Rows, moments: Moments, variance: Scalar) -> RowLaw:
-    """Compute the sums over rows from which `client_variance` estimates client shift.
+    """Compute how far clients' class means are from the means of all clients: the sums in `RowLaw`.
+
+    `client_variance` estimates client shift from the sums.
 
     Args:
-        rows: class means, all of them or a part.
-        moments: moments of *all* rows; ``num_rows`` is not used.
-        variance: v in `RowLaw`, an approximate mean variance of a feature within classes.
+        rows: clients' class means, all of them or some.
+        moments: moments of the class means of *all* clients; ``num_rows`` is not used.
+        variance: v in `RowLaw`, an approximate variance within classes, averaged over the features.
     """
     law = partial(_law_of_part, moments=moments, variance=variance)
 
@@ -94,12 +96,14 @@ def _law_of_part(rows: Rows, *, moments: Moments, variance: Scalar) -> RowLaw:
 
 
 def client_variance(law: RowLaw) -> Float[Array, ""]:
-    """Estimate τ in Cov(x_r) = (1/n_r + τ) V_c, with V_c the covariance of class c within clients.
+    """Estimate τ, the strength of client shift: how much clients' means of a class differ beyond chance.
 
-    Row r is the mean x_r of n_r examples. τ measures client shift. Without it, E z_r (see `RowLaw`) does not
-    depend on n_r. With it, E z_r is a line in n_r, proportional to 1 + τ n_r. The line is fitted by weighted
-    least squares; the variance of z_r grows with the square of its mean, so the weights are 1/(1 + τ n_r)².
-    The slope is lowered by two standard errors, at most to 0, so that τ is 0 unless a shift is evident.
+    The model: x_r, a client's mean of n_r examples of class c, has the covariance (1/n_r + τ) V_c, with V_c
+    the covariance of the class within clients. Then z_r, the scaled squared distance of x_r from the class
+    mean (`RowLaw`), has an expectation proportional to 1 + τ n_r: a line in n_r, level without client shift.
+    The line is fitted by weighted least squares; the variance of z_r grows with the square of its mean, so
+    the weights are 1/(1 + τ n_r)². The slope is lowered by two standard errors, at most to 0, so that τ is 0
+    unless a shift is evident.
 
     Returns:
         τ, at least 0. If all rows have about equal counts, the slope is unknown, and τ is 0.

@@ -1,6 +1,7 @@
-"""Compute the bias that client shift causes in FedCOF's covariance, and test rows for client shift.
+"""Client shift: the true mean of a class differs between clients.
 
-Client shift means that the true mean of a class differs between clients.
+`shift_bias` computes the bias that it causes in FedCOF's covariance; `shift_test` tests for it, from the
+class means that clients send.
 """
 
 from __future__ import annotations

@@ -64,7 +64,10 @@ class Shrinkage:
 
 
 def mean_variance(covariance: Scatter) -> Float[Array, ""]:
-    """Return tr(Σ̂)/d; if Σ̂ is stored as a factor Y, the product YᵀY is not formed."""
+    """Return tr(Σ̂)/d, the mean variance of the d features by a covariance Σ̂.
+
+    If Σ̂ is stored as a factor Y (Σ̂ = YᵀY), the product is not formed.
+    """
     value = covariance.value
     trace = jnp.square(value).sum() if covariance.factored else jnp.trace(value)
     return trace / covariance.dim + covariance.shift

@@ -37,9 +37,9 @@ def unit_columns(weight: Float[Array, "dim classes"]) -> Float[Array, "dim class
 
 
 def fitting(name: str, matrix: Float[AnyArray, "dim dim"] | Scatter, moments: Moments) -> Scatter:
-    """Check that ``matrix`` is [d, d], for the d of the class means; return it as a `Scatter`.
+    """Check that ``matrix`` is [d, d], where d is the number of features in ``moments``; return a `Scatter`.
 
-    A ValueError calls it by ``name``, the argument's name.
+    If it is not, raise a ValueError, which begins with ``name``, the argument's name at the caller.
     """
     dim = moments.total.shape[1]
     shape = (matrix.dim,) * 2 if isinstance(matrix, Scatter) else jnp.shape(matrix)

@@ -177,7 +177,10 @@ class Method(Generic[H]):
     def made(
         self, features: jax.Array, labels: jax.Array, num_classes: int, key: jax.Array | None
     ) -> Message:
-        """Make the message of one client, whose rows may include padding; arrays may be traced."""
+        """Make one client's `Message` from its features and labels, also under ``jit`` or ``vmap``.
+
+        The message's rows (such as class means) may include padding.
+        """
         features = self.mapped(features)
         if self.message is not None:
             return self.message.make(self.params, features, labels, num_classes)

@@ -98,10 +98,10 @@ def phases(*clients: Callable[[Any, Any, Rows, int], Any], fixed: bool = False) 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Factor:
-    """A matrix Y (``value``) that a client function returns for YᵀY; the round's total is the sum of all YᵀY.
+    """A matrix Y (``value``) that a client function returns in place of YᵀY, the matrix to be summed.
 
-    So the code that sums can choose what it computes: the full product, its upper triangle, or no product if
-    Y has few rows (`Scatter.from_factor`).
+    The round's total is the sum of the matrices YᵀY. The code that computes the sum can choose how: by the
+    full products, by their upper triangles, or without a product if Y has few rows (`Scatter.from_factor`).
     """
 
     value: Float[Array, "rows dim"]

@@ -30,8 +30,10 @@ class Student:
     """The settings of a Student head, made by `student`, for ``head=`` of `fedcof` and similar methods.
 
     Attributes:
-        prior: κ/d for d features: the shared covariance weighs as much as κ observations of a class.
-        rank: how many directions of its rows a class's covariance keeps; None for all.
+        prior: κ/d for d features: the covariance that all classes share weighs as much as κ observations of a
+            class.
+        rank: how many directions the server keeps of the scatter of a class's client means; None to keep all
+            client means.
     """
 
     prior: Scalar = 1.0

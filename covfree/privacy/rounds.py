@@ -107,7 +107,10 @@ def _init(
 
 
 def _own(numbers: _Numbers, state: _State, *memory: Any, call: Callable[..., Any]) -> Any:
-    """Call a function of the algorithm that is made private, such as broadcast, on its params and state."""
+    """Call ``call``, a function of the original algorithm, such as broadcast, with its params and state.
+
+    They are unwrapped from ``numbers`` and ``state``, which belong to the private algorithm.
+    """
     return call(numbers.own, state.own, *memory)
 
 

@@ -142,7 +142,11 @@ class Grid:
         return cls(kind, log_deviation, clip, weight, bound, both, count, square)
 
     def rho(self, noises: int, neighbours: Neighbours) -> float:
-        """Return ρ (see `Release`), the cost of releasing the sum with ``noises`` draws of noise."""
+        """Return ρ, the privacy cost (see `Release`) of releasing the noisy sum of all clients' uploads.
+
+        ``noises`` is the number of independent draws of noise in the sum. ``neighbours`` says which change
+        of the data is hidden, as in `Promise`.
+        """
         return (self.sensitivity(neighbours) / _deviation(self.kind, self.log_deviation, noises)) ** 2 / 2
 
     def sensitivity(self, neighbours: Neighbours) -> float:

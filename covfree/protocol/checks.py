@@ -98,7 +98,13 @@ def check_known(rows: Rows, num_classes: int, whose: str) -> None:
 
 @dataclass(frozen=True)
 class Letter:
-    """What a check gets: a client's message, the `Rules`, and the examples that the client announced."""
+    """The input of a check of a client's message.
+
+    Attributes:
+        message: the message.
+        rules: the rules that it must satisfy.
+        announced: the number of examples that the client announced; None if it announced none.
+    """
 
     message: Message
     rules: Rules

@@ -87,9 +87,10 @@ def common_classes(algorithm: Algorithm, holders: int) -> Algorithm:
 
 
 def nothing_left(params: Any, state: Any) -> str:
-    """Return an error text if every class was left out, as too few clients have it; else "".
+    """Return an error text if `common_classes` left out all classes, as too few clients have each; else "".
 
-    Also return "" if clients were not counted yet, or ``state`` is of an algorithm that counts none.
+    ``state`` is the server's state. Also return "" if the classes' clients are not counted yet, or if the
+    state is that of another algorithm.
     """
     if not isinstance(state, _State) or state.common is None or np.any(np.asarray(state.common)):
         return ""

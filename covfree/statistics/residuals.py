@@ -45,9 +45,10 @@ def senders_of(
     num_clients: int,
     client_size: int | None = None,
 ) -> Senders:
-    """Number the clients from 0, and count each one's examples and degrees of freedom (`Senders`).
+    """Renumber the clients that have examples as 0, 1, …, and count each one's examples (see `Senders`).
 
-    ``row`` has, for each example, the index of its mean in ``means``, and −1 for padding. Outside ``jit``, a
+    ``clients`` has each example's client. ``means`` are the clients' class means, and ``row`` has, for each
+    example, the index of its client's mean of its class in ``means``; −1 for padding. Outside ``jit``, a
     ValueError is raised if there are over ``num_clients`` clients, or one has over ``client_size`` examples.
     """
     check_positive("num_clients", num_clients)

@@ -38,12 +38,12 @@ def same(seen: Any) -> Any:
 
 
 class Found(NamedTuple):
-    """The checked function's result for one example, and its derivatives.
+    """What the function under test (``Case.make``) returned for one input, and derivatives of the result.
 
     Attributes:
-        seen: the arrays that are compared: scores, a matrix, rows.
-        value: a smooth function of ``seen``.
-        slopes: the derivatives of ``value`` by the numbers of `Case.moving`; None if none are taken.
+        seen: arrays by which results are compared: e.g. the scores of a head, or a matrix (`Case.see`).
+        value: a scalar, computed from ``seen`` by a smooth function.
+        slopes: the derivatives of ``value`` by the input's arrays in `Case.moving`; None if none are taken.
     """
 
     seen: Any

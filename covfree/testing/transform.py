@@ -119,7 +119,11 @@ def order(case: Case) -> None:
 
 
 def unbiased(case: Case) -> None:
-    """On average over random keys, clients send the means and counts that ``unbiased_for`` returns."""
+    """The transform is unbiased: averaged over random keys, its means and counts are the expected ones.
+
+    The function ``unbiased_for`` computes the expected means and counts from the rows before the transform.
+    Without this function nothing is checked.
+    """
     if case.about.unbiased_for is None:
         return
     before = select_rows(case.example.rows, used(case.example.rows))

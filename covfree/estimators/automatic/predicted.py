@@ -129,11 +129,11 @@ def deterministic_equivalents(
 def implied_trace(
     left: Float[Array, ""], degrees: Float[Array, " scatters"], weight: Float[Array, " scatters"]
 ) -> Float[Array, ""]:
-    """Solve Σ_j ν_j/(1 + w_j T) = ``left`` for T ≥ 0, with ν = ``degrees`` and w = ``weight``.
+    """Solve the equation Σ_j ν_j/(1 + w_j T) = ``left`` for T ≥ 0, and return T.
 
-    `deterministic_equivalents` uses T as an estimate of tr((Σ̂ + γI)⁻¹Σ). The sum is convex and decreasing in
-    T. So Newton's method climbs from 0 to the root without overshooting; far from the root each step at least
-    doubles T.
+    ν_j are ``degrees``, and w_j ``weight``. `deterministic_equivalents` uses T as an estimate of
+    tr((Σ̂ + γI)⁻¹Σ). The sum is convex and decreasing in T, so Newton's method climbs from 0 to the root
+    without overshooting; far from the root each step at least doubles T.
     """
 
     def climb(_: Any, root: jax.Array) -> jax.Array:

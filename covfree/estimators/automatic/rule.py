@@ -83,11 +83,14 @@ def _automatic(
 
 
 class _Case(NamedTuple):
-    """The quantities from which `automatic` chooses γ and s for the covariance (Σ̂ + γI) s/(1 + γ/t).
+    """What `automatic` needs to choose γ and s, with which it replaces Σ̂ by (Σ̂ + γI) s/(1 + γ/t).
+
+    t = tr(Σ̂)/d is the mean variance of the d features.
 
     Attributes:
-        margins: the predicted margins for each candidate γ.
-        candidates: the values of γ from which one is chosen, in units of the mean variance t = tr(Σ̂)/d.
+        margins: for each candidate γ, the predicted mean and variance of LDA's margins: an example's score of
+            its own class minus the score of another class.
+        candidates: the values of γ from which one is chosen, in units of t.
         scales: the values of s from which one is chosen.
         expected: the most probable γ before the margins are known, in units of t.
         degrees: ν, the degrees of freedom of Σ̂.

@@ -136,8 +136,9 @@ def scatters_merge(numbers: Any, message: Message, num_classes: int) -> tuple[Mo
 def _drawn_together(scatter: jax.Array, pooled: jax.Array, number: jax.Array, degrees: Scalar) -> jax.Array:
     """Shrink a class's covariance towards that of all classes: return (S + κΣ̃)/(K − 1 + κ).
 
-    S is the class's ``scatter``, of K rows (``number``). Σ̃ is ``pooled`` and κ is ``degrees``. S and Σ̃ may
-    also be diagonals.
+    S (``scatter``) is the scatter of the class's K examples or means (``number``), Σ̃ (``pooled``) the shrunk
+    covariance of all classes together, and κ (``degrees``) its weight. Instead of matrices, S and Σ̃ may be
+    their diagonals.
     """
     own = jnp.maximum(number - 1, 0).astype(scatter.dtype)
     whole = own + degrees

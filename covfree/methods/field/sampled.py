@@ -91,9 +91,10 @@ def ccvr(num_samples: int = _SAMPLES, *, l2: Scalar = _L2, seed: Scalar = 0) -> 
 
 
 def keep_phase(numbers: Any, totals: tuple[Moments], rows: Rows, num_classes: int) -> Table:
-    """Return a client's upload in a round that collects rows: its rows (such as class means), in a `Table`.
+    """Return what a client uploads if the server needs the rows of all clients: its own rows, in a `Table`.
 
-    Where other uploads are added, tables are joined, so the server gets the rows of all clients.
+    Rows are class means or Gaussians of a mixture, for example. The server joins all clients' tables, where
+    it would add up other uploads.
     """
     return Table(rows, jnp.asarray(rows.count) > 0)
 

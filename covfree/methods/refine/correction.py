@@ -221,9 +221,10 @@ def _examples(rows: Rows) -> tuple[jax.Array, jax.Array, jax.Array]:
 
 
 def take_losses(numbers: Numbers, state: tuple[Correction], total: ScaledLosses) -> tuple[Correction]:
-    """Choose β, the factor of the scores of the method's head, from clients' losses at all candidates of β.
+    """Choose β, the factor of the scores of the method's head; return the server's state with it.
 
-    β is at the minimum of the parabola in log β through the smallest loss and its two neighbours.
+    ``total`` has the loss of all clients' examples for each candidate of β. Draw a parabola in log β through
+    the candidate with the least loss and its two neighbours: β is at the minimum of the parabola.
     """
     (known,) = state
     scales = jnp.asarray(_SCALES, total.loss.dtype)

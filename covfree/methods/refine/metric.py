@@ -57,9 +57,10 @@ def metric_of(method: Method[Any]) -> tuple[tuple[Round, ...], Callable[..., Sca
 def _terms(
     numbers: Any, state: tuple[Any, ...], rows: Rows, num_classes: int, *, client: Any, own: int
 ) -> Any:
-    """Compute what a client adds to a round of FedCOF that follows the ``own`` rounds of another method.
+    """Compute what a client adds to a round of FedCOF that is run after the rounds of another method.
 
-    ``client`` is the client function of FedCOF's round, and ``state`` has the totals of all earlier rounds.
+    ``client`` is the function of FedCOF that computes it. ``state`` has the totals of all earlier rounds; the
+    first ``own`` of them are the other method's, and are dropped.
     """
     return client(as_shrinkage("auto"), state[own:], rows, num_classes)
 

@@ -113,10 +113,11 @@ def _ask(numbers: Numbers, progress: Progress) -> tuple[jax.Array, jax.Array | N
 
 
 def _take(numbers: Numbers, progress: Progress, answer: Answer, *, plan: RefinePlan) -> Progress:
-    """Improve the weights by ``answer``, the sum of the clients' answers to the directions from `_ask`.
+    """Improve the head's weights after a round; return the server's next state.
 
-    If clients are missing, the sum is scaled up by degrees of freedom, as if the missing clients had the
-    same scatter per degree of freedom as the others. If nobody answered, the round changes nothing.
+    ``answer`` is the sum of what clients computed: their scatter times the directions that `_ask` sent. If
+    clients are missing, the sum is scaled up by degrees of freedom, as if the missing clients had the same
+    scatter per degree of freedom as the others. If nobody answered, the round changes nothing.
     """
     moments, search, rows, *_ = progress
     known = None if rows is None else first_moments(rows, moments.count.shape[0])

@@ -100,12 +100,13 @@ def advance(search: Search, images: Float[Array, "dim asked"], most: int) -> Sea
 
 
 def known_matrix(search: Search) -> Scatter:
-    """Make an approximation A′ of A that agrees with all that the search knows: A′V = AV and A′W = M.
+    """Return A′, an approximation of the unknown matrix A of the search, the system A W = M.
 
-    It is positive definite. In the symbols of `Search` and `advance`, with Ã = P⁻¹, it is
-    A′ = (Ã − ÃV(VᵀÃV)⁻¹VᵀÃ)/α + (AV)G⁻¹(AV)ᵀ, the inverse of αΠPΠᵀ + VG⁻¹Vᵀ, the matrix of the last step. If
-    the step length is unknown, α is 1. If Ã is 0, as with a relative shrinkage if no class has two rows, tI
-    replaces it, with t = tr(VᵀAV)/q for the q columns of V.
+    A′ agrees with all that the search knows: A′V = AV for the directions V, and A′W = M for the present W. It
+    is positive definite. In the symbols of `Search` and `advance`, with Ã = P⁻¹ and G = VᵀAV,
+    A′ = (Ã − ÃV(VᵀÃV)⁻¹VᵀÃ)/α + (AV)G⁻¹(AV)ᵀ, the inverse of αΠPΠᵀ + VG⁻¹Vᵀ. If the step length α is unknown,
+    it is taken as 1. If Ã is 0, as with a relative shrinkage if no class has two rows, tI replaces it, with
+    t = tr(VᵀAV)/q for the q columns of V.
     """
     start, span, images = search.inverse.scatter, search.span, search.images
     if not span.shape[1]:

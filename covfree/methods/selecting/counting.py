@@ -86,7 +86,10 @@ class Maker:
 
 
 def begin(params: tuple[Any, ...], running: Running, maker: Maker) -> tuple[Known]:
-    """Make the head of each method from its state after the last round; return them as the new state."""
+    """Make the head of each method, and return the server's next state (`Known`), which contains the heads.
+
+    ``running`` has the state of each method after its last round, from which its head is made.
+    """
     heads, sound = [], [jnp.ones((), bool)] * len(params)
     for group in maker.groups(params):
         first, state = group[0], running.tracks[maker.ends[group[0]]]
@@ -114,9 +117,10 @@ def begin(params: tuple[Any, ...], running: Running, maker: Maker) -> tuple[Know
 
 
 def each_head(params: tuple[Any, ...], heads: tuple[Head, ...], maker: Maker) -> list[Head]:
-    """Return each method's head, in the order of the methods.
+    """Split stacked heads: return a list with one head for each method, in the order of the methods.
 
-    ``heads`` has an entry for each of `Maker.groups`: a single method's head, or a group's heads, stacked.
+    ``heads`` has an entry for each group of methods that differ only in hyperparameters (`Maker.groups`): the
+    heads of the group, stacked along a first axis; or just the head, if the group is a single method.
     """
     found: dict[int, Head] = {}
     for group, stacked in zip(maker.groups(params), heads, strict=True):

@@ -175,7 +175,7 @@ class _Marks(NamedTuple):
 def _marks(page: _Page, points: Sequence[Point]) -> _Marks:
     """Compute where on the page to draw each method's mark; overlapping marks are moved sideways.
 
-    It holds for the axes' present size.
+    If the size of the axes changes later, the result is no longer valid.
     """
     data = np.array([[point.size, point.accuracy] for point in points])
     bars = np.array([point.deviation or 0.0 for point in points])

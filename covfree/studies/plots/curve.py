@@ -119,10 +119,11 @@ def _draw_curve(
     deviation: np.ndarray,
     style: dict[str, Any],
 ) -> None:
-    """Draw a method's accuracy in the rounds of training: a line for the mean, a band of ± one deviation.
+    """Draw a method's accuracy against the rounds of training, or what they cost, on ``axes``.
 
-    A dot marks the start, and a cross the end if a run diverged. ``places`` are the x values of the rounds.
-    Of ``mean`` and ``deviation``, which may include earlier rounds, the last entries belong to them.
+    A line shows the mean over the runs, and a band ± one standard deviation. A dot marks the start, and a
+    cross the end if a run diverged. ``places`` has the x value of each round of training. ``mean`` and
+    ``deviation`` may begin with entries for earlier rounds, which are not drawn.
     """
     mean, deviation = mean[-len(places) :], deviation[-len(places) :]
     axes.plot(places, mean, label=curve.title, **style)
