@@ -221,8 +221,8 @@ def _maxima_and_slope(
             jnp.where(first == place, image, 0) for place, image in enumerate(_moved(slope, size, strides))
         ]
         return maxima, functools.reduce(jnp.add, chosen)
-    # Windows do not overlap here, so a reshape separates them. The gradient of the sum above would pad each
-    # slice to the full image, and add them all.
+    # Without overlap, a reshape separates the windows. The sum above would be slower here: its derivative
+    # pads each slice to the whole image, and adds them all.
     batch, rows, columns, channels = maxima.shape
     windows = slope[:, : rows * size[0], : columns * size[1]].reshape(
         batch, rows, size[0], columns, size[1], channels

@@ -90,7 +90,8 @@ def jit(
 
     @wraps(function)
     def call(*args: Any, **kwargs: Any) -> _R:
-        # Inside a caller's ``jit`` a new array is traced even if no argument is, so test one too.
+        # Inside a caller's ``jit``, use that ``jit``'s options. Even if no argument is traced there, a new
+        # array is: test one.
         leaves, structure = jax.tree.flatten((args, kwargs))
         if not _options(True) or is_traced(*leaves, jax.device_put(np.float32(0))):
             return inside(*args, **kwargs)

@@ -27,8 +27,9 @@ def magnitude(values: Float[Array, "..."]) -> Float[Array, ""]:
     return jnp.where(largest > 0, largest, 1)
 
 
-# Factors for numbers whose sum is below 2⁻³⁰, up to 2³⁰, or above. They keep squares within float32's range,
-# and as powers of two cause no rounding. The compiler may square them, so their squares are in range too.
+# Factors that keep squares of numbers ≥ 0 in float32's range, if the numbers' sum is below 2⁻³⁰, up to 2³⁰,
+# or above. Powers of two cause no rounding. The compiler may square a factor first, so 2^±120 must be in
+# range too.
 _SCALES = (2.0**60, 1.0, 2.0**-60)
 
 

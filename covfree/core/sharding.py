@@ -9,7 +9,8 @@ import jax
 from jax.sharding import NamedSharding, PartitionSpec
 
 if hasattr(jax, "shard_map"):
-    # Disable jax's type check, which cannot see that gathered totals are equal on all devices.
+    # jax checks by types whether an output is equal on all devices. It cannot see this of totals that were
+    # gathered, so switch the check off.
     shard_map = partial(jax.shard_map, check_vma=False)
 else:
     from jax.experimental.shard_map import shard_map as _shard_map

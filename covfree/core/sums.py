@@ -90,7 +90,8 @@ def fold_parts(step: Callable[[Carry, Any], Carry], carry: Carry, items: Any) ->
         # With a symbolic length from `jax.export`, the number of parts is unknown.
         return step(carry, items)
     size = max(1, -(-length // max(1, length // PART)))
-    # Begin with the remainder: under shard_map, the loop needs a carry that already varies by device.
+    # Begin with the remainder, outside the loop: under shard_map, a loop's first carry must already vary by
+    # device, as the result of ``step`` does.
     more = max(0, length - 1) // size
     first = length - more * size
     carry = step(carry, jax.tree.map(lambda x: x[:first], items))

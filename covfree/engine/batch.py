@@ -41,7 +41,8 @@ from covfree.protocol.sites import leave_out
 # Rows in memory, made by a function, or read from files.
 Source: TypeAlias = Rows | Generated | Stream
 
-# Squares of features underflow if class means are below this multiple of √(smallest normal number).
+# If all class means are below this multiple of √(smallest normal number), squares of features underflow, and
+# an error is raised.
 _LEAST = 100
 
 

@@ -146,7 +146,8 @@ def of_rounds(method: Method[Any], labels: AnyArray, clients: AnyArray, dim: int
     """
     num_classes = int(np.max(labels, initial=0)) + 1
 
-    # Use the number of all rows: a round may broadcast a head that contains all of them.
+    # A round may broadcast a head that contains the rows of all clients, so describe as many rows as all
+    # clients send.
     sends_rows = method.message is None and not method.summary.stays
     number = method.summary.cost(np.asarray(labels), np.asarray(clients), dim).rows if sends_rows else 1
 

@@ -261,7 +261,8 @@ def _summarise_in_parts(
     own = [method.summary.sizes(labels[part], clients[part]) for part in parts]
     # Pad all parts to the largest size, so that one compiled function serves all.
     sizes = tuple(padded_size(max(each)) for each in zip(*own, strict=True))
-    # Transforms draw for all rows at once, so `_sent` applies them afterwards.
+    # Leave out the transforms of rows: they draw random numbers for all rows at once, so `_sent` applies them
+    # at the end.
     part_of_clients = replace(method.client_part(), transforms=())
 
     def read(index: int) -> tuple[np.ndarray, ...]:

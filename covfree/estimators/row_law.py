@@ -22,7 +22,7 @@ from covfree.estimators.scatter import centred_rows
 _BINS = 64
 # A row with more than this share of its class's examples nearly is the class mean, and is left out.
 _LARGEST_SHARE = 0.9
-# This many standard errors are subtracted from the slope in `client_variance`.
+# `client_variance` lowers its slope by this many standard errors: a slope that may be chance counts as 0.
 _ERRORS = 2.0
 # Iterations of the weighted fit in `client_variance`, whose weights depend on the slope that it fits.
 _STEPS = 5

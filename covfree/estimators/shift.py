@@ -209,7 +209,8 @@ def _ratio_test(rows: Rows, moments: Moments) -> ShiftTest:
     root = jnp.cbrt(ratio)
     z = ((1 - second) * root - (1 - first)) / jnp.sqrt(second * jnp.square(root) + first)
     if dim > 1:
-        # The scale of z depends on the estimated rank, so z has Student's distribution.
+        # The standard error of z comes from the estimated rank, so z has Student's distribution, which
+        # `_normal` converts.
         z = _normal(z, jnp.where(known, pieces - 1, 0).sum())
     return _test(z, (ratio - 1) * divide_or_zero(expected, (rest * level).sum()), informative)
 
@@ -280,7 +281,8 @@ def _slope_test(rows: Rows, moments: Moments) -> ShiftTest:
     degrees = jnp.where(usable, held - 1, 0).sum() - 1
     left = jnp.square(value - slope * contrast).sum()
     error = jnp.sqrt(divide_or_zero(divide_or_zero(left, free) * factor, power))
-    # If counts are equal up to rounding, they do not determine a slope.
+    # If the rows of each class have equal counts, ``contrast`` is 0 up to rounding, and no slope can be
+    # found.
     flat = power <= jnp.square(64 * jnp.finfo(dtype).eps) * jnp.square(signal).sum()
     informative = ~flat & (degrees > 0) & (free > 0) & (error > 0)
     z = _normal(divide_or_zero(slope, error), degrees)

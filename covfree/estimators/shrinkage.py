@@ -229,7 +229,8 @@ def _ledoit_wolf(strength, covariance, moments, freedom, statistics):
     dim, degrees = covariance.dim, freedom.effective
     scaled, which = _in_scale(covariance)
     square = trace_and_square(scaled)[1]
-    # With z_r = √ν y_r (see `ledoit_wolf`), Σ_r ‖z_r‖⁴/ν² is Σ_r ‖y_r‖⁴: the sums in ``statistics``.
+    # As z_r = √ν y_r (see `ledoit_wolf`), the first term of ρ's numerator, Σ_r ‖z_r‖⁴/ν², is Σ_r ‖y_r‖⁴.
+    # ``statistics`` holds this sum in several scales.
     noise = statistics[which] - square / jnp.where(degrees > 0, degrees, 1)
     spread = square - dim * jnp.square(mean_variance(scaled))
     return _convex(noise, jnp.where(degrees > 0, spread, 0), covariance)

@@ -55,7 +55,9 @@ def fisher_directions(
     solved = solve(factorise(covariance), means)
     rounding = _ROUNDINGS * jnp.finfo(means.dtype).eps
     found, floor = jnp.zeros_like(means), jnp.zeros((), means.dtype)
-    nothing = jnp.sqrt(share)[:, None]  # ``means`` times this vector is 0 up to rounding: project it out
+    # Σ_c N_c (μ_c − μ_g) is 0, so the product of ``means`` and this vector is only rounding: each pass
+    # removes it.
+    nothing = jnp.sqrt(share)[:, None]
     for _ in range(2):
         means, solved = (x - product(product(x, nothing), nothing.T) for x in (means, solved))
         inner = product(means.T, solved)
@@ -65,8 +67,9 @@ def fisher_directions(
         # ``values`` are the eigenvalues of S_B in coordinates in which S_W is the identity.
         root = root / jnp.maximum(jnp.sqrt(jnp.where(kept, values, 0)) / apart, 1)
         found = found + product(solved, product(vectors * root[None, :], vectors.T))
-        # Eigenvalues of the next pass up to this are rounding: the errors of C columns add up to a length √C
-        # times larger.
+        # In the next pass, eigenvalues up to ``floor`` are rounding. Removing the strong directions leaves in
+        # each of C columns an error of ``rounding`` times the largest length, √C times that in all;
+        # eigenvalues are squared lengths.
         floor = jnp.maximum(floor, len(values) * jnp.square(rounding) * values.max())
         strong = jnp.where(kept[None, :], vectors, 0)
         means, solved = (x - product(product(x, strong), strong.T) for x in (means, solved))

@@ -6,7 +6,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-# Steps of the recurrence before Stirling's series, whose first omitted term is then below 3e-10.
+# Raise the argument by this many steps of Γ(a + 1) = a Γ(a) before Stirling's series is used. The series'
+# first omitted term is then below 3e-10.
 _STEPS = 8
 
 

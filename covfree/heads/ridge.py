@@ -112,8 +112,9 @@ def _with_offset(
     total = feature_sum[:, None]
     solved = solve(factors, jnp.concatenate([cross, total], axis=1))
     weight, direction = solved[:, :-1], solved[:, -1:]
-    # The Schur complement of N + λ after eliminating W. It is above 0, as sᵀ(G + λI)⁻¹s is below N, unless λ
-    # is 0 and some combination of features is constant: then W contains the intercept.
+    # ``rest`` is N + λ − sᵀ(G + λI)⁻¹s, what eliminating W leaves of N + λ (the Schur complement). It is
+    # above 0, unless λ is 0 and some combination of the features is constant. Then W contains the intercept,
+    # and b is 0.
     rest = corner - (total * direction).sum()
     resolved = rest > _ROUNDING * jnp.finfo(cross.dtype).eps * corner
     offset = (target_sum - (total * weight).sum(0)) / jnp.where(resolved, rest, 1)

@@ -18,8 +18,9 @@ from covfree.heads.mapped import MappedHead
 from covfree.heads.selected import taken
 from covfree.statistics.groups import as_examples
 
-# With s the spread of the scores, β is sought between 1/(_RANGE·s) and _RANGE/s. At the upper end, a score
-# that is s/10 lower than another has a probability that is exp(−100) times as high.
+# β = 1/T is sought between 1/(_RANGE·s) and _RANGE/s, with s the spread of the scores. At the lower end all
+# probabilities are nearly equal; at the upper end a score that is s/10 lower than another has a probability
+# exp(−100) times as high.
 _RANGE = 1e3
 # Bisection alone takes 30 steps from log(_RANGE²) to float64's √eps; with Newton's steps it takes five to
 # ten.
@@ -85,7 +86,8 @@ def calibrate_temperature(
     unit = jnp.sqrt(jnp.where(known, start.curvature / jnp.maximum(start.count, 1).astype(gap.dtype), 1))
     low, high = 1 / (unit * _RANGE), _RANGE / unit
     beta = _search(frozen, kept, low, high)
-    # One more Newton step changes β only by rounding, but gives it the derivative −d(slope)/curvature.
+    # β was found without derivatives. One more Newton step changes it only by rounding, but gives it the
+    # derivative −d(slope)/curvature of the implicit function theorem.
     end = _terms(gap, kept, beta)
     curvature = jax.lax.stop_gradient(end.curvature)
     inside = (beta > low) & (beta < high) & (curvature > 0)

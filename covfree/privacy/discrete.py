@@ -12,7 +12,7 @@ from jaxtyping import Bool, Int
 # A source of random bytes, such as `os.urandom`.
 RandomBytes: TypeAlias = Callable[[int], bytes]
 
-# With a standard deviation of 2^24, all products below fit in int64: a proposal above 46 deviations has a
+# The largest log₂ σ with which all products below fit in int64: a Laplace proposal is beyond 46σ only with a
 # probability of e⁻⁴⁶, and (46·2^24)² < 2^60.
 MAX_LOG_DEVIATION = 24
 

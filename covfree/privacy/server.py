@@ -144,8 +144,9 @@ def _is_within_lda(method: Method[Any]) -> bool:
     return method.name not in _SUBTRACTED and option(method.system, "gram") is None
 
 
-# Of these methods, fed3r-within and FedCGS subtract products of class sums from the Gram matrix. If the sums
-# have noise of variance σ², the products are too large by kσ²I on average. The table gives k.
+# fed3r-within and FedCGS subtract products of class sums from the Gram matrix. Noise of variance σ² in the
+# sums makes these products too large by kσ²I on average. This table has each method's k; fed3r subtracts
+# nothing.
 _SUBTRACTED: dict[str, Callable[[NoisySums], float]] = {
     "fed3r": lambda known: 0.0,
     "fed3r-within": lambda known: float(known.reciprocals[known.present].sum()),
@@ -189,8 +190,9 @@ def head_of(method: Method[Any], known: NoisySums, grid: Grid, total: Upload) ->
     """
     with np.errstate(over="ignore"):  # the check below raises if a number overflows
         head = _head_of(method, known, grid, total)
-    # Convert the head to features that are not divided by the clip. For LDA keep all scores: divide the
-    # weights. For ridge regression keep the weights' columns at norm 1: multiply the bias.
+    # Convert the head to features that are not divided by the clip. In LDA, divide the weights by it: all
+    # scores stay. In ridge regression, multiply the bias by it: all scores grow alike, and the weights'
+    # columns keep norm 1.
     lda = method.name == "fedcgs" or _is_within_lda(method)
     part, factor = ("weight", 1 / grid.clip) if lda else ("bias", grid.clip)
     found = {name: np.asarray(getattr(head, name), np.float64) for name in ("weight", "bias")}

@@ -27,8 +27,8 @@ Kind: TypeAlias = Literal["sums", "matrix"]
 # coordinates, in units of the features' largest norm. The two coordinates cost 5 % more noise.
 COUNT_SHARE = 0.3
 SQUARE_SHARE = 0.15
-# If an example is replaced, its features move by up to twice their largest norm. Then the count's share can
-# be this large without more noise.
+# If an example is replaced, its features move by up to twice their largest norm R. Noise for that also hides
+# a count's share of 0.98 R, as the count moves only if the class changes, and the features then by less.
 _FREE_COUNT_SHARE = 0.98
 
 

@@ -14,7 +14,7 @@ from covfree.core.types import Rows
 
 # Steps of Weiszfeld's iteration, which weighs a class's means. The weights need few correct digits.
 _STEPS = 15
-# In S of `fit_model`, the weight of the spatial sign covariance; the identity has 1 minus this.
+# S in `fit_model` is this times the spatial sign covariance (times d), plus 1 minus this times the identity.
 _SHARE = 0.6
 # A class is compared only if at least this many sites have a mean of it.
 HOLDERS = 3

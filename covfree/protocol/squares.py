@@ -49,7 +49,8 @@ def unit_diagonal(
     if (diagonal < 0).any():
         i = int(np.argmax(diagonal < 0))
         raise ValueError(f"{where} holds {matrix[i, i]} at {(i, i)}; expected a diagonal of at least 0")
-    # Products below the smallest normal number are lost in float32: allow for one of each example.
+    # In float32, products below the smallest normal number become 0, and each example may lose one. So let
+    # each entry differ by n + 1 such numbers.
     size = np.sqrt(diagonal + (num_examples + 1) * _SMALLEST / tolerance)
     inverse = (1 / size).astype(np.float32)
     with np.errstate(over="ignore"):

@@ -258,8 +258,8 @@ def as_algorithm(
         rounds=len(method.rounds) - max(0, run.messages - 1),
         whole=True,
         num_classes=num_classes,
-        # Rounds that clients evaluate on their own rows are steps of one computation, so all of them need the
-        # same clients. If clients send messages and nothing else, there is one round, and this holds.
+        # Rounds in which clients evaluate their own rows are steps of one computation: the same clients must
+        # take part in all. If clients only send messages, there is one round, so this is true as well.
         same_clients=bool(run.evaluated) or run.messages == len(method.rounds),
         report=None if method.report is None else _report,
     )

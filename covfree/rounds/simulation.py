@@ -200,7 +200,8 @@ class Simulation(NamedTuple):
 
         def after(done: int) -> dict[str, Mark]:
             rounds = zip(*(part[:done] for part in self.schedule), strict=True)
-            # Leave out entries for nobody (−1): they do not change the schedule.
+            # A −1 in ``who`` is a place in a round that no client takes. Leave it out: it does not change who
+            # takes part.
             drawn = digest(part[who >= 0] for who, late in rounds for part in (who, late))
             return about | {"participation": Mark(f"clients and delays in {done} rounds", drawn)}
 

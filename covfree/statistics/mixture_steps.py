@@ -107,7 +107,8 @@ def maximise(
 
         spread = jax.lax.map(one, (share.T, mean, divisor))
     else:
-        # Examples are centred and scaled, so the rounding error of this difference is below the floor.
+        # The mean square minus the squared mean. Its rounding error is below _FLOOR, as the group's examples
+        # are centred and scaled.
         square = product(share.T, jnp.square(values)) / divisor[:, None] - jnp.square(mean)
         spread = jnp.maximum(square, 0) + _FLOOR
         if covariance == "spherical":

@@ -62,7 +62,8 @@ def _noisy(epsilon: Scalar, rows: Rows, key: PRNGKey, kind: CountNoise) -> Rows:
     noise = scale(exact, jnp.asarray(epsilon, dtype)) * draw(derive(key, "count noise"), count.shape, dtype)
     noisy = jnp.where(used, jnp.maximum(exact + noise, 0), 0)
     if rows.sketch is not None:
-        # Keep the counts of residual directions: they are degrees of freedom, not examples of a class.
+        # Rows of a sketch are scaled singular vectors, not class means. Their counts are degrees of freedom,
+        # not numbers of examples, so they get no noise.
         noisy = jnp.where(rows.sketch, count.astype(dtype), noisy)
     return replace(rows, count=noisy)
 

@@ -169,8 +169,8 @@ def _shape(session: Any, path: Path) -> tuple[int, ...]:
     batch, *sides = session.get_inputs()[0].shape
     if isinstance(batch, int):
         raise ValueError(f"network: expected a free batch size in {path}, got {batch}; export it with one")
-    # An image's first size counts channels, not rows, if it is not fixed and the last size is not 3, as in
-    # `from_onnx`.
+    # As in `from_onnx`, an image whose first size is free and whose last is not 3 is [channels, height,
+    # width]: give it 3 channels.
     free = len(sides) == 3 and not isinstance(sides[0], int) and sides[2] != 3
     sides = [3, *sides[1:]] if free else sides
     return tuple(side if isinstance(side, int) else 224 for side in sides)

@@ -289,8 +289,8 @@ def dealt(
         owners = federation.assign(data._replace(train_labels=labels), seed)
     every, own = (np.concatenate(pair[:number]) for pair in (features, inputs))
     kept = np.flatnonzero(owners >= 0)
-    # Use another seed than the partition's: with the same, `dominant_classes`' uniform part could be the test
-    # part.
+    # Use another seed than the partition's. With the same one, the test part could be the very examples that
+    # `dominant_classes` deals out uniformly, as both are drawn by a random permutation.
     places = Part(kept, labels[kept], owners[kept])
     train, test = places.split(test_share, np.random.default_rng([1, seed]))
     owners = train.clients.astype(np.int32)

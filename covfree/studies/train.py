@@ -217,7 +217,8 @@ def _flops(training: Training, task: Task, head: Any, schedule: np.ndarray) -> n
         dim = task.data.train_features.shape[1]
         extractor += covfree.call_flops(feature_map, jax.ShapeDtypeStruct((1, dim), jnp.float32))
     if training.train == "prompts" and training.top is not None:
-        # Training costs three forward passes; one more, without prompts, serves to select prompts.
+        # `training_flops` counts three forward passes for an example. Selecting its prompts takes a fourth,
+        # without prompts.
         extractor *= 4 / 3
     one = covfree.training_flops(
         1,

@@ -128,8 +128,9 @@ def unbiased(case: Case) -> None:
     rng = np.random.default_rng(0)
     root = rng.normal(size=(dim, dim))
     covariance, centres = root @ root.T, 3 * rng.normal(size=(CLASSES, dim))
-    # If an estimate is quadratic in the means, its average depends only on the mean and covariance of their
-    # distribution. In each draw of the distribution used here, a single row is off its class's centre.
+    # Average over a distribution of few draws: in each, a single row is off its class's centre. Other
+    # distributions give the same average, as that of an estimate quadratic in the means depends only on their
+    # mean and covariance.
     number = len(rows.label)
     away = np.sqrt(number * dim) * np.einsum("rs,ij->risj", np.eye(number), root.T).reshape(-1, number, dim)
     means = np.concatenate([away, -away]) / np.sqrt(rows.count)[None, :, None]

@@ -238,7 +238,8 @@ def dominant_classes(
     per_client = check_integer("num_shards_per_partition", num_shards_per_partition, 1)
     rng = generator(seed)
     sizes = equal_sizes(labels.size, num_partitions)
-    # Cumulate before rounding, so that the share of all examples is exact.
+    # Round the cumulated sizes, not each client's: then all clients' uniform parts add up to `uniform_share`
+    # of all examples.
     uniform = np.diff(np.rint(share * np.append(0, np.cumsum(sizes))).astype(np.int64))
     order = rng.permutation(labels.size)
     clients = np.empty(labels.size, np.int32)

@@ -74,9 +74,9 @@ class Basis(NamedTuple):
             return product(product(rows, factor.T), vectors) * scale[None, :]
 
         means, inside = coordinates(centred), coordinates(offset)
-        # Rows of `offset` (the z_j of `Offsets`) may be long. Rounding errors are then larger than the rows'
-        # coordinates along eigenvectors of small eigenvalues. The coordinates of the residual, added twice,
-        # restore these.
+        # A row of `offset` (a z_j of `Offsets`) may be so long that the rounding errors of its coordinates
+        # exceed those along eigenvectors of small eigenvalues. Twice add the coordinates of what is missing,
+        # to restore these.
         for _ in range(2):
             inside += coordinates(offset - product(product(inside * scale[None, :], vectors.T), factor))
         outside = product(centred, centred.T) - product(means, means.T)
@@ -172,7 +172,8 @@ def predicted_margins(
         offset = offset / jnp.where(square.sum() > 0, square.sum(), 1)
         offset = jnp.where(told_apart, offset, offsets.ratio * variance)
         owed = trace * unknown + own[1][chosen][:, None] - cross[1]
-        # Add errors of the class mean: its noise, and what H = (Σ̂ + γI)⁻¹ leaves of the offsets in it.
+        # The class mean's errors add to the margin's variance: its noise, and what H = (Σ̂ + γI)⁻¹ leaves of
+        # the clients' offsets in it.
         more_noise = unknown + offsets.noise * own[0][chosen][:, None]
         variance = variance * (1 + more_noise) + offset * (1 + own[2][chosen][:, None])
         return 0.5 * distance - owed, variance

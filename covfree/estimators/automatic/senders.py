@@ -105,7 +105,7 @@ def sample_numbers(keys: Any, projected: Any, senders: Any, xp: Any) -> Any:
     share = (1 / members.astype(projected.dtype))[:, None]
     away = projected - _sums(projected, group, xp)[group] * share
     spread = _sums(abs(away), group, xp)[group] * share
-    # Cut each column into this many cells: a client's cells in all columns then take at least 16 bits.
+    # Cut each of q columns into 2^⌈16/q⌉ cells: all columns together then tell at least 2¹⁶ places apart.
     cells = 2 ** -(-BITS // away.shape[1])
     cell = xp.floor((away / xp.where(spread > 0, spread, 1) + 4) * (cells / 8))
     cell = xp.clip(xp.nan_to_num(cell), 0, cells - 1).astype(np.uint32)

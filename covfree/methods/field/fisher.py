@@ -24,8 +24,8 @@ from covfree.methods.method import Method
 from covfree.methods.rounds import Bound, bound, phases
 from covfree.methods.summaries import keep_examples
 
-# γ/t with t = tr(Σ)/d. The paper's (1 − a)Σ + a·t·I with a = 0.05 is 0.95·(Σ + γI), and the factor 0.95
-# changes no direction.
+# The paper shrinks Σ to (1 − a)Σ + a·t·I, with a = 0.05 and t = tr(Σ)/d. This is 0.95·(Σ + γI) with the γ/t
+# below; the factor 0.95 changes no direction.
 _PAPER = 0.05 / 0.95
 # Distances between classes are capped at this many standard deviations within classes.
 _APART = 30.0

@@ -82,8 +82,8 @@ def descend(
     rounding = _ROUNDING * eps * jnp.abs(known)
 
     change = slope - descent.slope
-    # The loss is convex, so `turned` is at least 0. If it is not clearly above 0 it may be rounding, and
-    # this pair, the step and the gradient's change, is not used.
+    # L-BFGS learns from pairs: a step and the gradient's change along it. Their product `turned` is at least
+    # 0, as the loss is convex. If it is not clearly above 0, it may be rounding, and the pair is not used.
     turned = jnp.sum(move * change)
     # Take weights and bias separately: then the products of norms do not depend on the features' unit.
     size = sum(

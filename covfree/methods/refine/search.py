@@ -171,8 +171,8 @@ def _outside(span: jax.Array, step: jax.Array, residual: jax.Array) -> jax.Array
     for columns in (residual, step):
         found, size = unit(beyond(unit(columns)[0]))
         directions = jnp.where(size > rounding, found, directions)
-    # The first pass leaves rounding inside the span, and the second removes it; the third is for near-equal
-    # columns.
+    # The first pass leaves rounding errors inside ``span``, and the second removes them. If columns are
+    # nearly equal, making them orthonormal enlarges the errors, so a third pass follows.
     for _ in range(3):
         directions = orthonormal(beyond(directions))
     return directions

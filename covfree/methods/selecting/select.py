@@ -215,8 +215,8 @@ def _check(candidates: tuple[Method[Any], ...], keep: float) -> None:
                 f"{each.name!r}, whose clients send ridge solutions"
             )
         if each.feature_map is not None:
-            # The last bits of a mapped feature depend on the batch's size, and with them the hash that
-            # decides what is kept aside.
+            # The last bits of a mapped feature depend on how many examples are mapped at once. The hash that
+            # decides which examples are kept aside would change with them.
             raise ValueError(
                 f"candidates: expected methods without a feature map, got {each.name!r}; apply the map "
                 "to the features first"

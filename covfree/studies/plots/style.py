@@ -149,7 +149,8 @@ def near(values: Mapping[T, np.ndarray], least: float) -> list[T]:
     shown: list[T] = []
     for name in sorted(values, key=lambda name: -values[name].max()):
         seen = np.concatenate([values[each] for each in shown]) if shown else values[name]
-        # Always show two, as the range of a single one may be small.
+        # Always show the two highest: with one shown, its own range, perhaps 0, would decide which others are
+        # far below.
         if len(shown) > 1 and seen.min() - values[name].max() > 3 * max(np.ptp(seen), least):
             break
         shown.append(name)
