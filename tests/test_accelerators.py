@@ -21,6 +21,9 @@ pytestmark = pytest.mark.slow
 PLATFORMS = ("cuda", "rocm", "tpu")
 rng = np.random.default_rng(0)
 LABELS, CLIENTS = rng.integers(0, 3, 60), rng.integers(0, 6, 60)
+# Methods that factorise one class or client after another: docs/scale.md says which kinds.
+QUADRATIC = {"qda", "qda-means", "fedcof-student", "fedcof-residuals-student"}
+LOOPED = QUADRATIC | {"ccvr", "fishermix", "proto-hyper"} | {"fedcof-residuals", "fedran"}
 FEATURES = jax.ShapeDtypeStruct((2, 60, 5), jnp.float32)
 
 
@@ -44,6 +47,36 @@ def test_a_method_of_several_federations_is_one_batched_factorisation(name):
     # The matrix of counts, which lanes share, has no axis of lanes.
     assert {shape for shape in factorised if not shape.startswith("2x")} <= {"256x256"}
     assert factorised or name in ("fedncm", "naive-bayes", "fedpft", "ensemble")
+
+
+def in_loops(module):
+    """The shapes of matrices that a lowered program factorises one after another, in loops."""
+    functions = {each.name.value: each for each in module.body if each.operation.name == "func.func"}
+    found = set()
+
+    def walk(operation, looped):
+        for each in (each for region in operation.regions for block in region for each in block):
+            kind = each.operation.name
+            if kind == "func.call":
+                walk(functions[each.attributes["callee"].value], looped)
+            elif looped and "custom_call" in kind and "cusolver" in str(each.attributes["call_target_name"]):
+                found.add(str(each.operands[0].type))
+            walk(each.operation, looped or kind == "stablehlo.while")
+
+    walk(functions["main"], False)
+    return found
+
+
+@pytest.mark.parametrize("name", registry())
+def test_factorisations_are_in_loops_where_all_at_once_would_need_too_much_memory(name):
+    method = registry()[name].make()
+
+    def scores(features, key):
+        return covfree.fit(method, features, LABELS, CLIENTS, num_classes=3, key=key)(features)
+
+    traced = jax.jit(scores).trace(jax.ShapeDtypeStruct((60, 5), jnp.float32), jax.random.key(0))
+    looped = in_loops(traced.lower(lowering_platforms=("cuda",)).compiler_ir())
+    assert bool(looped) == (name in LOOPED), looped
 
 
 def test_rounds_of_every_algorithm():
