@@ -212,9 +212,9 @@ class Moments:
 
     @property
     def hidden_degrees(self) -> Float[Array, ""]:
-        """The degrees of freedom of examples about their rows' means: Σ_c (N_c − K_c).
+        """The degrees of freedom of the scatter of examples about the means of their rows: Σ_c (N_c − K_c).
 
-        Class c has N_c examples in K_c rows.
+        Rows summarise examples: the N_c examples of class c have K_c rows.
         """
         return (self.count - self.num_rows.astype(self.count.dtype)).sum()
 

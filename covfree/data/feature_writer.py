@@ -230,9 +230,10 @@ class FeatureWriter:
         return (done, skipped) if identity_of(identities[:done], skipped) == state.get("kept") else None
 
     def _kept(self, identities: Sequence[str], done: int, skipped: Mapping[int, str]) -> str:
-        """Return one hash of the first ``done`` examples except ``skipped`` ones, as `identity_of` does.
+        """Return a hash of the ``identities`` (texts) of the first ``done`` examples that are not skipped.
 
-        Only examples added since the last call are read.
+        ``skipped`` has the indices of the examples without features. The hash is that of `identity_of`, but
+        this method only adds the examples since its last call to the earlier hash.
         """
         before, digest = self._hashed
         self._hashed = done, _hashed(digest, identities, skipped, before, done)

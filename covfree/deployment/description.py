@@ -174,7 +174,10 @@ class Description:
         return ("answer",) if self.sums is None else STEPS
 
     def place(self, turn: int) -> tuple[int, str]:
-        """Return a turn's round, from 0, and its step; turns count the steps of all rounds from 0."""
+        """Return the round to which a turn belongs, from 0, and the name of the turn's step.
+
+        A turn is one step of one round. Turns are numbered from 0, through all rounds.
+        """
         number, step = divmod(turn, len(self.steps))
         return number, self.steps[step]
 

@@ -215,10 +215,10 @@ class Server(Standing):
         return "" if len(sites) >= fewest else f"answers of {fewest} sites at least, got {len(sites)}"
 
     def _total(self, sites: list[str]) -> tuple[Any, list[str], int]:
-        """Return the sum of uploads, the sites whose uploads it includes, and the turn of these uploads.
+        """Return the sum of uploads, the sites whose uploads it includes, and the turn in which these came.
 
-        A turn is one broadcast and its answers; ``sites`` gave valid answers in the open turn. A secure sum
-        takes several turns; before the last, the sum is None, without sites.
+        A turn is one broadcast and its answers; ``sites`` are those with valid answers in the open turn. A
+        secure sum takes several turns. Before the last one, the sum is None and the list of sites empty.
         """
         form, names = self._expected(), list(self._numbers)
         if self.description.sums is None:

@@ -121,10 +121,10 @@ class Steps:
     def _answers(
         self, number: int, turn: int, sent: Any, memory: Any, features: Any, labels: np.ndarray, longest: int
     ) -> cohort.Answers:
-        """Compute a client's upload and new memory, with the code that simulates a cohort of clients.
+        """Compute a client's upload and new memory, by the code that also simulates many clients at once.
 
-        Here the cohort is one client. ``longest`` is the number of rows to which it pads its data; the other
-        arguments are those of `upload`.
+        ``longest`` is the number of examples to which the client's data are padded; the other arguments are
+        those of `upload`.
         """
         # Add a row for a client without examples, as a table must not be empty.
         features, labels = (x if len(x) else np.zeros((1, *x.shape[1:]), x.dtype) for x in (features, labels))

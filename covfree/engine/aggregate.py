@@ -309,9 +309,9 @@ def _check_dim(total: Aggregate[Any], dim: int, name: str) -> None:
 
 
 def _settled(total: Aggregate[H]) -> Aggregate[H]:
-    """Merge the tables in ``waiting`` into ``rows`` if they are long, and take more memory than ``rows``.
+    """Return the total, with the tables in ``waiting`` merged into ``rows`` if they have become large.
 
-    Otherwise return the total unchanged.
+    This is so if they have more than ``_WAITING`` rows, and take more memory than ``rows``.
     """
     rows, size = (
         sum(len(table.count) for table in total.waiting),

@@ -68,9 +68,10 @@ def _same(scores: Any) -> Any:
 
 
 def _in_parts(whole: Callable[..., Array]) -> Callable[..., Array]:
-    """Extend ``whole``, a compiled function ``(head, features, labels) -> accuracy``.
+    """Decorate a compiled function ``whole(head, features, labels) -> accuracy``.
 
-    The result also takes any function as the head, and reads large features part by part.
+    The decorated function also accepts heads that are plain functions, which cannot be passed to ``jit``, and
+    large features, which it reads part by part.
     """
 
     def one(head: Any, features: Any, labels: Any) -> tuple[Any, Any, Any]:

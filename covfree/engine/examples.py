@@ -107,9 +107,10 @@ def examples_of(method: Method[Any], features: Any, labels: Any) -> Rows:
 def over_rows(
     method: Method[Any], features: Any, labels: Any, clients: Any, how: How, key: PRNGKey | None
 ) -> InMemory | InParts:
-    """Return a function that computes a round's total over the rows of all clients.
+    """Return a function that computes a round's total: the sum of the clients' terms over all their rows.
 
-    Rows are made as by `summarise`; if they are examples with large features, they are read part by part.
+    The rows, such as class means, are made by `summarise`, once for all rounds. If instead each row is an
+    example, and the features are large, every round reads the features part by part.
     """
     if not is_large(features) or not method.summary.stays or method.transforms:
         return InMemory(with_numbers(summarise(method, features, labels, clients, key=key), few=how.few), how)

@@ -81,10 +81,10 @@ def shard_rows(rows: Rows, mesh: Mesh, *, whole_clients: bool = False) -> Rows:
 
 
 def _narrow(column: Any, count: bool) -> Any:
-    """Convert labels or clients to int32; values out of its range become the nearest in it.
+    """Convert a column of rows to int32; an integer outside int32's range becomes the nearest int32.
 
-    With ``count`` the column has counts: only values below the range are changed, and the data type is kept.
-    None and columns of floats are returned as they are.
+    The column has labels or clients. If ``count`` is True, it has counts, and keeps its data type: only
+    integers below int32's range change. None and columns of floats are returned as they are.
     """
     if column is None or column.dtype.kind not in "iu":
         return column

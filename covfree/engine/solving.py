@@ -53,7 +53,10 @@ def _head(
 
 
 def _given(strength: Any, *_: Any) -> tuple[jax.Array, jax.Array]:
-    """A shrinkage rule whose result is known: return it, the pair ``strength`` of a and b in aΣ̂ + bI."""
+    """Return a and b of the shrunk covariance aΣ̂ + bI, which are known: ``strength`` is the pair (a, b).
+
+    `head_of` gives this rule to a `Shrinkage` after it has computed a and b by the automatic rule.
+    """
     return strength[0], strength[1]
 
 

@@ -18,12 +18,13 @@ BLOCK = 4096
 
 
 class Layout(NamedTuple):
-    """Which sums over examples a method needs.
+    """Which sums over examples a method needs. A row (count and mean) is of some examples of one class.
 
     Attributes:
         by_client: whether there is a row for each client and class; otherwise there is one for each class.
-        squares: the kept scatter about each row's mean: full, its diagonal, its trace ("spherical"), or None.
-        pooled: whether one scatter is kept for all rows; otherwise there is one for each row.
+        squares: what is kept of the scatter Σ (f − mean)(f − mean)ᵀ of a row's examples f: all ("full"), the
+            "diagonal", the trace ("spherical"), or None.
+        pooled: whether only the sum of all rows' scatters is kept; otherwise there is one for each row.
     """
 
     by_client: bool
@@ -168,10 +169,10 @@ def _add_squares(squares: np.ndarray, group: np.ndarray, values: np.ndarray, kin
 
 
 def rows_of(table: Table, layout: Layout, dtype: np.dtype) -> Rows:
-    """Convert a table of class means to `Rows`, with means and covariances of type ``dtype``.
+    """Convert a `Table` of class means to `Rows`, with means and covariances of type ``dtype``.
 
-    If ``layout`` has rows by client, padding is added, so that tables of similar size share compiled
-    functions.
+    If ``layout.by_client``, clients are renumbered from 0, and padding rows are added at the end: tables of
+    similar size then have one shape, and share compiled functions.
     """
     covariance = None
     if table.squares is not None:

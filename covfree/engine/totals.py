@@ -77,10 +77,10 @@ def _call(function: Callable[..., Any], *arguments: Any) -> Any:
 
 
 def _in_parts(terms: Callable[[Rows], Any], rows: Rows) -> bool:
-    """Return whether to compute the ``terms`` of ``rows`` part by part, and to add up the results.
+    """Return whether to call ``terms`` on parts of ``rows`` in turn, and add up the results.
 
-    This is so if there are many rows (at least about as many as features), and the terms include a `Factor`
-    but no `Table`.
+    True if there are many rows (at least about as many as features), and the results contain a `Factor` (a
+    matrix Y that stands for YᵀY) but no `Table`.
     """
     length, kept, widest = rows.label.shape[0], False, 0
 

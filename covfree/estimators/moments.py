@@ -39,7 +39,10 @@ def row_clients(rows: Rows) -> Integer[Array, " rows"]:
 
 
 def row_counts(rows: Rows, valid: Bool[Array, " rows"]) -> Float[Array, " rows"]:
-    """Return counts as floats, in the type in which features are summed; 0 in padding rows."""
+    """Return each row's number of examples, as floats of the type in which features are summed.
+
+    It is 0 in padding rows, where the mask ``valid`` is False.
+    """
     return jnp.where(valid, as_counts(rows.count), 0).astype(accumulation_dtype(rows.mean))
 
 

@@ -209,7 +209,7 @@ def is_loading(shrinkage: Shrinkage) -> bool:
 
 
 def check_loading(shrinkage: Shrinkage) -> None:
-    """Raise ValueError unless the rule is a loading rule; see `is_loading`."""
+    """Raise ValueError unless the rule is a loading rule: it adds γI to a covariance Σ̂, see `is_loading`."""
     if not is_loading(shrinkage):
         raise ValueError(
             "shrinkage: expected a number, relative(…) or pseudo_observations(), which need "

@@ -24,7 +24,7 @@ Statistics: TypeAlias = Callable[
 
 
 def _nothing(factor, rows, moments, class_weight):
-    """Return None: the ``statistics`` of a rule that needs no sums over rows."""
+    """Return None. A shrinkage rule that needs no sums over rows has this function as its ``statistics``."""
 
 
 @jax.tree_util.register_dataclass

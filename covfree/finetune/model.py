@@ -74,7 +74,10 @@ class Model:
         return self.scores(self.trained, self.frozen, features)
 
     def result(self, trained: Any, statistics: Any) -> Any:
-        """Make the result of a run that ended with these parameters and statistics."""
+        """Return what a run returns that ended with these trained parameters and running statistics.
+
+        ``finish`` makes it, e.g. a head; without ``finish``, it is this model with the new values.
+        """
         if self.finish is None:
             return replace(self, trained=trained, statistics=statistics)
         return self.finish(trained, self.frozen, statistics)

@@ -37,9 +37,10 @@ class Numbers(NamedTuple):
     each: averaging.Numbers
 
     def map(self, function: Callable[..., Any], *stacked: Any) -> Any:
-        """Return a function's results for all candidates, stacked.
+        """Call a function for each candidate (algorithm to choose from); return its results, stacked.
 
-        The function gets a candidate's ``params`` and its slice of each pytree in ``stacked``.
+        The function gets the candidate's hyperparameters, and the candidate's slice of each pytree in
+        ``stacked`` along the leading axis.
         """
 
         def one(parts: tuple[Any, ...]) -> Any:
@@ -65,12 +66,15 @@ class State(NamedTuple):
 
 
 class Upload(NamedTuple):
-    """A client's upload in `select`: its upload for each candidate (see `State`), and each one's errors.
+    """What a client sends in a round of `select`: an upload for each candidate, and the models' errors.
+
+    A candidate is an algorithm with one choice of learning rate or other hyperparameters.
 
     Attributes:
-        uploads: the candidates' uploads, stacked along a leading axis.
-        counted: for each candidate, the sum of errors or losses of the model that the client received, over
-            the examples that it keeps aside; and the number of these examples.
+        uploads: the uploads of all candidates, stacked along a leading axis.
+        counted: for each candidate, the sum of its model's errors or losses on the examples that the client
+            keeps aside (does not train on); and the number of these examples. The model is the one that the
+            client received in this round.
     """
 
     uploads: Any

@@ -206,9 +206,12 @@ def fedcof_oracle(
 
 
 def estimating(method: Method) -> tuple[Method, Within]:
-    """Return a method that estimates the within-class scatter from rows, and its `Within` estimator.
+    """Return a method that estimates the within-class scatter from clients' class means, and its estimator.
 
-    The method is the given one if it has such an estimator, or else FedCOF.
+    The method is the given one if it has such an estimator (`Within`), or else FedCOF.
+
+    Raises:
+        ValueError: if the method's clients send heads.
     """
     if method.summary.name == "LocalHeads":
         raise ValueError(

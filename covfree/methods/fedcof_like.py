@@ -190,11 +190,14 @@ def shared_covariance(method: Method[Any]) -> Callable[..., Scatter] | None:
 
 
 def refinable_head(method: Method) -> tuple[ScatterChoice | None, Callable[..., Head] | None]:
-    """Return what `refined` must know of a FedCOF-like method's head; raise ValueError for other methods.
+    """Return two settings with which `refined` makes the head of a FedCOF-like method again.
 
     Returns:
-        A pair: a ridge head's option ``scatter`` (see `total_gram`), None for other heads; and
-        ``method.head`` for a Student head, None for LDA and ridge heads.
+        First, for a ridge head, the terms of its Gram matrix: the option ``scatter`` of `total_gram`; None
+        for other heads. Second, for a Student head, the function ``method.head``; None for other heads.
+
+    Raises:
+        ValueError: if the method is not FedCOF-like, or has another head than LDA, ridge or Student.
     """
     student = option(method.system, "system")
     system = student or method.system

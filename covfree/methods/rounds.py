@@ -83,7 +83,7 @@ class Round:
     fixed: bool = False
 
     def own(self, params: Any) -> Any:
-        """Select, from the method's hyperparameters, those that the round uses."""
+        """Return the hyperparameters that this round uses: those that ``numbers`` selects from ``params``."""
         return params if self.numbers is None else self.numbers(params)
 
 

@@ -148,10 +148,10 @@ def _head(numbers: StudentNumbers, system: Scatter, first: Any, spread: Any, *ow
 def _merge(
     numbers: StudentNumbers, message: Message, num_classes: int, *, merge: Any, clients: tuple[Any, ...]
 ) -> tuple[Any, ...]:
-    """Compute the server's state from all clients' messages: class means with covariances.
+    """Compute the server's state, a tuple of totals, from ``message``: all clients' messages, merged.
 
-    ``merge``, of the method's `MessageForm`, computes the totals for the shared covariance. From the rows of
-    the messages, the functions ``clients`` then compute the totals for each class's scatter.
+    First come the totals for the shared covariance, which the function ``merge`` computes. Then come the
+    totals for each class's scatter, which the functions ``clients`` compute from the message's class means.
     """
     state = merge(numbers.shrinkage, message, num_classes)
     for client in clients:

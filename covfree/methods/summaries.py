@@ -121,9 +121,9 @@ def _class_means(
 def _own_class_means(
     features: Any, labels: Any, num_classes: int, *, covariance: CovarianceType | None
 ) -> Rows | None:
-    """Make one client's class means: a row for each of the C classes, in their order, without a sort.
+    """Compute one client's class means without sorting examples: C rows, one for each class, in order.
 
-    Return None if there are fewer than C examples: `_class_means` then makes fewer rows.
+    Return None if there are fewer examples than classes: `_class_means` then makes fewer rows.
     """
     if labels.shape[0] < num_classes:
         return None
@@ -143,14 +143,20 @@ def _own_means_sizes(labels: Any, num_classes: int, *, num_subsets: int | None) 
 def _means_cost(
     labels: Any, clients: Any, dim: int, *, covariance: CovarianceType | None, **subsets: Any
 ) -> Cost:
-    """Return the `Cost` of class means: one operation per feature of an example, four with variances."""
+    """Return what class means cost all clients: a `Cost` (rows, numbers and operations).
+
+    Each feature of each example costs one operation, or four if variances are computed too.
+    """
     rows = count_rows(labels, clients, **subsets)
     numbers = dim + {None: 0, "diagonal": dim, "spherical": 1}[covariance]
     return Cost(rows, rows * numbers, len(labels) * dim * (1 if covariance is None else 4))
 
 
 def keep_examples() -> Summary:
-    """Make the summary for methods whose clients send sums over examples: a row is an example, never sent."""
+    """Make the summary for methods whose clients send sums over their examples.
+
+    Each row is one example, with count 1. Rows stay at the client, which only computes sums from them.
+    """
     return Summary("Examples", _examples, _examples_sizes, _examples_cost, _own_examples, stays=True)
 
 

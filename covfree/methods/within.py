@@ -44,7 +44,10 @@ class Within:
 
 
 def moments_of(first: Any) -> Moments:
-    """Return the class moments in ``first``, the result of `Within.first`: itself, or its ``moments``."""
+    """Return each class's sums and counts (`Moments`) from the result ``first`` of `Within.first`.
+
+    ``first`` is such a `Moments`, or has one as its field ``moments``.
+    """
     return first if isinstance(first, Moments) else first.moments
 
 
@@ -76,9 +79,10 @@ def _class_freedom(moments: Moments, *, weight: Callable[[Moments], jax.Array]) 
 
 
 def from_variances() -> Within:
-    """Make the estimator that adds the scatter of clients' class means to the scatter within each client.
+    """Make the estimator for clients that send variances beside their class means.
 
-    Clients send the latter as variances beside their class means.
+    Ŵ is the sum of two scatters: of the clients' class means about the class means of all examples, and of
+    examples about their client's class means. The second is computed from the variances.
     """
     freedom = bound(_class_freedom, weight=_equal_weight)
     return Within(example_moments, _between_factor, freedom, _sent_variances)

@@ -47,7 +47,10 @@ class PrivateUpdates:
 
     @property
     def least(self) -> int:
-        """The least number of clients in a sum: ``promise.honest``, and at least 2."""
+        """The least number of clients whose uploads may be added.
+
+        It is ``promise.honest``, the number of clients on whose noise the promise relies, but at least 2.
+        """
         return max(2, self.promise.honest or 0)
 
     def encode(self, upload: Any, random_bytes: RandomBytes = os.urandom) -> Words:

@@ -164,7 +164,10 @@ class Grid:
 
     @property
     def step(self) -> float:
-        """The size of one grid unit: of a feature (in sums) or a product of two features (in a matrix)."""
+        """The value for which the integer 1 stands: of a feature, or of a product of two features.
+
+        It is a feature in class sums, a product in the matrix; features are divided by the clip.
+        """
         if self.weight is not None:
             return _limit(self.kind, self.weight) / self.bound
         return 1 / self.bound if self.kind == "sums" else 1 / self.bound**2
@@ -256,10 +259,10 @@ _LEAST = 32
 
 
 def _deviation(kind: Kind, log_deviation: int, noises: int) -> float:
-    """Return the standard deviation of the sum of ``noises`` draws of noise, in grid units.
+    """Return the standard deviation of the noise in one integer of a sum of uploads.
 
-    It is that of each number of class sums (``kind`` "sums"), or of each diagonal entry of a second moment
-    ("matrix").
+    The noise is the sum of ``noises`` draws; ``log_deviation`` is log₂ of the standard deviation of one. For
+    ``"matrix"``, the integer is on the diagonal, where a draw has twice the variance.
     """
     return 2.0**log_deviation * math.sqrt(noises * (2 if kind == "matrix" else 1))
 

@@ -54,10 +54,10 @@ class Size:
 
 
 def sizes_of(message: Message, owner: np.ndarray | None = None, clients: int = 1) -> Iterator[Size]:
-    """Yield the `Size` of one client's message; or, for a merged message, the `Size` of each client's part.
+    """Yield the `Size` of a client's message; or, for several clients' merged messages, one for each client.
 
-    Row r of a merged message is from client ``owner[r]``, one of 0 to ``clients`` − 1. Of the trace of its
-    matrix, each client gets an equal share.
+    In a merged message of ``clients`` clients, row r is from client ``owner[r]``, a number from 0. Its matrix
+    is the sum of the clients' matrices, so each client's `Size` gets an equal share of the trace.
     """
     rows = message.rows
     count, label = np.asarray(rows.count).astype(np.float64), np.asarray(rows.label)

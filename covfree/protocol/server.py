@@ -181,9 +181,10 @@ def _dim_of(before: Collected, dim: int | None) -> int | None:
 
 
 def _again(messages: Mapping[Any, Message] | Inbox, client: Any, counted: str | None) -> str | None:
-    """Return a text on a message from a client whose earlier message was counted; None if it is that file.
+    """Describe the message of a client of which the server counted a message before; the first one counts.
 
-    The text says what the client sent, and that the earlier message counts; ``counted`` is its receipt.
+    ``counted`` is the receipt (a hash) of the first message. The text says whether the client sent the same
+    message again, another one, or an unusable one. Return None if an `Inbox` still has the first one's file.
     """
     try:
         receipt = receipt_of(messages, client)

@@ -92,10 +92,10 @@ def largest_sum(dtype: np.dtype) -> float:
 
 
 def square_sums(rows: Rows) -> np.ndarray:
-    """Return, for each row, the sum Σ‖f‖² over the feature vectors f of the n examples behind the row.
+    """Compute, for each row of a message, the sum Σ‖f‖² over the features f that the row summarises.
 
-    From their mean μ and covariance S it is n‖μ‖² + (n − 1) tr S; S counts as 0 if rows have no covariance.
-    A residual direction y (a row that `Rows.sketch` marks) gives ‖y‖² plus the row's ``covariance``.
+    A row with the mean μ and covariance S of n examples gives n‖μ‖² + (n − 1) tr S; without S, n‖μ‖². A row
+    that is a residual direction y (`Rows.sketch` marks it) gives ‖y‖² plus the row's ``covariance``.
     """
     count, mean = np.asarray(rows.count).astype(np.float64), _at_least_float32(rows.mean)
     sketch = np.zeros(len(count), bool) if rows.sketch is None else np.asarray(rows.sketch)

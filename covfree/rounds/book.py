@@ -80,10 +80,10 @@ class Book:
     saved: int = 0
 
     def end(self, held: Held, record: dict[str, Any], due: bool = True) -> Held:
-        """Record a finished round; then, as the settings say, save the run (if ``due``), evaluate, and stop.
+        """Add a finished round's ``record`` to the history; then save, evaluate or stop the run if needed.
 
-        ``held`` has the state after the round. Return it, with this state as its ``best`` if the evaluation
-        is the best so far.
+        ``held`` has the state after the round; with ``due`` False, it is not saved again. Return ``held``; if
+        this round's evaluation is the best so far, its ``best`` is this state.
         """
         number = record["round"]
         self.records.append({**record})
@@ -193,9 +193,10 @@ class Book:
 
 
 def _longer(pending: Any, nothing: Any) -> Any:
-    """Append zeros to the pending sums, so that they cover as many delays as ``nothing``.
+    """Append zeros to ``pending``, the sums of late uploads, so that it covers as many delays as ``nothing``.
 
-    ``nothing`` has pending sums that are all 0; it is returned if ``pending`` is None.
+    On the first axis of its arrays, entry i is due in i rounds. ``nothing`` has zeros for all sums; it is
+    returned if ``pending`` is None.
     """
     if pending is None or nothing is None:
         return nothing

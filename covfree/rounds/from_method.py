@@ -195,7 +195,10 @@ def _unnamed(method: Method[Any], rows: Rows) -> Rows:
 
 
 def _one_row(method: Method[Any], num_classes: int) -> Rows:
-    """Make the rows of a client with one example of 2 features, to find the shapes of uploads."""
+    """Make the rows (such as class means) of a made-up client that has one example, of 2 features, all 0.
+
+    `as_algorithm` uses them to check that uploads have a fixed size.
+    """
     one = jnp.zeros((1, 2)), jnp.zeros(1, jnp.int32)
     return _unnamed(method, method.summary.one_client(*one, num_classes, jax.random.key(0)))
 

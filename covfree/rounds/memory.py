@@ -61,7 +61,7 @@ class Bank:
 
     @classmethod
     def of(cls, memory: Any, num_clients: int, place: Place) -> Bank:
-        """Make a bank with the same memory for each client."""
+        """Make a bank for ``num_clients`` clients, each with a copy of the pytree ``memory``."""
         if place == "host":
             leaves = jax.tree.map(lambda x: np.repeat(np.asarray(x)[None], num_clients, 0), memory)
         else:
@@ -70,7 +70,7 @@ class Bank:
 
     @classmethod
     def holding(cls, leaves: Any, place: Place) -> Bank:
-        """Make a bank from ``leaves``, e.g. those of a saved bank; they are copied."""
+        """Make a bank from a copy of all clients' memory: ``leaves``, as in `Bank`, e.g. from a saved run."""
         return cls(jax.tree.map(np.array if place == "host" else jnp.array, leaves), place)
 
     def of_clients(self, clients: np.ndarray) -> Any:

@@ -136,7 +136,10 @@ class Simulation(NamedTuple):
         )
 
     def given(self, state: Any, bank: Bank) -> cohort.Answers:
-        """Return zeros shaped like the answers of one group of clients."""
+        """Return `Answers` of zeros, with the shapes and data types that one group of clients would return.
+
+        ``state`` is the server's state, and ``bank`` the clients' memory. No client is simulated.
+        """
         one = np.zeros(1, int)
         group = self.federation.groups(one, one, self.place.multiple, self.delays)[0]
 

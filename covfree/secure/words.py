@@ -79,7 +79,7 @@ class FixedPoint:
 
     @property
     def rounds(self) -> None:
-        """None: the encoding can be used for any number of rounds."""
+        """None, which means that the encoding may be used for any number of rounds."""
         return None
 
     @property

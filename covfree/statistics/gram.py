@@ -18,12 +18,12 @@ from covfree.statistics.groups import as_examples, check_one_client
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class GramStatistics:
-    """Fed3R's statistics of a client. Their sums over clients are the statistics of the pooled examples.
+    """What a client of Fed3R sends: sums over its examples. The server adds them up over clients.
 
     Attributes:
         gram: A = F Fᵀ = Σ_i f_i f_iᵀ; the columns of F are the examples' features f_i.
-        class_sum: sum of the features of each class; the rows are the columns of Fed3R's b.
-        count: examples of each class.
+        class_sum: for each class, the sum of its examples' features; the transpose of the paper's b.
+        count: the number of examples of each class.
     """
 
     gram: Float[Array, "dim dim"]

@@ -41,7 +41,10 @@ def entry_of(name: str) -> Entry[Method]:
 
 
 def is_own(name: str) -> bool:
-    """Return whether some method in a name, such as ``fedcof:shrinkage=1-or-mine``, is not covfree's own."""
+    """Return whether a name contains a user's or another package's method, one that is not covfree's.
+
+    This is so for ``fedcof:shrinkage=1-or-mine``, because of ``mine``.
+    """
     return any(each.partition(":")[0] not in registry() for each in name.split(JOINT))
 
 

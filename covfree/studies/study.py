@@ -282,9 +282,9 @@ class _Loaded:
 
 
 class _Place:
-    """One seed's data, divided among the clients of one federation; methods run on it.
+    """Runs methods on the data of one seed, divided among the clients of one federation.
 
-    All methods whose inputs are features share one `Task`, and so do all whose inputs are pixels.
+    The methods share at most two `Task` objects: one with features as inputs, one with pixels.
     """
 
     def __init__(self, loaded: _Loaded, federation: Federation) -> None:

@@ -99,7 +99,7 @@ class Case:
 
     @cached_property
     def example(self) -> Any:
-        """One example; all others have its shape."""
+        """An input for ``make``; all other inputs have its shape."""
         return self.draw()
 
     @property
@@ -113,7 +113,7 @@ class Case:
 
     @cached_property
     def plain(self) -> Any:
-        """The example without padding."""
+        """The input `example` without its padding."""
         return self.clean(self.example)
 
     @cached_property

@@ -121,9 +121,10 @@ def sample_numbers(keys: Any, projected: Any, senders: Any, xp: Any) -> Any:
 
 
 def _sums(values: Any, group: Any, xp: Any) -> Any:
-    """Return the sum of ``values`` in each group.
+    """Sum the rows of ``values`` by group: row i is in group ``group[i]``.
 
-    The result has as many rows as ``values``, and 0 in rows past the last group.
+    Row g of the result is the sum of group g. The result is as long as ``values``: rows after the last group
+    are 0.
     """
     if xp is jnp:
         return jax.ops.segment_sum(values, group, group.shape[0])

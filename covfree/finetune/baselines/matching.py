@@ -116,9 +116,9 @@ def log_likelihood(
 
 
 def gains(model: Model, prompts: Float[Array, "prompts dim"]) -> Float[Array, "prompts centres"]:
-    """Return what each prompt adds to `log_likelihood` if it comes from a centre, for each centre.
+    """Return, for each prompt and centre, what the prompt adds to `log_likelihood` if it comes from there.
 
-    A constant that is the same for all pairs of prompt and centre is left out.
+    For prompt w and centre i it is log N(w; θ_i, σ_i) + log(p_i/(1 − p_i)), without the constant with log 2π.
     """
     log_deviation = _log_deviation(model, model.centres)
     scale = jnp.exp(-log_deviation)

@@ -49,10 +49,11 @@ def _held_near(
     client: Callable[..., Any],
     server: Callable[..., Any],
 ) -> Algorithm:
-    """Make an algorithm in which clients train models of their own, with features near common class means.
+    """Make an algorithm in which each client trains its own model, with features pulled to ``prototypes``.
 
-    The server's state is these class means, the prototypes. ``strength`` weights the distance of features to
-    them in a client's loss. ``client`` and ``server`` are the functions of these names in `Algorithm`.
+    The prototypes are class means that all clients share; they are the server's state. ``strength`` is the
+    weight, in a client's loss, of the distance between features and prototypes. ``client`` and ``server``
+    become the functions of these names in `Algorithm`.
     """
     if check_model(model).features is linear_features:
         raise ValueError(

@@ -34,7 +34,10 @@ def _system(numbers: AflNumbers, totals: tuple[Moments, Scatter]) -> Scatter:
 
 
 def _merge(numbers: AflNumbers, message: Message, num_classes: int) -> tuple[tuple[Moments, Scatter]]:
-    """Return class moments and the Gram matrix of all examples, without the γI that each client added."""
+    """Merge the clients' messages into the server's state: class moments and the Gram matrix F Fᵀ.
+
+    The clients' matrices are added up in ``message``; the γI that each client added is subtracted.
+    """
     ((moments, gram),) = gram_merge(numbers, message, num_classes)
     dtype = gram.value.dtype
     added = jnp.asarray(distinct(message.rows.client), dtype) * jnp.asarray(numbers.gamma, dtype)

@@ -32,10 +32,10 @@ _PAIRS = 12
 def _end_of_own(
     first: Any, state: tuple[Any, ...], total: Any, *, each: Round, plan: Plan
 ) -> tuple[Correction]:
-    """End the method's own last round, and return the state with which the correction starts.
+    """Finish the last round of the method's own, ``each``, and return the first state of the correction.
 
-    ``each`` is that round, ``state`` the server's state before it, and ``total`` the sum of its uploads.
-    ``first`` has the method's ``params``; ``plan`` has the correction's settings.
+    ``state`` is the server's state before this round, and ``total`` the sum of the round's uploads. ``first``
+    has the method's ``params``; ``plan`` has the correction's settings.
     """
     state = (*state, total) if each.server is None else each.server(each.own(first), state, total)
     return begin(first, state, plan=plan)

@@ -83,15 +83,15 @@ class Numbers(NamedTuple):
 
 @dataclass(frozen=True)
 class Plan:
-    """The static settings of `corrected`: functions of the method whose head is corrected, and a size.
+    """The settings of `corrected` that are static under ``jit``; ``method`` has the head to correct.
 
     Attributes:
-        system: `Method.system`, which makes the regularised matrix; None if the method has none.
-        head: `Method.head`, which makes the head.
+        system: ``method.system``, which makes the regularised matrix; None if the method has none.
+        head: ``method.head``, which makes the head.
         covariance: ``(params, *state) -> Scatter``, which computes Σ̃, the method's shrunk covariance.
-        own: how many of the state's totals ``head`` needs: so many of the first; None for all. All others are
-            only for ``covariance``.
-        pairs: the largest number of pairs (s, y) that L-BFGS keeps, see `Descent`.
+        own: ``system`` and ``head`` get the first ``own`` entries of the server's state, the totals of as
+            many rounds; None for all. Later entries are only for ``covariance``.
+        pairs: the largest number of past steps that L-BFGS keeps, see `Descent`.
     """
 
     system: Callable[..., Any] | None

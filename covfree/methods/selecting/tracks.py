@@ -27,13 +27,15 @@ class Running(NamedTuple):
 
 @dataclass(frozen=True)
 class Step:
-    """How a common round of several methods computes one of the new states in `Running.tracks`.
+    """How one new state is computed in a round that several methods run together.
+
+    Methods whose rounds were identical so far share a state. All states are in `Running.tracks`.
 
     Attributes:
-        parent: the index in `Running.tracks`, before the round, of the state from which it is computed.
-        who: the index of the first method that has this state; its ``params`` are used.
-        each: the round of method ``who``; None if its rounds over rows (or over examples) have ended.
-        received: its `Method.received`, which stores clients' rows in the state.
+        parent: the index in `Running.tracks`, before the round, of the state to start from.
+        who: the index of the first method that shares the new state; its ``params`` are used.
+        each: the round of method ``who``; None if this method has no further round, and keeps its state.
+        received: `Method.received` of method ``who``, which stores clients' rows in the state.
     """
 
     parent: int
@@ -109,10 +111,11 @@ def terms(
     steps: tuple[Step, ...],
     share: float,
 ) -> tuple[Any, ...]:
-    """Compute a client's upload in a common round of several methods: the terms of each method's round.
+    """Compute what a client uploads in a round that several methods run together.
 
-    Methods that have the same round share a step, and their terms are computed once. ``sent`` has a broadcast
-    for each step with a round. Examples that are kept aside, about a ``share`` of all, are not used.
+    The result is a tuple, with the upload of each step that has a round (methods with the same round share a
+    step). ``params`` has each method's hyperparameters, ``sent`` the broadcast of each of these steps. If
+    ``share`` is above 0, the rows are examples, and those kept aside, about this share of all, are not used.
     """
     if share:
         rows = _labelled(rows, ~kept_aside(rows.mean, share))

@@ -82,10 +82,10 @@ def headline(scored: Sequence[Scored], num_tests: int, bytes_name: str) -> list[
 
 
 def gains(scored: Sequence[Scored], said: Sequence[str]) -> list[str]:
-    """Add sentences on what training gained or lost to the headline's sentences ``said``; return all.
+    """Return the headline ``said`` (a list of sentences) with more sentences: what training gained or lost.
 
-    ``scored`` has the accuracies before and after training. If no method's accuracy after training reaches
-    the best accuracy before training, a sentence that says so comes first.
+    ``scored`` has each method's accuracies before and after training. If the best accuracy after training is
+    below the best one before training, the first sentence says so.
     """
     order = ranked(scored)
     if not order:

@@ -151,7 +151,10 @@ def _stretch(axes: Axes, lasts: np.ndarray) -> None:
 
 
 def _set_limits(axes: Axes, ends: np.ndarray) -> None:
-    """Fit the y axis to the bands' ends, not to the dotted lines, which start at chance, often far below."""
+    """Set the limits of the y axis such that all bands fit; ``ends`` are their lower and upper ends.
+
+    Dotted lines may be cut off: they start at the accuracy of chance, often far below.
+    """
     seen = ends[np.isfinite(ends)]
     if not len(seen):
         return

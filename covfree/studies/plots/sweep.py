@@ -72,7 +72,10 @@ def plot(path: Path, title: str, results: Sequence[Result], number: str) -> list
 
 
 def draw(title: str, results: Sequence[Result], number: str, *, narrow: bool = False) -> Figure:
-    """Return the figure that `plot` saves; if ``narrow``, its panels are one below another."""
+    """Draw accuracy against the setting ``number``: return the figure that `plot` saves.
+
+    It has a panel for each data set and federation. If ``narrow``, the panels are one below another.
+    """
     from matplotlib.lines import Line2D
 
     points = [_point(result, number) for result in results]
