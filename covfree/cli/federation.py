@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import secrets
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import fields
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
@@ -38,7 +39,7 @@ from covfree.deployment import (
     serve,
     stopping,
 )
-from covfree.deployment.envelope import SERVER, unseal, write
+from covfree.deployment.envelope import SERVER, check_own, unseal, write
 from covfree.deployment.folder import clock
 from covfree.deployment.site import extractor_of
 from covfree.finetune import registry as trained
@@ -55,6 +56,8 @@ app = typer.Typer(
 )
 # The exit code if there is no head yet; a message says why.
 _NO_HEAD = 3
+# What a federation leaves in the shared folder beside its description, see `Folder`.
+_MESSAGES = ("asks", "answers", "end.message", "stop.message")
 
 Part = TypeVar("Part", SecureSums, PrivateSums)
 Shared = Annotated[Path, typer.Argument(help="The shared folder.")]
@@ -73,12 +76,15 @@ def key_command(
     Example:
       covfree federation key berlin.key
     """
-    try:
-        public = new_key(out)
-    except FileExistsError:
-        raise ValueError(f"{out} exists, and a key is never replaced") from None
-    out.with_suffix(".pub").write_text(f"{public}\n")
-    say(f"wrote {out}, which you must keep secret, and the public key {out.with_suffix('.pub')}")
+    beside = out.with_suffix(".pub")
+    if out == beside or not out.parent.is_dir():
+        raise ValueError(f"expected a file such as site.key in a folder that is there, got {str(out)!r}")
+    if found := [file for file in (out, beside) if file.exists()]:
+        raise ValueError(
+            f"{found[0]} exists, and a key is never replaced: use it, or give another name than {out}"
+        )
+    beside.write_text(f"{new_key(out)}\n")
+    say(f"wrote {out}, which you must keep secret, and the public key {beside}")
 
 
 @app.command("new")
@@ -144,6 +150,12 @@ def new_command(
     file = shared / "federation.json"
     if file.exists():
         raise ValueError(f"{file} exists: a federation does not change; take another folder")
+    if shared.is_file():
+        raise ValueError(f"expected a shared folder, got the file {shared}")
+    if found := [name for name in _MESSAGES if (shared / name).exists()]:
+        raise ValueError(
+            f"{shared} holds messages of another federation ({', '.join(found)}): take another folder"
+        )
     if like is not None:
         if network is not None or weights is not None:
             raise ValueError("--like: expected no --backbone and --weights beside it")
@@ -167,7 +179,7 @@ def new_command(
         raise ValueError(
             f"--algorithm: expected one of {', '.join(known)}, got {unknown[0]!r}{nearest(unknown[0], known)}"
         )
-    server = load_key(key)
+    server = _key(key)
     keys = _public_keys(sites, public_key(server))
     description = _described(
         algorithm,
@@ -218,8 +230,9 @@ def serve_command(
     _check_out(out)
     folder = Folder(shared)
     own = folder.description
+    private = _server_key(key, own)
     algorithm = None if own.train == "head" else own.make_algorithm(load_network(own, weights))
-    with Server(own, state, load_key(key), algorithm=algorithm) as server:
+    with _as_options(), Server(own, state, private, algorithm=algorithm) as server:
         try:
             serve(server, folder, lambda head: _head_file(head, server), poll=poll, say=say)
         except (TooFew, Stopped) as error:
@@ -272,12 +285,16 @@ def join_command(
     if only_sums and description.sums is None:
         raise ValueError(f"--only-sums: expected a federation with secure sums, got one without in {shared}")
     name = key.stem if site is None else site
-    private = load_key(key)
+    private = _key(key)
+    if name not in description.sites:
+        told = ", the name of the file of --key" if site is None else ""
+        raise ValueError(f"--site: expected one of {', '.join(description.sites)}, got {name!r}{told}")
     # Check the key before features are computed.
     description.check_key(name, private)
     own, algorithm = load_site(description, state, features=features, images=images, weights=weights)
     examples = private, own.features, own.labels
-    with Client(description, name, state, *examples, uses=own.uses, algorithm=algorithm) as client:
+    made: dict[str, Any] = {"uses": own.uses, "algorithm": algorithm}
+    with _as_options(), Client(description, name, state, *examples, **made) as client:
         say(f"site {name}: {len(own.labels):,} examples; federation {description.identity[:12]}…")
         if description.promise is not None:
             say(_promised(description, description.promise))
@@ -303,9 +320,10 @@ def stop_command(
     Example:
       covfree federation stop shared --key server.key --reason "oslo has the wrong photos"
     """
-    folder, private = Folder(shared), load_key(key)
-    if public_key(private) != folder.description.server:
-        raise ValueError(f"--key: expected the server's private key, got another in {key}")
+    folder = Folder(shared)
+    private = _server_key(key, folder.description)
+    if folder.ended:
+        raise ValueError(f"{shared}: this federation has ended: there is nothing to stop")
     write(folder.stop, stopping(folder.description, private, reason))
     say(f"wrote {folder.stop}")
 
@@ -323,8 +341,7 @@ def status_command(shared: Shared) -> None:
     )
     print("uploads: " + ("the server sees each" if own.sums is None else "hidden in secure sums"))
     print("noise: " + ("none" if own.promise is None else _promised(own, own.promise)))
-    if folder.end.exists():
-        unseal(folder.read(folder.end), {SERVER: own.server})
+    if folder.ended:
         print("ended")
         return
     try:
@@ -342,6 +359,34 @@ def status_command(shared: Shared) -> None:
         reason = opened.about["left_out"].get(site)
         print(f"  {site}: {_answered(folder, turn, site) if reason is None else f'left out: {reason}'}")
     raise typer.Exit(_NO_HEAD)
+
+
+@contextmanager
+def _as_options() -> Iterator[None]:
+    """Reword errors about the argument ``folder`` of `Server` and `Client` to name the option --state."""
+    try:
+        yield
+    except ValueError as error:
+        if str(error).startswith("folder: "):
+            raise ValueError(f"--state: {str(error).removeprefix('folder: ')}") from error
+        raise
+
+
+def _key(path: Path) -> Any:
+    """Read a private key; if the file is missing, the error says how to make one."""
+    if not path.is_file():
+        raise ValueError(f"--key: no such file: {path}; covfree federation key makes one")
+    return load_key(path)
+
+
+def _server_key(path: Path, own: Description) -> Any:
+    """Read a private key, and check that it is that of the federation's server."""
+    private = _key(path)
+    try:
+        check_own({SERVER: own.server}, SERVER, private)
+    except ValueError as error:
+        raise ValueError(f"--{error}, in {path}") from error
+    return private
 
 
 def _public_keys(folder: Path, server: str) -> dict[str, str]:

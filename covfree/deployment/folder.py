@@ -58,6 +58,14 @@ class Folder:
         """The path of ``end.message``, the last broadcast."""
         return self.path / f"end{SUFFIX}"
 
+    @property
+    def ended(self) -> bool:
+        """Whether the last broadcast of this federation is in the folder; its signature is checked."""
+        with suppress(OSError, Refused):
+            about, _ = unseal(self.read(self.end), {SERVER: self.description.server})
+            return (about.get("kind"), about.get("federation")) == ("end", self.description.identity)
+        return False
+
     def check_stop(self) -> None:
         """Raise `Stopped` with the reason if the server has stopped."""
         with suppress(OSError, Refused):
@@ -129,9 +137,12 @@ def serve(
     sites. A killed process writes none; it is expected to be started again.
 
     Raises:
+        ValueError: if the shared folder is further than the server's own, which is then not the one with
+            which this federation ran.
         TooFew: if a round ended with too few answers; another call waits for more.
         Stopped: if a message of `stopping` appeared in the folder meanwhile.
     """
+    _check_state(server, folder)
     folder.stop.unlink(missing_ok=True)
     try:
         _serve(server, folder, file_of, poll, say)
@@ -141,6 +152,22 @@ def serve(
         with suppress(OSError):
             folder.put(folder.stop, server.stop(str(error) or type(error).__name__))
         raise
+
+
+def _check_state(server: Server, folder: Folder) -> None:
+    """Raise ValueError if the shared folder is at a later round than the server's own folder."""
+    asked, named = folder.asked(), server.description.named
+    turn = -1
+    if asked is not None and asked.about.get("federation") == server.description.identity:
+        turn = asked.about["turn"]
+    if server.finished or not (folder.ended or turn > server.turn):
+        return
+    place = f"has ended ({folder.end.name})" if folder.ended else f"is at {named(turn)}"
+    raise ValueError(
+        f"folder: expected the folder of the server that ran this federation, which {place} in "
+        f"{folder.path}; {server.folder} is at {named(server.turn)}: give that server's folder, or make a "
+        "new federation in another shared folder" + "; join still gives the head" * folder.ended
+    )
 
 
 def _serve(
@@ -275,7 +302,10 @@ def join(
             heard = time.monotonic()
             break
         if wait is not None and time.monotonic() - heard > wait:
-            raise TooFew(f"expected a broadcast within {wait:g} s, got none")
+            raise TooFew(
+                f"expected a broadcast within {wait:g} s, got none in {folder.path}: does the server run, on "
+                "this folder? The same command goes on from here"
+            )
         time.sleep(poll)
 
 

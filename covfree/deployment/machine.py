@@ -45,7 +45,8 @@ class Machine:
         """Lock the folder, and load the state in it.
 
         Raises:
-            ValueError: if another process uses the folder, or it belongs to another federation.
+            ValueError: if another process uses the folder, it belongs to another federation, or its state is
+                damaged.
         """
         self.description, self._key, self._now = description, key, now
         self._algorithm = description.make_algorithm() if algorithm is None else algorithm
@@ -58,6 +59,8 @@ class Machine:
             given = self._algorithm, sites, description.key(), description.example, most
             self._steps = Steps(*given, private=description.private is not None)
         self._folder = Path(folder)
+        if self._folder.is_file():
+            raise ValueError(f"folder: expected a folder for this machine's state, got the file {folder}")
         self._folder.mkdir(parents=True, exist_ok=True)
         remove_abandoned(self._folder)
         self._lock = (self._folder / "lock").open("ab")
@@ -65,13 +68,27 @@ class Machine:
             if not lock(self._lock):
                 raise ValueError(f"folder: expected one that no other process uses, got {folder}")
             name = self._folder / "federation"
-            if name.exists() and name.read_text() != description.identity:
-                raise ValueError(f"folder: expected one of this federation, got another's: {folder}")
+            if name.exists() and (found := name.read_text()) != description.identity:
+                raise ValueError(
+                    f"folder: expected a new one, or one of federation {description.identity[:12]}…; "
+                    f"{folder} holds the state of federation {found[:12]}…: take another folder"
+                )
             write(name, description.identity.encode())
-            self._load()
+            try:
+                self._load()
+            except Refused as error:
+                raise ValueError(
+                    f"folder: expected the state that this machine wrote to {folder}, got a damaged one "
+                    f"({error}); restore the folder from a copy, or make a new federation"
+                ) from error
         except BaseException:
             self._lock.close()
             raise
+
+    @property
+    def folder(self) -> Path:
+        """The machine's own folder, which holds its state."""
+        return self._folder
 
     def _load(self) -> None:
         """Load the state that an earlier process wrote to the folder."""

@@ -80,7 +80,10 @@ def test_the_command_ends_the_server_and_sites(tmp_path, monkeypatch, capsys):
         time.sleep(0.05)
     stop = ["federation", "stop", "shared", "--reason", "rome has other photos", "--key"]
     assert run([*stop, "oslo.key"]) == 2
-    assert "--key: expected the server's private key, got another in oslo.key" in capsys.readouterr().err
+    assert (
+        "--key: expected the private key of 'server' in the description, got another, in oslo.key"
+        in capsys.readouterr().err
+    )
     assert run([*stop, "server.key"]) == 0
     for thread in threads:
         thread.join(10)

@@ -1,0 +1,135 @@
+"""Commands of a federation given again: over folders of a finished one, of another, or after a loss."""
+
+import shutil
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+from machines import examples
+
+from covfree.cli.app import run
+
+SITES = ("berlin", "oslo")
+NEW = ["--sites", "keys", "--key", "server.key", "--like", "berlin.npz", "--algorithm", "fedcof-refined"]
+NEW[-1] += ":shrinkage=0.1:rounds=1"
+
+
+def command(name: str, *words: str) -> list[str]:
+    return ["federation", name, *words]
+
+
+def serving(shared: str, state: str) -> list[str]:
+    words = ["--key", "server.key", "--state", state, "--out", "head.npz", "--poll", "0.05"]
+    return command("serve", shared, *words)
+
+
+def joining(shared: str, name: str, state: str) -> list[str]:
+    files = [
+        "--key",
+        f"{name}.key",
+        "--features",
+        f"{name}.npz",
+        "--state",
+        state,
+        "--out",
+        f"{name}-head.npz",
+    ]
+    return command("join", shared, *files, "--poll", "0.05")
+
+
+@pytest.fixture
+def finished(tmp_path, monkeypatch):
+    """A folder with a federation that has ended, in shared; the server's own folder is s."""
+    monkeypatch.chdir(tmp_path)
+    Path("keys").mkdir()
+    for name in (*SITES, "server"):
+        assert run(command("key", f"{name}.key")) == 0
+        shutil.copy(f"{name}.pub", "keys")
+    for name in SITES:
+        features, labels = examples(name)
+        np.savez(f"{name}.npz", features=features, labels=labels, class_names=["cat", "cow", "dog"])
+    assert run(command("new", "shared", *NEW)) == 0
+    codes = dict[str, int]()
+    words = {"server": serving("shared", "s"), **{name: joining("shared", name, name) for name in SITES}}
+    threads = [
+        threading.Thread(target=lambda name=name, own=own: codes.update({name: run(own)}))
+        for name, own in words.items()
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(120)
+    assert codes == dict.fromkeys(words, 0)
+
+
+def test_commands_given_again_say_what_they_found_and_what_to_do(finished, capsys):
+    def told(words: list[str], code: int = 2) -> str:
+        capsys.readouterr()
+        assert run(words) == code
+        return capsys.readouterr().err
+
+    # The same commands once more give the head.
+    assert run(serving("shared", "s")) == 0
+    assert run(joining("shared", "oslo", "oslo")) == 0
+    assert "there is nothing to stop" in told(
+        command("stop", "shared", "--key", "server.key", "--reason", "x")
+    )
+    # The server's own folder is lost: it would ask for a round that all sites have answered.
+    text = told(serving("shared", "lost"))
+    assert text.startswith("covfree: --state: expected the folder of the server that ran this federation")
+    assert "which has ended (end.message) in shared; lost is at round 1 of 2: give that" in text
+    assert "join still gives the head" in text
+    Path("shared/end.message").rename("end.message")
+    assert "which is at round 2 of 2 in shared; lost is at round 1 of 2" in told(serving("shared", "lost"))
+    Path("end.message").rename("shared/end.message")
+    # Folders of another federation.
+    assert run(command("new", "other", *NEW)) == 0
+    for words, folder in ((serving("other", "s"), "s"), (joining("other", "oslo", "oslo"), "oslo")):
+        text = told(words)
+        assert text.startswith("covfree: --state: expected a new one, or one of federation ")
+        assert f"; {folder} holds the state of federation " in text
+        assert "take another folder" in text
+    # A shared folder without its description is not a new one, and another's end is not this one's.
+    description = Path("shared/federation.json").read_bytes()
+    Path("shared/federation.json").unlink()
+    assert "shared holds messages of another federation (asks, answers, end.message)" in told(
+        command("new", "shared", *NEW)
+    )
+    shutil.copy("other/federation.json", "shared")
+    assert run(command("status", "shared")) == 3
+    Path("shared/federation.json").write_bytes(description)
+    # State that was cut short.
+    state = Path("s/state.message")
+    state.write_bytes(state.read_bytes()[:-9])
+    text = told(serving("shared", "s"))
+    assert "--state: expected the state that this machine wrote to s, got a damaged one (signature" in text
+    # Files in place of folders, and the wrong ones.
+    assert "expected a shared folder, got the file oslo.npz" in told(command("new", "oslo.npz", *NEW))
+    assert "--state: expected a folder for this machine's state, got the file" in told(
+        joining("other", "oslo", "oslo.npz")
+    )
+    for name in ("oslo.key", "server.pub"):
+        words = ["--key", name, "--state", "t", "--out", "h.npz"]
+        text = told(command("serve", "other", *words))
+        assert "--key: expected the private key of 'server' in the description, got" in text
+        assert name in text
+    words = [*joining("other", "oslo", "t"), "--key"]
+    assert "--key: no such file: rome.key; covfree federation key makes one" in told([*words, "rome.key"])
+    assert "got 'server', the name of the file of --key" in told([*words, "server.key"])
+
+
+def test_a_key_pair_is_never_written_over(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    # The public key was written over the private one.
+    assert run(command("key", "site.pub")) == 2
+    assert "expected a file such as site.key" in capsys.readouterr().err
+    assert run(command("key", "site.key")) == 0
+    kept = Path("site.pub").read_text()
+    for name, there in (("site.key", "site.key"), ("site.pem", "site.pub")):
+        capsys.readouterr()
+        assert run(command("key", name)) == 2
+        assert f"{there} exists, and a key is never replaced: use it, or" in capsys.readouterr().err
+    assert Path("site.pub").read_text() == kept
+    assert run(command("key", "nowhere/site.key")) == 2
+    assert "in a folder that is there" in capsys.readouterr().err
