@@ -154,7 +154,13 @@ def numbers_of(text: str | None) -> dict[str, list[Any]]:
 def variants_of(
     methods: str, numbers: Mapping[str, list[Any]] | None = None, option: str = "methods"
 ) -> dict[str, Variant]:
-    """Make the methods that a text names, each with all combinations of the `numbers` that it takes.
+    """Make the methods that an option lists, such as "fedncm,fedcof", and return them by name.
+
+    Args:
+        methods: the option's value.
+        numbers: values of arguments: with ``{"shrinkage": [0.1, 1.0]}``, ``fedcof`` gives two methods. A
+            method takes only arguments that it knows.
+        option: the option's name, for errors.
 
     Raises:
         ValueError: if a name or a number is wrong; the message begins with the option.

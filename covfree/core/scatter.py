@@ -78,10 +78,10 @@ class Scatter:
         return matrix + self.shift * jnp.eye(self.dim, dtype=matrix.dtype)
 
     def core(self) -> Float[Array, "size size"]:
-        """Return a square matrix with the nonzero eigenvalues of this matrix without its shift.
+        """Return a square matrix with the nonzero eigenvalues that this matrix has without its shift.
 
-        It is ``value`` or, if ``factored``, the smaller ``value valueᵀ``. So it also has the same trace and
-        Frobenius norm.
+        Let Y be ``value``. Without the shift, this matrix is Y or, if ``factored``, YᵀY. The result is Y or,
+        if ``factored``, the smaller Y Yᵀ. It also has the same trace and Frobenius norm.
         """
         return symmetric_product(self.value.T) if self.factored else self.value
 

@@ -158,7 +158,11 @@ class Client(Machine):
         }
 
     def _leaving(self, asked: Mapping[str, Any], text: str) -> Left:
-        """Return the error by which the site leaves the sum of the broadcast with the metadata ``asked``."""
+        """Make the error with which the site leaves a secure sum; ``text`` says why, to the site alone.
+
+        The error contains the signed message that tells the server only that the site leaves. ``asked`` is
+        the metadata of the broadcast that the site does not answer.
+        """
         reply = {**self._reply(asked, 0), "left": True}
         return Left(
             f"{self.description.named(asked['turn'])}: {text}", asked["turn"], seal(self._key, reply, {})

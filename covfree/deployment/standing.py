@@ -94,9 +94,9 @@ class Standing(Machine):
 
     @property
     def choice(self) -> Choice | None:
-        """What sites chose, if the algorithm lets them choose among candidates, as `covfree.select` does.
+        """What sites chose among an algorithm's candidates, such as methods, and each candidate's errors.
 
-        None if it does not, or before they could choose.
+        None if the algorithm has no candidates (see `covfree.select`), or before sites could choose.
         """
         told = self._steps.report(self._state)
         if "taken" not in told:

@@ -117,9 +117,9 @@ class Sums:
         self.session, self._names, self._server = own, names, secure.Server(own)
 
     def asks(self, step: str) -> dict[str, np.ndarray]:
-        """Return the arrays that the server sends to sites in a step, such as public keys in ``"share"``.
+        """Return what the server sends to the sites in a step of a secure sum, as a dict of named arrays.
 
-        They have names; {} if there is nothing to send in this step.
+        In ``"share"`` these are the sites' public keys, for example. The dict is empty in the first step.
         """
         if step == "share":
             return _adverts(self._server.adverts)

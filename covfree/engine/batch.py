@@ -223,10 +223,11 @@ def _merged(merge: Merge, params: Any, message: Message, num_classes: int) -> tu
 
 
 def state_of_message(method: Method[Any], message: Message, num_classes: int) -> tuple[Any, ...]:
-    """Compute the server's state from all clients' messages, merged to one; `solve_totals` makes the head.
+    """Compute the server's state from ``message``, into which the messages of all clients were merged.
 
     If clients send sums, such as Gram matrices, the method's ``merge`` computes the state from them.
-    Otherwise the method's first rounds run over the message's rows.
+    Otherwise the method's first rounds run over the message's rows, such as class means. From the state
+    `solve_totals` makes the head.
     """
     if method.message is not None:
         return _merged(method.message.merge, method.params, message, num_classes)

@@ -66,13 +66,14 @@ def sent_bytes(
     *,
     dim: int,
 ) -> SentBytes:
-    """Compute the bytes that all clients of a federation send, without making their messages.
+    """Compute how many bytes all clients of a federation send, without making their messages.
 
-    The result is the sum of `message_bytes` over the clients' messages in float32. It is too large if a
-    transform drops rows, or if `covfree.select` keeps all examples of a row aside: these rows are counted
-    although they are not sent. A client without examples sends nothing. Sums that clients upload in later
-    rounds, or instead of a message, are counted too: in each round of `covfree.refined` with q directions a
-    client sends d·q + 2 numbers.
+    A message has the size that `message_bytes` gives in float32. Sums that clients upload in later rounds, or
+    instead of a message, are added: in each round of `covfree.refined` with q directions a client sends d·q +
+    2 numbers. A client without examples sends nothing.
+
+    The result is too large if a transform drops rows, or if `covfree.select` keeps all examples of a row
+    aside: such rows are not sent, but they are counted.
 
     Args:
         method: the method.

@@ -210,7 +210,10 @@ def _array(column: Any) -> np.ndarray:
 def _folded(
     start: Aggregate[Any], shards: Sequence[Any], columns: Columns, read: Read | None
 ) -> Aggregate[Any]:
-    """Read a task's shards, and return the total ``start`` with their examples added."""
+    """Return the total ``start`` with the examples in ``shards`` added, as one Dask task does.
+
+    ``columns`` and ``read`` say how to read a shard, see `fit`.
+    """
     total = start
     for shard in shards:
         features, labels, clients = _columns_of(shard, columns, read, start.layout.by_client)

@@ -246,15 +246,16 @@ def in_memory(
     *,
     guarded: bool = False,
 ) -> tuple[Any, ...]:
-    """Run rounds over rows in memory, in one compiled call; return the server's state.
+    """Compute the server's state after the given rounds over rows in memory, in one compiled call.
 
     Args:
         rounds: the rounds.
         params: the method's ``params``.
-        rows: the rows. If the resulting state contains their means, it shares the array.
+        rows: class means or examples of all clients. If the server's state keeps the array ``rows.mean``, the
+            result contains this array itself, not a copy.
         how: see `How`.
         state: the server's state before these rounds.
-        guarded: whether to check for integers that jax would truncate.
+        guarded: whether to check for integers that jax would truncate to 32 bits, see `compiled`.
     """
     run = _guarded if guarded else _compiled
     leaves, kept = run(rounds, params, rows, how, state)

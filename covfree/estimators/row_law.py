@@ -31,15 +31,16 @@ _STEPS = 5
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class RowLaw:
-    """How far rows are from their class means: sums of distances, with rows binned by number of examples.
+    """Sums of squared distances of rows from their class means, from which client shift is estimated.
 
-    Row r is the mean x_r of n_r of the N_c examples of class c, and μ_c is the class mean. Its scaled squared
-    distance is z_r = n_r ‖x_r − μ_c‖² / (1 − n_r/N_c) / (d v), with v the ``variance`` given to `row_law` and
-    d features. If the rows are split into parts, the parts' sums add up.
+    Row r is the mean x_r of n_r examples of class c, such as a client's class mean. μ_c is the mean of all
+    N_c examples of the class. The row's scaled squared distance is z_r = n_r ‖x_r − μ_c‖² / (1 − n_r/N_c) /
+    (d v), with v the ``variance`` given to `row_law` and d features. Rows with about the same n_r share a
+    bin. If the rows are split into parts, the parts' sums add up.
 
     Attributes:
         num_rows: K_c, the number of rows of each class.
-        rows: number of rows in each bin of n_r.
+        rows: number of rows in each bin.
         sizes: Σ n_r in each bin.
         squares: Σ z_r in each bin.
         fourths: Σ z_r² in each bin.

@@ -54,9 +54,10 @@ class Freedom:
 
     @classmethod
     def of_classes(cls, moments: Moments, class_weight: Float[Array, " classes"]) -> Freedom:
-        """Return the `Freedom` of Σ̂ = Σ_c w_c S_c, with S_c the scatter of the K_c rows of class c.
+        """Return the `Freedom` of Σ̂ = Σ_c w_c S_c, a weighted sum of the classes' scatters.
 
-        Class c has K_c − 1 degrees of freedom, or 0 if its weight w_c (``class_weight``) is 0.
+        S_c is the scatter of the K_c rows of class c, such as clients' class means, about their mean. It has
+        K_c − 1 degrees of freedom; they count as 0 if the class's weight w_c (``class_weight``) is 0.
         """
         degrees = jnp.maximum(moments.num_rows - 1, 0).astype(class_weight.dtype)
         return cls(jnp.where(class_weight > 0, degrees, 0), class_weight)

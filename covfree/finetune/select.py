@@ -51,14 +51,14 @@ class Numbers(NamedTuple):
 
 
 class State(NamedTuple):
-    """The server's state in `select`.
+    """The server's state in `select`, which trains several candidates at once and returns the best.
 
     The candidates are one algorithm with several learning rates, or other hyperparameters.
 
     Attributes:
-        states: the candidates' states, stacked.
-        counted: each candidate's sum of errors or losses over the examples that clients keep aside (do not
-            train on), and the number of these examples, in the last round with any.
+        states: each candidate's server state, stacked along a leading axis.
+        counted: each candidate's sum of errors (or losses) over all examples that clients keep aside, that
+            is, do not train on; and the number of these examples. From the last round that had any.
     """
 
     states: Any
@@ -121,7 +121,10 @@ def _client(
 
 
 def _first(index: Array, chosen: Array) -> Array:
-    """Return the indices of the chosen examples, filled up with −1 (padding) to the length of ``index``."""
+    """Move the ``chosen`` entries of ``index`` to its front, and replace all others by −1 (padding).
+
+    From [4, 7, 9] with chosen [False, True, True], it returns [7, 9, −1].
+    """
     index = jnp.where(chosen, index, -1)
     return index[jnp.argsort(index < 0, stable=True)]
 

@@ -22,23 +22,24 @@ _SMALLEST = 3
 def class_parts(
     table: Float[Array, "rows dim"], counts: Integer[Array, " classes"], kappa: Float[Array, ""]
 ) -> tuple[Float[Array, "rows dim"], Float[Array, " classes"]]:
-    """Invert κI + S_c for each class c: return vectors t_r with (κI + S_c)⁻¹ = (I − Σ_r t_r t_rᵀ)/κ.
+    """Compute vectors t_r that give the inverse of κI + S_c for each class c: it is (I − Σ_r t_r t_rᵀ)/κ.
 
-    The scatter S_c is Σ_r y_r y_rᵀ; both sums are over the indices r of class c. By Woodbury's identity, the
-    t_r are the rows of R⁻¹ Y_c/√κ, where Y_c has these y_r as rows and R Rᵀ = I + Y_c Y_cᵀ/κ. If a class has
-    more than d rows, its first d rows t_r are scaled eigenvectors of S_c, and its other rows are 0.
+    The scatter of class c is S_c = Σ_r y_r y_rᵀ, with the rows y_r of ``table``. Both sums are over the rows
+    r of the class. By Woodbury's identity, the t_r are the rows of R⁻¹ Y_c/√κ, where Y_c has the class's y_r
+    as rows and R Rᵀ = I + Y_c Y_cᵀ/κ. If a class has more than d rows, its first d rows t_r are scaled
+    eigenvectors of S_c, and its other rows are 0.
 
     Each class is padded to one of few sizes; one function is compiled for each size. A loop over classes
     overwrites y_r by t_r, so that no second array [rows, dim] is needed. Derivatives exist in reverse mode
     only.
 
     Args:
-        table: y_r ordered by class, followed by rows of 0 as padding.
+        table: the y_r, ordered by class, followed by rows of 0 as padding.
         counts: the number of rows of each class.
         kappa: κ, above 0.
 
     Returns:
-        The rows t_r in the same order, and log det(I + S_c/κ) of each class.
+        The t_r as rows in the same order, and log det(I + S_c/κ) of each class.
     """
     return _class_parts(table, counts, kappa)
 

@@ -97,13 +97,16 @@ def _system(
 
 
 def gram_of(covariance: Scatter, first: Any, within: Within, gram: ScatterChoice) -> Scatter:
-    """Make the Gram matrix with which a ridge head is solved, from the shrunk ``covariance``.
+    """Make the Gram matrix of a ridge head from the method's shrunk covariance within classes.
+
+    The covariance times its degrees of freedom is the scatter within classes; `total_gram` adds the other
+    terms.
 
     Args:
-        covariance: the shrunk covariance within classes.
+        covariance: the shrunk covariance.
         first: the total of the first round, which gives the class means and counts.
         within: the estimator with which the covariance was computed.
-        gram: which terms the Gram matrix has: the argument ``scatter`` of `total_gram`.
+        gram: which terms to add: the argument ``scatter`` of `total_gram`.
     """
     moments = moments_of(first)
     # Use the scatter itself, as the paper does, without correcting for classes that have a single row.

@@ -113,7 +113,7 @@ def is_special(term: Any) -> bool:
 
 
 def as_total(terms: Any) -> Any:
-    """Convert a round's terms over all rows to the total that the server gets.
+    """Convert what a round's client function returned for all rows to the total that the server gets.
 
     A `Factor` Y becomes the `Scatter` YᵀY, a `Table` becomes its items; sums stay as they are.
     """

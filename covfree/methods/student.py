@@ -70,7 +70,12 @@ def student(prior: Scalar = 1.0, *, rank: int | None = None) -> Student:
 
 
 class StudentNumbers(NamedTuple):
-    """The shrinkage and the prior of a method with a Student head; ``vmap`` may sweep their numbers."""
+    """The hyperparameters of a method with a Student head; ``vmap`` may sweep their numbers.
+
+    Attributes:
+        shrinkage: the rule that shrinks Σ̃, the covariance that all classes share.
+        prior: κ/d for d features; Σ̃ weighs as much as κ observations of a class.
+    """
 
     shrinkage: Shrinkage
     prior: Scalar
@@ -81,9 +86,9 @@ def _shrinkage(numbers: StudentNumbers) -> Shrinkage:
 
 
 def _means(rows: Rows, num_classes: int, examples: bool) -> Rows:
-    """Return each client's class means as rows: of rows that are ``examples``, their averages.
+    """Return each client's class means as rows, from ``rows`` that are ``examples`` or already class means.
 
-    Other rows are means already: only their ``covariance`` and ``sketch`` are removed.
+    Examples are averaged. Of class means only the extra fields ``covariance`` and ``sketch`` are removed.
     """
     return client_means(rows, num_classes) if examples else replace(rows, covariance=None, sketch=None)
 

@@ -114,7 +114,11 @@ def send_class_means(
 def _class_means(
     features: Any, labels: Any, clients: Any, sizes: tuple[int, ...], key: Any, **options: Any
 ) -> Rows:
-    """Make rows of class means, or of means of their subsets, ordered by client and class."""
+    """Compute the class means of all clients as `Rows`, ordered by client and class.
+
+    If ``options`` ask for subsets, as `client_rows` does, each random subset of a client's class has its own
+    mean. ``sizes[0]`` is the number of rows, padding included.
+    """
     return client_rows(features, labels, clients, num_rows=sizes[0], key=key, **options)
 
 

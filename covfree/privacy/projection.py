@@ -48,7 +48,11 @@ class PublicProjection:
         return orthonormal(drawn)
 
     def unprojected(self, head: LinearHead, dim: int) -> LinearHead:
-        """Return a head for features before the projection, with the scores of ``head`` on projected ones."""
+        """Convert a head for projected features to a head for original features x, with the same scores.
+
+        The scores of the result for x are the scores of ``head`` for the projection of x. ``dim`` is d, the
+        number of original features.
+        """
         basis = self.basis(dim).astype(head.weight.dtype)
         return replace(head, weight=math.sqrt(dim / self.num_features) * product(basis, head.weight))
 

@@ -89,7 +89,7 @@ class _Range(NamedTuple):
     clients: int
 
     def root(self) -> _Range:
-        """Convert median and bound from squared norms to norms."""
+        """Take square roots of median and bound: a bound on squared norms becomes a bound on norms."""
         return self._replace(median=self.median**0.5, most=self.most**0.5)
 
     def __str__(self) -> str:

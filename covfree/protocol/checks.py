@@ -81,7 +81,7 @@ class Rules:
         return own.difference(self.kind, f"as clients of {self.method.name!r} send")
 
     def check_announced(self, senders: Collection[Hashable]) -> None:
-        """Raise a ValueError if ``num_examples`` is given but names none of the senders."""
+        """Raise a ValueError if ``num_examples`` names clients, but none of them is among the senders."""
         if self.num_examples and senders and not any(client in senders for client in self.num_examples):
             named, sent = (", ".join(map(repr, list(names)[:3])) for names in (self.num_examples, senders))
             raise ValueError(f"num_examples: expected clients that sent, such as {sent}; got {named}")

@@ -82,11 +82,13 @@ def forget(
 
 
 def _of_class(collected: Collected, client: Hashable, mine: np.ndarray, label: int) -> np.ndarray:
-    """Return a mask of the rows of class ``label`` that a client sent; ``mine`` is the mask of all its rows.
+    """Return a mask of all collected rows: True for what ``client`` sent for class ``label``.
+
+    ``mine`` is the mask of all rows of the client.
 
     Raises:
-        ValueError: if it sent no row of this class, or sent a matrix or residual directions, which mix
-            classes.
+        ValueError: if the client sent no row of this class; or if it sent a matrix or residual directions,
+            from which no single class can be removed.
     """
     rows = collected.message.rows
     directions = rows.sketch is not None and np.asarray(rows.sketch)[mine].any()

@@ -230,9 +230,14 @@ class Simulation(NamedTuple):
 
 
 def _items(here: np.ndarray, part: Any) -> np.ndarray:
-    """Concatenate the table rows of the clients that the mask ``here`` [clients] marks; others are padding.
+    """Concatenate the tables of a group of clients, without clients that only fill up the group.
 
-    ``part`` is one array of the table, [clients, rows of a client, …].
+    Args:
+        here: [clients] mask, False for clients to leave out.
+        part: one array of the tables, [clients, rows of a client, …].
+
+    Returns:
+        [rows of all clients together, …].
     """
     return np.asarray(part)[here].reshape(-1, *part.shape[2:])
 

@@ -16,12 +16,15 @@ from covfree.core.types import AnyArray, Scalar, accumulation_dtype, at_once
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class DeepFeatures:
-    """The map x ↦ Φ_T of `deepafl`: Φ₀ = tanh([x̂, 1] A), Φ_t = Φ_{t−1} + gelu([Φ_{t−1}, 1] B_t) Ω_t.
+    """The feature map x ↦ Φ_T of `deepafl`, a residual network of T layers.
 
-    x̂ is x, of d features, scaled to norm √d, so that tanh is neither linear nor saturated, whatever the
-    features' unit. A ~ N(0, 1/d), of h columns, and B_t ~ N(0, 1/h), of f columns, are drawn each time
-    they are needed, from a seed that all parties share. Their last rows are biases. Without biases Φ₀ would
-    be odd in x: for classes symmetric about 0, ΦᵀY (Y: one-hot labels) would be 0, and no layer would learn.
+        Φ₀ = tanh([x̂, 1] A),    Φ_t = Φ_{t−1} + gelu([Φ_{t−1}, 1] B_t) Ω_t.
+
+    Only the Ω_t are fitted. A [d + 1, h] and B_t [h + 1, f] have independent normal entries, of variance 1/d
+    and 1/h. They are drawn each time they are needed, from a seed that all parties share. Their last rows are
+    biases. Without biases Φ₀ would be odd in x: for classes symmetric about 0, ΦᵀY (Y: one-hot labels) would
+    be 0, and no layer would learn. x̂ is x, of d features, scaled to norm √d, so that tanh is neither linear
+    nor saturated, whatever the features' unit.
 
     Attributes:
         layers: Ω_1, …, Ω_T, each [inner, width].

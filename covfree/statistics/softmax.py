@@ -33,10 +33,12 @@ class SoftmaxSums(NamedTuple):
 
 
 class ScaledLosses(NamedTuple):
-    """The loss of scores multiplied by β, for each of several β, summed over examples; clients' sums add up.
+    """The cross-entropy of scores βs, for each of several factors β, summed over examples.
+
+    Example i has scores s_ic for each class c, and true class y; it counts n_i times. Clients' sums add up.
 
     Attributes:
-        loss: Σ_i n_i (log Σ_c exp βs_ic − βs_iy) for each β, as in `SoftmaxSums`.
+        loss: Σ_i n_i (log Σ_c exp βs_ic − βs_iy) for each β.
         number: Σ_i n_i, the number of examples.
     """
 

@@ -122,9 +122,10 @@ def _one(study: Study, lost: Sequence[LeftOut]) -> str:
 
 
 def _several(study: Study, lost: Sequence[str]) -> str:
-    """Return the title of results on several federations: a line of their common settings, then ``lost``.
+    """Return the title of a table of results on several federations.
 
-    ``lost`` has lines on the examples that are on no client.
+    Its first line names the data sets, and the settings that all federations share, such as "10 clients". The
+    lines in ``lost`` follow: they tell of examples that are on no client.
     """
     clients, partitions, alphas = (
         {getattr(place, name) for place in study.federations} for name in ("clients", "partition", "alpha")

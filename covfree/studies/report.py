@@ -203,9 +203,10 @@ def _trained_run(run: Run) -> dict[str, Any]:
 
 
 def notes(results: Sequence[Result]) -> list[str]:
-    """Return lines of text to print below a table.
+    """Return lines of text to print below a table of results; there may be none.
 
-    One says how often clients chose each method, if they choose; one gives the methods' names for commands.
+    If clients chose among methods, a line says how often they chose each. For methods in closed form, another
+    line gives the names by which the command line knows them.
     """
     lines = []
     for method in dict.fromkeys(result.method for result in results if JOINT in result.method):

@@ -164,9 +164,11 @@ def source_of(
     *,
     to_train: bool = True,
 ) -> Source:
-    """Return the source of ``--dataset`` and ``--test-file``, or of ``--images`` and its options.
+    """Return the `Source` of a command's data: features from ``--dataset``, or images from ``--images``.
 
-    With ``to_train``, the data is checked: it must have two classes to train on.
+    ``test_file`` goes with ``dataset``; ``backbone`` and ``weights`` go with ``images``. If neither data set
+    nor images are given, the data set is "digits". With ``to_train``, raise ValueError unless the training
+    examples have at least two classes.
     """
     checked = _checked if to_train else lambda source: source
     if images is None:

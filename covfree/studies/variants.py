@@ -77,11 +77,12 @@ def chosen_of(variants: Mapping[str, Variant]) -> dict[str, Variant]:
 def _single(
     names: Sequence[str], numbers: Mapping[str, Sequence[Any]], *, all_taken: bool = True
 ) -> dict[str, Variant]:
-    """Make the methods with these names, such as ``fedcof:shrinkage=0.1``; return them by name.
+    """Make methods from their names, such as ``fedcof:shrinkage=0.1``; return them by name.
 
-    ``numbers`` has values of further arguments, as in ``{"shrinkage": [0.1, 1.0]}``: from each name, a method
-    is made for each combination of the values that it takes. Raise ValueError if a name sets an unknown
-    argument; with ``all_taken``, also if an argument in ``numbers`` is taken by none of the methods.
+    ``numbers`` has values of arguments that names do not set: with ``{"shrinkage": [0.1, 1.0]}``, the name
+    ``fedcof`` gives two methods. A name gives one method for each combination of the values that it takes.
+    Raise ValueError if a name sets an unknown argument; with ``all_taken``, also if none of the methods takes
+    an argument in ``numbers``.
     """
     found = dict[str, Variant]()
     made: dict[str, tuple[str, dict[str, Any]]] = {}

@@ -53,19 +53,21 @@ class Found(NamedTuple):
 
 @dataclass(frozen=True)
 class Case:
-    """A function to be checked, ``make``, with the functions that laws use to draw and change its input.
+    """A function under test, ``make``, and the functions by which laws draw, change and compare its inputs.
 
-    An input is called ``given``: a pytree of float64 NumPy arrays, whose shapes are the same in all inputs.
+    ``a -> b`` stands for a function from a to b. ``given`` is an input of ``make``: a pytree of float64 NumPy
+    arrays, of the same shapes in all inputs. ``made`` is a result of ``make``: a head, a matrix or rows.
+    ``seen`` are the arrays by which two results are compared, such as a head's scores.
 
     Attributes:
         shared: a pytree that is passed with every input, such as a method; None if there is none.
-        make: ``(shared, given) -> made``, the function to be checked; it makes a head, a matrix or rows.
-        see: ``(made, given) -> seen``, the arrays by which results are compared, such as a head's scores.
+        make: ``(shared, given) -> made``.
+        see: ``(made, given) -> seen``.
         draw: ``(seed, absent) -> given``, a random input, in which the class ``absent`` has no example.
-        moving: ``given -> numbers``, a dict of the arrays by which derivatives are taken.
+        moving: ``given -> numbers``, the arrays of the input by which derivatives are taken, in a dict.
         put: ``(given, numbers) -> given``, the input with these arrays replaced by ``numbers``.
-        way: ``given -> direction``, the direction in which derivatives are checked, as a dict like
-            ``numbers``; 0 for padding.
+        way: ``given -> direction``, the direction in which derivatives are compared with finite differences,
+            as a dict like ``numbers``; 0 for padding.
         clean: ``given -> given``, the input without padding.
         junk: ``given -> given``, the input with 1e30 as its padding.
         formula: ``given -> seen`` by the reference formula; None if there is none.

@@ -120,7 +120,7 @@ def merging(case: Case) -> None:
 
 
 def unbiased(case: Case) -> None:
-    """If all classes share a covariance, the average estimate is the matrix that ``unbiased_for`` names."""
+    """If all classes share a covariance Σ, the average estimate is what ``unbiased_for`` says, such as Σ."""
     expected = case.about.unbiased_for
     if expected is None:
         return

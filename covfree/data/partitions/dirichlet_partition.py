@@ -161,9 +161,10 @@ def _urn_draws(
 
 
 class _OpenSet:
-    """A count ``left[i]`` for each index i, and the list `items` of the i with a count above 0, in no order.
+    """Counts that are used up one by one, such as the number of examples of each class that are still free.
 
-    `use` lowers a count by one, and updates the list in constant time.
+    ``left[i]`` is what is left of count i. `items` lists, in no order, each i whose ``left[i]`` is above 0.
+    `use` lowers a count by one and updates `items`, in constant time.
     """
 
     def __init__(self, numbers: list[int]):

@@ -34,8 +34,9 @@ class Update(NamedTuple):
     """A client's upload; all of its arrays are summed over clients.
 
     Attributes:
-        inner: what the client uploads in FedAvg if all clients have weight 1: the change of its model.
-        control: c_i⁺ − c_i, the change of client i's control variate, an estimate of its mean gradient.
+        inner: the change of the client's model: its upload in `fedavg` with ``weighting="uniform"``.
+        control: c_i⁺ − c_i, the round's change of c_i, the client's estimate of its mean gradient; see
+            `scaffold`.
     """
 
     inner: averaging.Update

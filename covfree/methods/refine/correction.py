@@ -75,7 +75,12 @@ class Asked(NamedTuple):
 
 
 class Numbers(NamedTuple):
-    """Hyperparameters, which ``vmap`` may sweep: the method's ``params``, and λ, the penalty's weight."""
+    """The hyperparameters of a corrected method, which ``vmap`` may sweep.
+
+    Attributes:
+        first: the ``params`` of the method whose head is corrected.
+        penalty: λ, the weight of the penalty on the correction, see `covfree.corrected`.
+    """
 
     first: Any
     penalty: Scalar

@@ -24,11 +24,11 @@ MOST = 100.0
 
 
 class Count(NamedTuple):
-    """A client's upload in the round in which clients count errors; or the sum of these uploads.
+    """How many errors each head makes on examples that clients keep aside: one client's counts, or their sum.
 
     Attributes:
-        scores: for each head, its number of errors on the client's examples kept aside, or its sum of losses.
-        number: the number of the examples kept aside.
+        scores: each head's number of errors on these examples, or its sum of losses.
+        number: the number of these examples.
     """
 
     scores: Float[Array, " candidates"]
@@ -192,7 +192,10 @@ def take(params: tuple[Any, ...], state: tuple[Known], total: Count, *, by: By) 
 
 
 def finish(params: tuple[Any, ...], system: None, known: Known, *, maker: Maker) -> Head:
-    """Return the head of the `best` method; before clients have sent a `Count`, the first finite head."""
+    """Return the head with the fewest errors, or the least loss, on the examples that clients kept aside.
+
+    Before clients have counted errors, return the first head that is finite.
+    """
     index = best(known)
     # If no head is finite, return NaN, which raises an error.
     lost = jnp.where(known.sound.any(), 0, jnp.nan)

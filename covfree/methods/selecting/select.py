@@ -23,9 +23,10 @@ from covfree.statistics.kept import check_keep, kept_aside
 def _served(
     params: Any, state: Any, total: Any, *, steps: tuple[Step, ...], maker: Maker | None
 ) -> tuple[Running] | tuple[Known]:
-    """Compute the server's state after a common round of all methods.
+    """Compute the server's state after a round that several methods run together.
 
-    After the last round, for which ``maker`` is given, make the methods' heads.
+    ``total`` is the sum of the clients' uploads. ``maker`` is None except in the last round, after which it
+    makes the heads of all methods; the state is then a `Known`.
     """
     running = serve(params, state, total, steps=steps)
     return (running,) if maker is None else begin(params, running, maker)

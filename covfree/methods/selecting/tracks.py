@@ -19,7 +19,8 @@ class Running(NamedTuple):
     """The server's state while several methods run together, before their heads are made.
 
     Attributes:
-        tracks: the states of the methods. Methods whose rounds were identical so far share one state.
+        tracks: each method's own state; but methods whose rounds so far were identical share one state, so
+            there may be fewer states than methods.
     """
 
     tracks: tuple[tuple[Any, ...], ...]
