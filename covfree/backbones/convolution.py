@@ -263,10 +263,11 @@ def _padded(x: jax.Array, pads: Sequence[tuple[int, int]], value: float = 0.0) -
 
 
 def _moved(x: jax.Array, size: Sequence[int], strides: Sequence[int]) -> Iterator[jax.Array]:
-    """Yield a strided slice of ``x`` for each position in the window: the value there in every window.
+    """Yield a slice of the images ``x`` for each pixel of a window, row by row: that pixel in all windows.
 
-    Positions are in row-major order.
-    XLA fuses slices with arithmetic, so a sum or maximum of these values becomes one loop over memory.
+    ``size`` is the window's height and width, ``strides`` the distance between windows. A slice is
+    [batch, windows down, windows across, channels]. XLA fuses slices with arithmetic, so a sum or maximum
+    over the slices becomes one loop over memory.
     """
     batch, height, width, channels = x.shape
     for i in range(size[0]):

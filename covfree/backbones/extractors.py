@@ -30,9 +30,10 @@ class Prepared(NamedTuple):
 
     @classmethod
     def of(cls, preprocessing: Preprocessing) -> Prepared:
-        """Make a `Prepared` that resizes and crops images as ``preprocessing`` says.
+        """Return a `Prepared` whose ``prepare`` resizes and crops an image as ``preprocessing`` says.
 
-        The arrays are uint8, not yet normalised: a quarter of the bytes of float32.
+        The result for an image is an array [crop, crop, 3] of uint8, a quarter of the bytes of float32. It is
+        not normalised yet.
         """
         size = preprocessing.crop
         return cls(partial(crop, preprocessing=preprocessing), (size, size, 3), "uint8")

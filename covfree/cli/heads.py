@@ -232,7 +232,11 @@ def _part(data: FeatureSet, every: bool) -> _Part:
 
 
 def _numbered(saved: SavedHead, data: FeatureSet) -> FeatureSet:
-    """Return the data with its classes numbered as in the head; unchanged if the head lacks a name."""
+    """Return the data with its classes renumbered as in the head, by the classes' names.
+
+    The data is unchanged if the numbers agree already, if data or head has no names, if the head has a name
+    twice, or if it lacks one of the data's classes.
+    """
     ours, theirs = saved.class_names or (), data.class_names or ()
     if len(set(ours)) < len(ours) or theirs == ours[: len(theirs)] or not set(theirs) <= set(ours):
         return data

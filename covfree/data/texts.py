@@ -135,7 +135,15 @@ def load_texts(
 
 
 class _Item(NamedTuple):
-    """An example read from a file: a text, its label, client and split; ignored if the split is None."""
+    """An example, read from a file of texts.
+
+    Attributes:
+        id: where it is in the file, such as ``line 2``.
+        text: the text.
+        label: the name of its class.
+        client: the name of its client; "" for none.
+        split: the name of its split, such as ``test``; None if the example is to be ignored.
+    """
 
     id: str
     text: str

@@ -295,7 +295,7 @@ class Server(Standing):
 
     @property
     def _plain(self) -> Steps:
-        """`_steps`, typed as `Steps`; only for a federation without noise, as others have `PrivateSteps`."""
+        """``self._steps`` as `Steps`. Only for a federation without noise: one with noise has `PrivateSteps`."""
         assert isinstance(self._steps, Steps)
         return self._steps
 

@@ -22,9 +22,10 @@ Result = TypeVar("Result")
 
 @partial(jit, static_argnums=(0, 5), donate_argnums=3)
 def add_part(client: Any, params: Any, sent: Any, running: Compensated, rows: Rows, how: How) -> Compensated:
-    """Return the round's running sum plus the terms that the function ``client`` computes from ``rows``.
+    """Add to ``running``, a round's sum so far, what clients compute from one part of the rows; return it.
 
-    The buffers of the old sum ``running`` are donated, so it cannot be used afterwards.
+    ``client`` is the round's client function (`Round.client`), and ``sent`` the server's broadcast. The
+    buffers of the old sum are donated, so it cannot be used afterwards.
     """
 
     def add(running: Compensated, rows: Rows) -> Compensated:

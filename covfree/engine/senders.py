@@ -33,11 +33,12 @@ def senders(rows: Rows) -> np.ndarray:
 
 
 def numbers_of(rows: Rows, known: np.ndarray, types: RowTypes, part_rows: int) -> np.ndarray:
-    """Number the clients in ``known`` from 0; numbers below 256 are the sample for automatic shrinkage.
+    """Number the clients that have rows from 0; return the number of each client in ``known``.
 
-    With at most 256 clients, a client's number is its position in ``known``. With more, `sample_numbers`
-    numbers them. Means are read, ``part_rows`` rows at a time, only for clients that have the same count of
-    each class as another client.
+    ``known`` are their original numbers, sorted. Automatic shrinkage looks at a sample of clients: those with
+    new numbers below 256. With at most 256 clients, the new number is the position in ``known``. Of more
+    clients, `sample_numbers` chooses the sample. Means are read, ``part_rows`` rows at a time, only for
+    clients that have the same count of each class as another client.
     """
     if len(known) <= SAMPLE:
         return np.arange(len(known), dtype=np.int32)

@@ -36,11 +36,12 @@ class Shrinkage:
 
     Attributes:
         strength: a number that a user may sweep or differentiate; the rule defines its meaning.
-        rule: the function ``(strength, covariance, moments, freedom, statistics) -> (a, b)``.
-        statistics: a function that computes, from a chunk of rows, its terms of the sums that ``rule`` needs
-            beside Σ̂. Its arguments are the chunk's y_r (Σ̂ = Σ_r y_r y_rᵀ over all rows), the chunk's rows,
-            the moments of *all* rows, and the weight w_c of each class if y_r = √(w_c n_r) (x_r − μ_c), as in
-            `centred_rows`, else None.
+        rule: the function ``(strength, covariance, moments, freedom, statistics) -> (a, b)``; `apply` says
+            what its arguments are.
+        statistics: a function for rules that need more sums over rows than Σ̂ = Σ_r y_r y_rᵀ. From a chunk of
+            the rows, it computes the chunk's terms of these sums. Its arguments are the chunk's y_r, the
+            chunk's rows, the moments of *all* rows, and the weight w_c of each class if
+            y_r = √(w_c n_r) (x_r − μ_c), as in `centred_rows`, else None.
         needs_rows: whether the rule cannot work without ``statistics``.
     """
 

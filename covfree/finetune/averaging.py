@@ -23,9 +23,13 @@ Weighting: TypeAlias = Literal["examples", "uniform"]
 
 
 class Numbers(NamedTuple):
-    """The ``params`` of an algorithm like `fedavg`: model, clients' training, server's optimiser, weighting.
+    """The ``params`` of an algorithm like `fedavg`.
 
-    A client's weight is its number of examples; or 1 for each client with examples, if ``uniform`` is true.
+    Attributes:
+        model: the model to be trained.
+        training: how clients train it.
+        server: the server's optimiser.
+        uniform: whether each client with examples has the weight 1; else its number of examples.
     """
 
     model: Model

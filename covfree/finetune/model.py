@@ -186,7 +186,11 @@ class _Network:
     preprocessing: Preprocessing | None
 
     def parts(self, trained: Any, frozen: Any) -> tuple[Any, LinearHead]:
-        """Return the network's parameters and the head, each from ``trained`` or ``frozen``."""
+        """Return the network's parameters, and the head.
+
+        ``trained`` and ``frozen`` are those of the `Model`; whether each of the two is in ``trained`` or in
+        ``frozen`` depends on what is trained (``self.train``).
+        """
         network = frozen["network"] if self.train == "head" else trained["network"]
         head = frozen["head"] if self.train == "backbone" else trained["head"]
         return network, replace(head, present=frozen["present"])

@@ -277,9 +277,10 @@ def select(candidates: Sequence[Algorithm], *, by: By = "errors", keep: float = 
 
 
 def _form(algorithm: Algorithm) -> Any:
-    """Return what all candidates must have in common: their pytree structure, and the shapes of its leaves.
+    """Return what all candidates must have in common: all settings, except the values of hyperparameters.
 
-    Model and name are left out.
+    It is the algorithm's pytree structure, which includes functions and static settings, and the shapes of
+    its leaves. Model and name are left out.
     """
     own = replace(algorithm, params=algorithm.params._replace(model=None), name="")
     leaves, structure = jax.tree.flatten(own)

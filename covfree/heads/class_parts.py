@@ -74,9 +74,14 @@ _class_parts.defvjp(_forward, _backward)
 
 
 def _one_class(block: jax.Array, kappa: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Compute the results of `class_parts` for one class: its rows t_r, and log det(I + S_c/κ).
+    """Compute the results of `class_parts` for one class c.
 
-    ``block`` has the class's rows y_r, followed by rows of 0 as padding, which stay 0.
+    Args:
+        block: the vectors y_r of the class as rows, followed by rows of 0 as padding.
+        kappa: κ.
+
+    Returns:
+        An array like ``block``, with the vectors t_r in place of y_r; and log det(I + S_c/κ).
     """
     size, dim = block.shape
     block = block / jnp.sqrt(kappa)

@@ -36,7 +36,10 @@ class SelectedHead:
 
 
 def taken(head: AnyHead) -> AnyHead:
-    """Return the head that a `SelectedHead` chooses if its index is not traced; else ``head`` itself."""
+    """Unwrap a `SelectedHead`: return the classifier that its index chooses.
+
+    If the index is traced, or the head is of another type, ``head`` itself is returned.
+    """
     if not isinstance(head, SelectedHead) or is_traced(head.index):
         return head
     return cast(AnyHead, head.heads[int(np.asarray(head.index))])

@@ -105,9 +105,10 @@ class Method(Generic[H]):
 
     @property
     def message_rounds(self) -> int:
-        """How many of the rounds one message from each client replaces: all that sum over rows.
+        """The number of rounds that the server can compute alone, from one message of each client.
 
-        It is 0 if clients send sums in each round instead of messages.
+        These are all rounds that sum over rows, such as class means. The number is 0 if clients send no
+        messages, but sums in each round.
         """
         sends_sums = self.message is None and self.summary.stays
         return 0 if sends_sums else self.rounds_over_rows

@@ -43,9 +43,10 @@ def option(function: Any, name: str) -> Any:
 
 
 def of_first(numbers: Any, *, inner: Callable[[Any], Any] | None) -> Any:
-    """Return the ``params`` of the original method from those of its refined or corrected form, ``numbers``.
+    """Return the hyperparameters of a method M from those of the method that refines or corrects M's head.
 
-    If ``inner`` is a function, it selects those that one round of the original method uses.
+    ``numbers`` are the ``params`` of the refining or correcting method. With ``inner``, a `Round.numbers` of
+    M, return only the hyperparameters of M that this round uses.
     """
     return numbers.first if inner is None else inner(numbers.first)
 

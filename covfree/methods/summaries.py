@@ -245,9 +245,10 @@ def _own_mixtures_sizes(labels: Any, num_classes: int) -> tuple[int, ...]:
 def _mixtures_cost(
     labels: Any, clients: Any, dim: int, *, num_components: int, covariance: Structure
 ) -> Cost:
-    """Return an upper bound on the `Cost` of `send_mixtures`: it has 50 EM steps and the most components.
+    """Return an upper bound on the `Cost` of the mixtures that all clients fit and send (`send_mixtures`).
 
-    EM may take fewer steps, and equal examples need fewer components.
+    It assumes 50 steps of EM and as many components as the number of examples allows. EM may take fewer
+    steps, and equal examples need fewer components.
     """
     sizes = pair_sizes(labels, clients)
     components = np.clip(sizes // 2, 1, num_components)

@@ -65,9 +65,10 @@ class Upload:
 
 @dataclass(frozen=True)
 class Grid:
-    """How one kind of upload is rounded to integers, and how far one example or client can move their sum.
+    """The grid to which uploads of one kind are rounded: an upload becomes integers, to which noise is added.
 
-    `step` and `deviation` are for features divided by B, the clip.
+    The grid determines how far one example or client can move the sum of all uploads (`sensitivity`). `step`
+    and `deviation` are for features divided by B, the clip.
 
     Attributes:
         kind: ``"sums"`` or ``"matrix"``, as in `Upload`.

@@ -84,9 +84,10 @@ def check_rows(rows: Rows, *, num_classes: int, dim: int | None = None) -> None:
 
 
 def largest_sum(dtype: np.dtype) -> float:
-    """Return the largest sum Σ‖f‖² over features f that a row or matrix of a message may imply: M^¾.
+    """Return M^¾, the limit for Σ‖f‖² over the feature vectors f behind a row or a matrix of a message.
 
-    M is the largest number of the data type. So M^¼ such sums can be added without overflow.
+    M is the largest number of the data type, or of float32 if that is larger. So M^¼ such sums can be added
+    without overflow.
     """
     return float(jnp.finfo(jnp.promote_types(dtype, jnp.float32)).max) ** 0.75
 

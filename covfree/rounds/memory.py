@@ -74,7 +74,10 @@ class Bank:
         return cls(jax.tree.map(np.array if place == "host" else jnp.array, leaves), place)
 
     def of_clients(self, clients: np.ndarray) -> Any:
-        """Return the memory of ``clients``; an entry of −1 is padding, and gets the memory of any client."""
+        """Return the memory of each client in ``clients``: the pytree, with an axis of these clients.
+
+        −1 is padding, and gets client 0's memory, which is not used.
+        """
         places = np.maximum(clients, 0)
         if self.place == "host":
             return jax.tree.map(lambda x: x[places], self.leaves)

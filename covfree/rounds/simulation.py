@@ -149,7 +149,10 @@ class Simulation(NamedTuple):
         return zeros_of(run, state, bank.of_clients(group.clients))
 
     def nothing_pending(self, state: Any, bank: Bank) -> Any:
-        """Return the sums of late uploads with which a run starts: zeros; None if no upload can be late."""
+        """Return the sums of uploads that are still to arrive, before the first round: zeros.
+
+        None if the schedule has no late uploads.
+        """
         if self.delays == 1:
             return None
         given = self.given(state, bank).uploads

@@ -35,9 +35,13 @@ class History:
         self._first = self.records[-1]["round"]
 
     def __call__(self, rounds: list[Record]) -> bool:
-        """Add, write and report new records; return False, so that the training goes on.
+        """Add the records of new rounds to the history, write them to the file, and report them.
 
-        ``rounds`` are all records since the closed-form stage, including those added before.
+        `covfree.rounds.run` calls this as its ``stop``. ``rounds`` are the records of all rounds since the
+        last closed-form stage, including those added before.
+
+        Returns:
+            False, so that the run goes on.
         """
         for record in rounds[self.records[-1]["round"] - self._first :]:
             number, flops = self._first + record["round"] + 1, float(self._flops[record["round"]])

@@ -335,7 +335,10 @@ def cache_file(stem: str, key: dict[str, Any]) -> Path:
 
 
 def _once(read: Callable[..., FeatureSet]) -> Callable[[int], FeatureSet]:
-    """Return a function ``seed -> data`` that calls ``read``; if the split is fixed, only once."""
+    """Return a function ``seed -> data`` that reads data by ``read(seed=seed)``.
+
+    If the data has a fixed split into training and test part, it is the same for all seeds, and is read once.
+    """
 
     @cache
     def first() -> FeatureSet:

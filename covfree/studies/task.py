@@ -100,9 +100,9 @@ class Task:
         return count_predictions(scores, self.data.test_labels, self.data.test_clients)
 
     def _tested(self, result: Any) -> tuple[Any, Any]:
-        """Return the head of a training's result, and the features of the test examples for it.
+        """Return the head in ``result``, what a training returned, and the test features on which to test it.
 
-        If a network was trained, it computes the features.
+        If a network or prompts were trained, the features are computed with them from the test images.
         """
         if self.network is None:
             return result, self.test_inputs

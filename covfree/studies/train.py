@@ -181,7 +181,10 @@ def _moved(task: Task, params: Any) -> Task:
 
 
 def _keep(stretch: _Stretch, checkpoint: Path) -> None:
-    """Save the model and history with which a stretch of rounds begins; remove the previous checkpoint."""
+    """Save in ``checkpoint`` the model and history with which a stretch of rounds begins (`_Stretch`).
+
+    The checkpoints of the stretch before are removed.
+    """
     checkpoint.mkdir(parents=True, exist_ok=True)
     leaves: Any = {f"leaf{i}": np.asarray(leaf) for i, leaf in enumerate(jax.tree.leaves(stretch.model))}
     about = json.dumps({"number": stretch.number, "records": stretch.records})

@@ -60,7 +60,10 @@ class _Subject:
         return cohort.start(self.algorithm, jax.random.key(1), num_clients=len(_SIZES))
 
     def result(self, state: Any) -> Any:
-        """Return the algorithm's result for a server's state and the memory with which clients start."""
+        """Compute the algorithm's result, such as a head, from a server's state.
+
+        Clients' memory is taken as at the start.
+        """
         memory = jax.tree.map(lambda x: jnp.broadcast_to(x, (len(_SIZES), *x.shape)), self.start[1])
         return self.algorithm.result(self.algorithm.params, state, memory)
 

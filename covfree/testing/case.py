@@ -157,9 +157,10 @@ class Case:
         return jax.jit(of_all), structures
 
     def compiled(self, *given: Any, shared: Any = None) -> list[Found]:
-        """Return the compiled function's result for each input in ``given``.
+        """Compile the function under test (``make``), and return a `Found`, its result, for each input.
 
-        It is computed in float64 if the case is ``exact``. ``shared`` replaces the case's own `shared`.
+        The function is compiled once, in float64 if the case is ``exact``. ``given`` are the inputs, and
+        ``shared`` replaces the case's own `shared`.
         """
         run, structures = self._run
         structures["given"] = jax.tree.structure(given[0])

@@ -161,7 +161,10 @@ def means(case: Case) -> None:
 
 
 def variances(case: Case) -> None:
-    """If features vary more in a direction, its weight relative to other directions does not grow."""
+    """More variance in one direction of the features does not raise its weight in the scores.
+
+    The weight is relative to that of another direction.
+    """
     dim = case.about.dim
     apart = np.zeros((CLASSES, dim))
     apart[:2, :2] = [[1, 1], [-1, -1]]

@@ -113,7 +113,10 @@ def pytree(case: Case) -> None:
 
 
 def vmap(case: Case) -> None:
-    """`vmap` can trace `fit` over features and over the method's floats; each input gets its own scores."""
+    """`fit` can be traced under ``vmap``, over the features and the method's float hyperparameters together.
+
+    Each element of the batch gets its own scores.
+    """
     task = single(case.plain)
 
     def scores(features: Any, step: Any) -> Any:

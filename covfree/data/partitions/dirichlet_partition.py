@@ -285,13 +285,16 @@ def _concentration(alpha: object, num_partitions: int) -> np.ndarray:
 def _class_splits(
     counts: list[int], alpha: np.ndarray, self_balancing: bool, rng: np.random.Generator
 ) -> np.ndarray:
-    """Draw one partition for `dirichlet`: return the client of each example, of examples sorted by class.
+    """Draw one partition for `dirichlet`: divide the examples of each class among the clients.
 
     Args:
         counts: the number of examples of each class.
-        alpha: [clients] the concentrations.
+        alpha: [clients] the Dirichlet distribution's concentration for each client.
         self_balancing: see `dirichlet`.
         rng: the source of all draws.
+
+    Returns:
+        The client of each example: first of the examples of class 0, then of class 1, and so on.
     """
     num_partitions = alpha.size
     average = sum(counts) / num_partitions

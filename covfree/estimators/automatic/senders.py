@@ -132,11 +132,12 @@ def _sums(values: Any, group: Any, xp: Any) -> Any:
 
 
 def numbered(rows: Rows, axis_name: Any = None, *, few: bool = False) -> Rows:
-    """Return the rows with new client numbers: the clients 0 … 255 are the sample for automatic shrinkage.
+    """Renumber the clients of ``rows`` from 0; return the rows with the new numbers.
 
-    Up to 256 clients are all in the sample. Of more, `sample_numbers` chooses by clients' rows, not by their
-    numbers or the order of rows. Clients without rows are ignored, and the original numbers may be anything,
-    so simulation and deployment give the same sample. Unknown clients (below 0) stay unknown.
+    Automatic shrinkage takes the clients numbered 0 … 255 as its sample. Up to 256 clients are all in the
+    sample. Of more clients, `sample_numbers` chooses the sample by what they sent, not by their original
+    numbers or the order of rows; clients without rows are ignored. So simulation and deployment have the same
+    sample. Unknown clients (below 0) stay unknown.
 
     Args:
         rows: *all* rows.

@@ -46,7 +46,10 @@ def _last_terms(first: Any, sent: Any, rows: Rows, num_classes: int, *, each: Ro
 
 
 def _last(each: Round, plan: Plan) -> Round:
-    """Return a copy of ``each``, the method's last round, in which the server also starts the correction."""
+    """Extend ``each``, the method's own last round: at its end, the server also starts the correction.
+
+    Clients compute the same as in ``each``.
+    """
     client = each.client if each.numbers is None else bound(_last_terms, each=each)
     server, numbers = bound(_end_of_own, each=each, plan=plan), bound(of_first, inner=None)
     return replace(each, client=client, server=server, numbers=numbers, head=True)

@@ -21,13 +21,15 @@ _ROUNDING = 8
 
 
 class Descent(NamedTuple):
-    """The progress of a minimisation; points are [dim + 1, classes], with the bias in the last row.
+    """The progress of a minimisation by L-BFGS (`descend`).
+
+    A point is an array [dim + 1, classes]: the weights, and the biases in the last row.
 
     Attributes:
-        point: the best point whose loss is known.
-        value: the loss there; before the first evaluation what the caller has set, or else log C, the loss of
-            a uniform prediction of C classes.
-        slope: the gradient there.
+        point: the best point whose loss is known; at first the start.
+        value: the loss at ``point``. Before the first evaluation it is a number that the caller has set, or
+            else log C, the loss of a uniform prediction of C classes.
+        slope: the gradient at ``point``; 0 before the first evaluation.
         begun: whether ``value`` and ``slope`` come from an evaluation.
         trial: the point at which the loss is evaluated next.
         steps: s_k, differences of points; the newest last, preceded by zeros until there are enough.
@@ -118,10 +120,10 @@ def descend(
 
 
 def last_point(descent: Descent) -> Float[Array, "rows classes"]:
-    """Return the result of a minimisation that ends here: ``trial``, or ``point`` in the first steps.
+    """Return the result of a minimisation that is ended now: the point ``trial``, one step past ``point``.
 
-    ``trial`` is one step from ``point``, the best evaluated point; the loss there is not known. Until L-BFGS
-    has two pairs (s, y), see `Descent`, this step may be many times too long, so ``point`` is returned.
+    The loss at ``trial`` is not known. Until L-BFGS has two pairs (s, y), see `Descent`, this step may be
+    many times too long. Then ``point`` is returned, the best point whose loss is known.
     """
     pairs = jnp.any(descent.steps != 0, axis=(1, 2)).sum()
     return jnp.where(pairs < 2, descent.point, descent.trial)

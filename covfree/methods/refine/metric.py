@@ -77,10 +77,11 @@ def _refined(
 
 
 def _of_totals(numbers: Any, *state: Any, gram: bool) -> Scatter:
-    """Compute a shrunk covariance from the first `Moments` and the first `Scatter` in the server's state.
+    """Compute a shrunk covariance of the features from a state that contains a scatter matrix.
 
-    This `Scatter` is the within-class or the total scatter, or with ``gram`` the examples' Gram matrix, which
-    is first converted to the total scatter.
+    The first `Scatter` in ``state`` is the within-class or the total scatter of the examples; with ``gram``
+    it is their Gram matrix, which is first converted to the total scatter. The first `Moments` has the
+    classes' counts and feature sums.
     """
     nodes = jax.tree.leaves(state, is_leaf=lambda node: isinstance(node, (Moments, Scatter)))
     moments = next(node for node in nodes if isinstance(node, Moments))

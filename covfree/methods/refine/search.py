@@ -125,11 +125,11 @@ def known_matrix(search: Search) -> Scatter:
 
 
 def _length(search: Search, span: jax.Array, images: jax.Array) -> jax.Array:
-    """Compute α, the best multiple of the last step Z: the one that minimises the error of W + αZ.
+    """Compute the best length α of the search's last step Z: W + αZ then solves A W = M with the least error.
 
-    With A W = M the system to be solved and R′ = M − A W the residual from which Z was made, α is
-    tr(ZᵀR′) / tr(ZᵀAZ), or 0 unless both traces are positive. AZ is computed from ``images``, the products of
-    A with the directions in ``span``.
+    α is tr(ZᵀR′) / tr(ZᵀAZ), or 0 unless both traces are positive. Z is ``search.step``, and R′
+    (``search.residual``) is M − A W for the W before the step. AZ is computed from ``images``, the products
+    of A with the directions in ``span``.
     """
     step, residual = search.step, search.residual
     along, curvature = jnp.sum(step * residual), jnp.sum(step * product(images, product(span.T, step)))
@@ -141,8 +141,11 @@ def _next(
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     """Choose the directions of the next round: at most ``most`` orthonormal vectors, orthogonal to ``span``.
 
-    ``step`` is multiplied by its leading right singular vectors; the directions are what `_outside` makes of
-    the columns. Also return ``step`` and ``residual``, both multiplied by these singular vectors.
+    U are the leading right singular vectors of ``step``. `_outside` makes the columns of ``step`` U
+    orthonormal: these are the directions.
+
+    Returns:
+        The directions, ``step`` U, and ``residual`` U.
     """
     most = min(most, step.shape[1], step.shape[0] - span.shape[1])
     turn = jax.lax.stop_gradient(eigh(product(step.T, step))[1])[:, ::-1][:, :most]

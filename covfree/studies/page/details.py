@@ -135,9 +135,10 @@ def _bar(name: str, length: float, text: str) -> dict[str, Any]:
 def _expected(
     by_seed: Mapping[int, Predictions], partitions: Mapping[int, PartitionStatistics]
 ) -> np.ndarray:
-    """Return each client's `expected_client_accuracy` in each seed's run, in one array [runs · clients].
+    """Return the accuracy that each client can expect in each seed's run, in one array [runs · clients].
 
-    It is computed from the run's accuracy by class.
+    It is the run's accuracy by class, averaged over the classes of the client's training examples
+    (`expected_client_accuracy`).
     """
     found = []
     for seed, predictions in by_seed.items():

@@ -235,9 +235,10 @@ def _sureness(best: Scored, num_tests: int) -> list[str]:
 
 
 def _cost(best: Scored, others: Sequence[Scored], bytes_name: str) -> str:
-    """Return a sentence that compares the best method's bytes with another method's.
+    """Return a sentence that compares the bytes of the most accurate method with those of another method.
 
-    The other is at most a point less accurate for fewer bytes; if there is none, it is the second best.
+    The other method is the cheapest of those that take fewer bytes, and are at most a percentage point less
+    accurate. If there is none, it is the second most accurate method.
     """
     text = f"{best.title} takes {as_bytes(best.bytes)} ({bytes_name})"
     near = [one for one in others if one.bytes < best.bytes and best.mean - one.mean <= _NEAR]

@@ -43,10 +43,11 @@ def as_svg(figure: Figure, prefix: str) -> str:
 
 
 def _rewritten(tag: str, prefix: str, ids: dict[str, str]) -> str:
-    """Return an SVG tag with the page's colours, ids that begin with ``prefix``, and rounded numbers.
+    """Return an SVG tag, fitted to the page: colours, ids, and numbers rounded to hundredths.
 
-    ``ids`` maps an id, such as ``line``, to the attribute that takes its place, such as `` id="p1-line"`` for
-    the prefix ``p1-``. An id that is not in ``ids`` is removed.
+    Colours that differ on a dark page become variables of the page's style. References to an id get
+    ``prefix``. ``ids`` has, for each id that is referred to, e.g. ``line``, the new attribute
+    `` id="p1-line"`` (for the prefix ``p1-``); other ids are removed.
     """
     tag = re.sub(r' id="([^"]*)"', lambda found: ids.get(found[1], ""), tag)
     tag = re.sub(r"(url\(|href=\")#", rf"\g<1>#{prefix}", tag)
