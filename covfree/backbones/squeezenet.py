@@ -71,8 +71,8 @@ CLASSIFIER = "classifier.1"
 
 
 def renamings() -> tuple[Renaming, ...]:
-    """Return the functions from a parameter's name to its name in weight files: the identity alone.
+    """Return functions from a parameter's name to its name in files of weights, one for each library.
 
-    The parameters have torchvision's names.
+    Here it is one function, the identity, as the parameters have torchvision's names.
     """
     return (lambda name: name,)

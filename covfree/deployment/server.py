@@ -295,7 +295,10 @@ class Server(Standing):
 
     @property
     def _plain(self) -> Steps:
-        """``self._steps`` as `Steps`. Only for a federation without noise: one with noise has `PrivateSteps`."""
+        """Return ``self._steps``, as type `Steps`; only for a federation without noise.
+
+        A federation with noise has `PrivateSteps`.
+        """
         assert isinstance(self._steps, Steps)
         return self._steps
 

@@ -57,10 +57,10 @@ def gram_matrices(merge: Merge) -> MessageForm:
 
 
 def own_solutions(merge: Merge) -> MessageForm:
-    """Describe messages in which a client sends its own ridge solution, and its Gram matrix plus γI.
+    """Make the `MessageForm` in which a client sends its own ridge solution, and its Gram matrix plus γI.
 
-    The solution's columns take the place of class means, and γ is ``params.gamma``. ``merge`` computes the
-    server's state from all messages, see `MessageForm`.
+    The solution [dim, classes] takes the place of the class means: column c is sent as the mean of class c.
+    γ is ``params.gamma``. ``merge`` makes the server's state from the clients' messages, see `MessageForm`.
     """
     return MessageForm("solutions", _solution, merge, "client", solved=True)
 

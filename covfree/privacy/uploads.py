@@ -107,17 +107,17 @@ class Grid:
     ) -> Grid:
         """Make the finest grid on which the noisy sum of all clients' uploads costs at most ρ of privacy.
 
-        ρ is ``rho``, as in `Release`; the sum contains ``noises`` draws of noise. ``neighbours`` says which
-        change is hidden: an example (with ``weight``, a client) is added or removed, or it is replaced. The
-        other arguments are attributes of `Grid`.
+        ρ is ``rho``, as in `Release`, and ``noises`` is the number of draws of noise in the sum.
+        ``neighbours`` says which change is hidden: an example (with ``weight``, a client) is added or
+        removed, or it is replaced. The other arguments are attributes of `Grid`.
 
-        docs/privacy.md derives how far such a change moves the sum. Adding an example moves the class sums by
-        at most
-        √(R² + b² + e²), where R is the largest norm of the features, b the coordinate that counts the example
-        and e the largest coordinate of its squared norm. Replacing an example moves the sums by at most
-        √(4R² + e²), or √(2R² + 2b² + 2e²) if the class changes. The second moment moves by at most R² if an
-        example is added, and by √2 R² if one is replaced. If a client is hidden as a whole, adding it moves
-        the sum by at most the upload's bound, and replacing it by at most twice the bound.
+        docs/privacy.md derives how far such a change moves the sum. On the grid, let R be the largest norm of
+        an example's features, b the integer that counts the example, and e the largest integer that stands
+        for its squared norm. The class sums move by at most √(R² + b² + e²) if an example is added; by
+        √(4R² + e²) if it is replaced by one of the same class, and √(2R² + 2b² + 2e²) by one of another. The
+        second moment moves by at most R² if an example is added, and √2 R² if it is replaced. If whole
+        clients are hidden, the sum moves by at most the bound on an upload if one is added, and twice the
+        bound if it is replaced.
         """
         add = neighbours == "add_remove"
         # Allow for the last bit of float rounding, so that the cost is not above ρ.

@@ -270,12 +270,13 @@ def dealt(
     pixels: tuple[np.ndarray, np.ndarray] | None = None,
     network: Network | None = None,
 ) -> Task:
-    """Return a task in which clients hold both training and test examples.
+    """Make a task in which each client has both training and test examples.
 
-    Data without clients is partitioned as a whole, test part included. If only the training examples have
-    clients, the test part is left out. In both cases, a random ``test_share`` of each client's examples are
-    its test examples. If the test examples have clients too, both parts stay as they are. The task's inputs
-    are ``pixels`` (training and test images) or, without them, the features.
+    If the data has no clients, all of its examples (the test part too) are divided among clients by
+    ``federation``. If only the training examples have clients, the test part is left out. In both cases, a
+    random share ``test_share`` of each client's examples become its test examples. If training and test
+    examples have clients, the data stays as it is. The task's inputs are ``pixels`` (training and test
+    images) or, without them, the features.
     """
     features = data.train_features, data.test_features
     inputs = features if pixels is None else pixels

@@ -40,7 +40,7 @@ def is_trained(results: Sequence[Result]) -> bool:
 
 
 def receives(results: Sequence[Result]) -> bool:
-    """Return whether any method sends its clients something before the head."""
+    """Return whether clients of any method receive something besides the final head, e.g. in later rounds."""
     return any(run.received for result in results for run in result.runs)
 
 

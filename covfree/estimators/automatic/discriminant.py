@@ -115,10 +115,12 @@ def predicted_margins(
     spectrum = values + floor
 
     def products(rows: jax.Array, weights: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """Return two sums over the columns s of the matrix a = ``rows``, which has a row for each class.
+        """Compute weighted squares and products of the rows of a matrix a = ``rows``, one row for each class.
 
-        For each row w of ``weights``, the first is Σ_s w_s a_ls² for each class l; the second is
-        Σ_s w_s a_is a_ls for each class i in ``chosen`` and each class l.
+        Returns:
+            Two sums over the columns s of a, for each row w of ``weights``: Σ_s w_s a_ls² for each class l,
+            [weights, classes]; and Σ_s w_s a_is a_ls for each class i in ``chosen`` and each class l,
+            [weights, chosen, classes].
         """
         left = rows[chosen][None, :, :] * weights[:, None, :]
         size = weights.shape[0] * chosen.shape[0]

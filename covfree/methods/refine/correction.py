@@ -107,10 +107,12 @@ class Plan:
 
 
 def _own_head(first: Any, state: tuple[Any, ...], plan: Plan) -> tuple[Any, Head]:
-    """Compute the head of the method, before any correction; also return the matrix that it is solved with.
+    """Compute the method's own head, before any correction.
 
-    That is the regularised matrix, which comes first; None if the method has none. ``first`` has the method's
-    ``params``, and ``state`` its state after its last round.
+    ``first`` has the method's ``params``; ``state`` is the server's state after the method's last round.
+
+    Returns:
+        The regularised matrix with which the head is solved, or None if the method has none; and the head.
     """
     state = state[: plan.own]
     system = None if plan.system is None else plan.system(first, *state)

@@ -210,9 +210,10 @@ def _describe(figure: Figure, axes: Axes, down: bool, notes: Sequence[str], heig
 
 
 def _stairs(corners: np.ndarray) -> np.ndarray:
-    """Return the lines of a staircase as flat boxes [2n − 2, 4], which labels must avoid.
+    """Return the lines of a staircase as flat boxes [2n − 2, 4] (left, bottom, right, top).
 
-    From each of the ``corners`` [n, 2] but the last, a line leads right, then one up to the next corner.
+    Labels must avoid these boxes. Each of the n ``corners`` [n, 2] is joined to the next by two lines: to the
+    right, then up.
     """
     left, bottom = corners[:-1].T
     right, top = corners[1:].T
