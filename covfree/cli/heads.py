@@ -192,12 +192,13 @@ def evaluate_command(
 def _unseen(
     path: Path, saved: SavedHead, source: Source, seed: int | None, every: bool
 ) -> tuple[FeatureSet, int]:
-    """Load the data on which to evaluate a saved head; return it, and the seed with which it was split.
+    """Load the data on which a saved head is evaluated; return the data, and the seed of their split.
 
-    The seed is `seed` or, if None, the one recorded in the head's file, or else 0.
+    The seed is ``seed``; if this is None, the one in the head's file, or 0 if there is none.
 
     Raises:
-        ValueError: if the head was fitted to examples of the test part, unless `every` is true.
+        ValueError: if the head was fitted to examples of the test part, unless ``every`` is True (all
+            examples are to be evaluated).
     """
     origin = saved.origin
     if origin is None or not says_enough(origin):

@@ -26,9 +26,9 @@ class Form(NamedTuple):
         return self.filled(jnp.zeros(leaf.shape, leaf.dtype) for leaf in self.leaves)
 
     def filled(self, leaves: Iterable[jax.Array]) -> Any:
-        """Build the pytree, with the next arrays of the iterator ``leaves`` as its leaves.
+        """Build the pytree from as many arrays of the iterator ``leaves`` as it has leaves.
 
-        Later arrays stay in the iterator, for example for another form.
+        Later arrays stay in the iterator, e.g. for another `Form`.
         """
         return jax.tree.unflatten(self.structure, list(islice(leaves, len(self.leaves))))
 

@@ -50,11 +50,11 @@ def lanes(one: Callable[..., Any], many: Callable[..., Any] | None = None) -> Ca
 
 
 def _many_lanes(one: Callable[..., Any], many: Any, axes: tuple[int | None, ...]) -> Callable[..., Any]:
-    """Return a function that computes ``one`` for a batch: in a loop on CPUs, all at once elsewhere.
+    """Make a batched version of ``one``: a loop over the batch on CPUs, all at once on accelerators.
 
-    The function takes the arguments of ``one``. For each, ``axes`` has 0 if its first axis is the batch, or
-    None if the whole batch shares it. ``many`` computes all at once; if it is None, ``vmap`` does; see
-    `lanes`.
+    It takes the arguments of ``one``. ``axes`` says for each argument whether its first axis is the batch
+    (0), or all elements of the batch share it (None). On accelerators ``many`` is called, see `lanes`, or
+    ``vmap`` of ``one`` if ``many`` is None.
     """
 
     def loop(*arrays: Any) -> Any:

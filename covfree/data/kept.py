@@ -75,9 +75,16 @@ def keep(
 
 
 def _reuse(path: Path, key: Mapping[str, Any], examples: LabelledSet, on_damaged: str) -> dict[str, str]:
-    """Reuse a finished feature file; return the ids of examples without features in it, with the reasons.
+    """Check that a finished feature file is of ``examples``; return the examples without features.
 
     If ``examples`` has other labels, clients or another split than the file, those in the file are replaced.
+
+    Returns:
+        The reason why each of these examples has no features, by its id.
+
+    Raises:
+        ValueError: if the features are of other examples, or were computed with settings other than ``key``;
+            or if ``on_damaged`` is "stop" and an example has no features.
     """
     file = read_feature_file(path)
     names = ("skipped_ids", "skipped_reasons")

@@ -147,7 +147,10 @@ class Client(Machine):
         return self._answer
 
     def _reply(self, asked: Mapping[str, Any], examples: int) -> dict[str, Any]:
-        """Return the metadata of the answer to a broadcast, whose metadata is ``asked``."""
+        """Return the metadata of the site's answer to a broadcast: a dict.
+
+        ``asked`` is the broadcast's metadata, and ``examples`` the number of examples to state in the answer.
+        """
         return {
             "kind": "answer",
             "sender": self.site,
@@ -260,9 +263,9 @@ class Client(Machine):
         return kept._replace(came=came)
 
     def _keep(self, reply: Mapping[str, Any], answer: bytes, kept: _Kept) -> None:
-        """Write the site's last answer and its state to disk, in one file that is replaced atomically.
+        """Write the site's latest answer and state to disk, in one file that is replaced atomically.
 
-        ``reply`` is the metadata of ``answer``.
+        ``answer`` is the message, ``reply`` its metadata, and ``kept`` the state after it.
         """
         arrays = {
             f"{name}.{i}": np.asarray(leaf)

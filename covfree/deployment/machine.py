@@ -95,7 +95,7 @@ class Machine:
         raise NotImplementedError
 
     def __enter__(self) -> Any:
-        """Return the machine."""
+        """Return this server or client, for ``with``; at the end of the block, its folder is unlocked."""
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -203,9 +203,11 @@ class PrivateSteps:
         return Upload(number, 0, [own.values, np.asarray(own.noises, np.int64)], []), memory
 
     def serve(self, state: _State, total: Any) -> tuple[_State, bool]:
-        """Store ``total``, the sum of a round's uploads; return the new state, and True (it is finite).
+        """Return the server's state after a round, and True.
 
-        From the first round's sum, the server also chooses what sites send in the second round.
+        The new state contains ``total``, the sum of the round's uploads. After the first round it also says
+        what sites send in the second, which `Private.choose` decides. True stands for finite numbers, as in
+        `Steps.serve`; integers always are.
         """
         values, noises = (np.asarray(part) for part in total)
         counted = np.array(state.noises)

@@ -35,7 +35,10 @@ class Choice(NamedTuple):
     sites: int
 
     def __str__(self) -> str:
-        """Return a line of text that says what was chosen, by how many sites, and by which numbers."""
+        """Return a line of text: how many sites chose which candidate, and all candidates' errors or losses.
+
+        If no site counted, the line says that the first candidate was taken.
+        """
         if not self.counted:
             return f"no site counted {self.by}, so the first candidate was taken: {self.taken}"
         shown = ", ".join(

@@ -182,13 +182,19 @@ def _one(name: str, parts: Sequence[Part], site: int) -> Part:
 
 
 def _table(arrays: Arrays, name: str, width: int, *numbers: str) -> tuple[list[tuple[int, ...]], list[bytes]]:
-    """Read a message's items: return a tuple of integers for each item, and the bytes of each item.
+    """Read a table of bytes and integers from a message's arrays, e.g. encrypted shares with their senders.
 
-    An item, such as a client's public keys, is a row of the array ``name``. Its integers, such as the numbers
-    of sender and receiver, are in the arrays called ``numbers``.
+    Args:
+        arrays: the message's arrays, by name.
+        name: the array of bytes, uint8 [rows, ``width``].
+        width: the number of bytes of a row.
+        numbers: the names of arrays of integers, each int32 [rows], e.g. the numbers of the senders.
+
+    Returns:
+        For each row, a tuple of its integers; and for each row, its bytes.
 
     Raises:
-        Refused: if the array ``name`` is not uint8 [rows, ``width``], or the others not int32 [rows].
+        Refused: if an array is missing, or has another shape or data type.
     """
     rows = arrays.get(name)
     if rows is None or rows.dtype != np.uint8 or rows.ndim != 2 or rows.shape[1] != width:

@@ -92,11 +92,11 @@ class TableParts:
     def __init__(
         self, rows: Rows, size: int, num_classes: int, whole_clients: bool, dim: int | None = None
     ) -> None:
-        """Choose where to cut the table ``rows`` into parts of at most ``size`` rows; read few of its means.
+        """Choose where to cut the table ``rows`` into parts of at most ``size`` rows each.
 
-        The counts are read and, if there are clients, their numbers and the labels. If there are more than
-        256 clients, a sample of them is chosen, see `numbers_of`. For this, the means of clients that have
-        the same count of each class as another client are read, too.
+        For this the counts are read and, if rows have clients, also clients and labels. With more than 256
+        clients, a sample of clients is chosen (see `numbers_of`), and some means are read: those of clients
+        that have the same count of each class as another client. Other means are read later, by `read`.
         """
         # `np.asarray` of a memory map is a view, which reads nothing.
         rows = jax.tree.map(np.asarray, rows)

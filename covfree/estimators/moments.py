@@ -110,10 +110,10 @@ def example_moments(rows: Rows, num_classes: int) -> Moments:
 
 
 def centred_means(moments: Moments) -> Float[Array, "classes dim"]:
-    """Compute μ_c − μ_g, the class means about the grand mean; 0 for an absent class.
+    """Compute μ_c − μ_g, each class mean minus the mean of all examples; 0 for an absent class.
 
-    The mean of one class is subtracted first, and differences within rounding become 0. So equal means have
-    exactly no scatter, and scale-free shrinkage rules do not mistake rounding for scatter.
+    If all class means are equal, the result is exactly 0, so that shrinkage rules do not take rounding errors
+    for scatter. For this, one class's mean is subtracted first, and differences within rounding become 0.
     """
     present = moments.present[:, None]
     mean = jnp.where(present, moments.mean, 0)

@@ -151,7 +151,10 @@ def _convex(numerator: jax.Array, denominator: jax.Array, covariance: Scatter) -
 
 
 def _in_scale(covariance: Scatter) -> tuple[Scatter, jax.Array]:
-    """Return Σ̂ times a factor that prevents under- and overflow, and the factor's index; see `scale_for`."""
+    """Scale Σ̂ such that squares neither overflow nor vanish; return it, and the index of the factor.
+
+    `scale_for` chooses the factor; the index is its place in `squares_in_scales`.
+    """
     scale, which = scale_for(covariance.dim * mean_variance(covariance))
     return covariance.scaled(scale), which
 

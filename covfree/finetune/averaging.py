@@ -81,7 +81,10 @@ def broadcast(numbers: Numbers, state: State) -> Any:
 
 
 def client_weight(numbers: Numbers, data: ClientData) -> jax.Array:
-    """Return w_i, the weight of a client: its number of examples or 1, and 0 if it has no examples."""
+    """Return w_i, a client's weight in the server's average: its number of examples.
+
+    If ``numbers.uniform``, it is 1 for each client with examples.
+    """
     count = data.num_examples.astype(jnp.float32)
     return jnp.where(numbers.uniform, (count > 0).astype(jnp.float32), count)
 

@@ -109,7 +109,10 @@ class _Around:
 
 @dataclass(frozen=True)
 class _Plain:
-    """The ``finish`` for a model without one: adds LoRA's s A B to its layers, and returns that model."""
+    """The function `Model.finish` of LoRA around a ``model`` that has none: it returns the trained model.
+
+    In the result, each layer's weights W are replaced by W + s A B (s: the scale).
+    """
 
     model: Model
 

@@ -12,10 +12,10 @@ from covfree.core.types import AnyArray, LinearHead, Moments
 
 
 def resolved_sums(moments: Moments) -> Float[Array, "classes dim"]:
-    """Return each class's sum of features, or 0 if the sum is no larger than its rounding error.
+    """Return each class's sum of features; sums that may be rounding error alone become 0.
 
-    A head that scales columns to norm 1 would scale up this error, which depends on the order of rows. If
-    ``moments.magnitude`` is None, sums are returned unchanged.
+    Such a sum depends on the order of the rows, and a head that scales columns to norm 1 would enlarge it. If
+    ``moments.magnitude`` is None, rounding errors are unknown, and all sums are returned unchanged.
     """
     if moments.magnitude is None:
         return moments.total

@@ -80,7 +80,10 @@ class StudentHead:
 
     @at_once
     def __call__(self, features: Float[AnyArray, "*batch dim"]) -> Float[Array, "*batch classes"]:
-        """Compute the scores of each class, block by block; d² + rows·d multiplications per example."""
+        """Compute the scores of each class, for one block of examples after another to save memory.
+
+        With R vectors t_r, this takes about d² + R·d multiplications for each example.
+        """
         examples: jax.Array = whole(jnp.asarray(as_features(features, self.root.shape[0])))
         flat = examples.reshape(-1, examples.shape[-1])
         flat = flat.astype(jnp.promote_types(examples.dtype, self.root.dtype))

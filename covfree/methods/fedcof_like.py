@@ -47,9 +47,10 @@ class Spread(NamedTuple):
 
 
 def _degrees(within: Within, first: Any) -> jax.Array:
-    """Return the degrees of freedom of the within-class scatter Ŵ: divided by them, Ŵ is unbiased for Σ.
+    """Return the number by which the within-class scatter Ŵ is divided to estimate the covariance Σ.
 
-    They are N − C for N examples of C classes, fewer if a class has a single row, and so no scatter.
+    These degrees of freedom are N − C for N examples of C classes, or fewer if a class has a single row (one
+    mean) and so shows no scatter. ``first`` is the result of `Within.first` over all rows.
     """
     return jnp.maximum(moments_of(first).within_degrees, 1) * within.freedom(first).expected
 
@@ -215,10 +216,12 @@ def refinable_head(method: Method) -> tuple[ScatterChoice | None, Callable[..., 
 
 
 def linear_system(method: Method) -> ScatterChoice | None:
-    """Return the ``scatter`` (see `total_gram`) of a method's ridge head; None if the head is LDA.
+    """Return which terms a ridge head's Gram matrix has; None for an LDA head.
+
+    The terms are the option ``scatter`` of `total_gram`: "within", "between" or "both".
 
     Raises:
-        ValueError: if the method has another head.
+        ValueError: if the method is not FedCOF-like, or its head is neither ridge nor LDA.
     """
     gram, other = refinable_head(method)
     if other is None:

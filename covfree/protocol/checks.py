@@ -144,9 +144,10 @@ def as_received(message: Message) -> Message:
 
 
 def _with_means(rows: Rows, matrix: np.ndarray) -> Rows:
-    """Convert rows of a ridge solution W to rows of class means; ``matrix``·W has the class sums.
+    """Compute class means from a ridge solution W and the regularised Gram matrix ``matrix`` of its system.
 
-    The row of a class holds a column of W in place of the mean.
+    In ``rows``, the ``mean`` of a class is a column of W. The columns of ``matrix``·W are the sums of the
+    classes' features; divided by the counts, they are the means of the result.
     """
     with np.errstate(over="ignore", invalid="ignore"):
         sums = np.asarray(rows.mean).astype(np.float64) @ matrix.astype(np.float64)

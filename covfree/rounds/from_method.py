@@ -90,9 +90,9 @@ class _Run:
 
     @property
     def evaluated(self) -> int:
-        """The number of first rounds in which clients upload sums over their rows, such as class means.
+        """How many of the method's first rounds clients compute on their own rows, e.g. class means.
 
-        A message would replace all of these rounds; the number is 0 if clients send messages.
+        In these rounds they upload sums over the rows. The number is 0 if clients send messages instead.
         """
         return 0 if self.messages else self.method.message_rounds
 
@@ -157,10 +157,10 @@ def _report(run: _Run, known: _Known) -> dict[str, Any]:
 
 
 def _message(message: Message, client: AnyArray) -> Sent:
-    """Convert the message of client number ``client`` to an upload that adds up over clients.
+    """Convert a client's message to an upload `Sent`, which can be added to other clients' uploads.
 
-    It is a table of rows, which is concatenated, and a matrix, which is summed. If the message has a ridge
-    solution, class means take its place.
+    The upload has the message's rows, marked with the number ``client``, and its matrix. When uploads are
+    added, rows are concatenated and matrices summed. A ridge solution is replaced by class means.
     """
     rows, matrix = _class_sums(message) if message.solved else (message.rows, message.matrix)
     rows = replace(rows, client=jnp.full(rows.label.shape, client, jnp.int32))

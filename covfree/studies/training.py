@@ -196,7 +196,10 @@ def temperature_of(text: str) -> Temperature:
 
 
 def start_rounds_of(text: str) -> StartRounds:
-    """Parse ``--start-rounds``, the rounds of the closed-form stage: 'once', 'all', or a number from 1."""
+    """Convert the text of ``--start-rounds``: 'once' and 'all' stay texts, others must be an integer from 1.
+
+    It says in how many rounds clients send statistics for the first head, see `Training.start_rounds`.
+    """
     if text in ("once", "all"):
         return text  # pyright: ignore
     if not (text.strip().isdecimal() and int(text) > 0):

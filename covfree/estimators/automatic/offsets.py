@@ -34,7 +34,7 @@ _NEGLIGIBLE = 1e-4
 
 
 class ClientSums(NamedTuple):
-    """Sums over rows, for each client of a sample, the clients 0 … 255. Sums of parts of the rows add up.
+    """Sums over the rows of each client in a sample, the clients 0 … 255; they add up over parts of the rows.
 
     Row r is the mean x_r of n_r examples of class c. The class has mean μ_c, and weight w_c in the covariance
     Σ̂ that is to be shrunk.
@@ -42,7 +42,8 @@ class ClientSums(NamedTuple):
     Attributes:
         counts: n_ck, client k's number of examples of class c.
         totals: g_k = Σ_r w_c n_r (x_r − μ_c) over client k's rows of all classes.
-        classes: Σ_r w_c n_r (x_r − μ_c) over all rows of class c in the sample; 0 if no client is outside.
+        classes: Σ_r w_c n_r (x_r − μ_c) over all sampled clients' rows of class c; 0 if the sample is all
+            clients, as deviations from a mean then cancel.
     """
 
     counts: Num[Array, "classes slots"]

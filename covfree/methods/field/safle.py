@@ -105,7 +105,10 @@ _ROUNDS = (
 
 
 def _flops(numbers: _Numbers, num_examples: int, dim: int, num_classes: int) -> int:
-    """Count all clients' operations; ΦᵀΦ counts as a dense product, though most entries of Φ are 0."""
+    """Return the number of operations of all clients together.
+
+    The product ΦᵀΦ of the mapped features Φ is counted as dense, though most entries of Φ are 0.
+    """
     bits = dim * numbers.num_buckets
     mapped = -(-bits // numbers.group_size) * 2**numbers.group_size
     return num_examples * (5 * dim + bits + 2 * mapped * (mapped + num_classes))

@@ -55,14 +55,15 @@ class Known(NamedTuple):
 
 @dataclass(frozen=True)
 class Maker:
-    """The methods' functions that make their heads, and the settings by which clients compare the heads.
+    """How the server makes the heads of several methods, and how clients compare these heads.
 
     Attributes:
         systems: each method's `Method.system`.
         heads: each method's `Method.head`.
         ends: for each method, the index in `Running.tracks` of its state after its last round.
-        by: what clients sum for each head: errors or losses.
-        share: the share of the examples on which they sum it, and which are not used to make the heads.
+        by: what a client counts for each head: ``"errors"`` or ``"losses"``.
+        share: the share of a client's examples that it keeps aside: heads are compared on these examples,
+            and made from all others.
     """
 
     systems: tuple[Callable[..., Any] | None, ...]

@@ -89,10 +89,10 @@ def side_by_side(methods: Sequence[Method[Any]]) -> Tracks:
 
 
 def _likeness(each: Round | None, method: Method[Any], who: int) -> Any:
-    """Return a key by which the next rounds of two methods are compared.
+    """Return a key for ``each``, the next round of ``method``; None if the method has no more rounds.
 
-    If their keys are equal, both rounds make the same new state from equal states, so one run serves both.
-    ``each`` is the next round of ``method``, None if it has no more; ``who`` is the method's index.
+    If two methods have equal keys, their rounds make the same new state from equal states, so the round is
+    run once for both. ``who`` is the method's index.
     """
     if each is None:
         return None
