@@ -130,8 +130,8 @@ class How(NamedTuple):
 def have_few_numbers(clients: Any) -> bool:
     """Return whether all numbers in ``clients`` are below `SAMPLE`.
 
-    Automatic shrinkage looks only at clients with such numbers; if the result is True, at all clients. The
-    result is False if the numbers are traced or None.
+    Automatic shrinkage takes the clients with such numbers as its sample. So if the result is True, it uses
+    all clients. The result is False if the numbers are traced or None.
     """
     if clients is None or is_traced(clients):
         return False

@@ -88,8 +88,8 @@ def component_moments(rows: Rows, num_classes: int) -> ComponentMoments:
     """Compute, for each class, sums over all rows and the degrees of freedom within clients.
 
     A client may have several rows of a class, such as means of random subsets. J rows of one client and class
-    have J − 1 degrees of freedom about their mean; they are added up over the clients. In the example, client
-    7 has two rows of class 0, and client 2 has two.
+    have J − 1 degrees of freedom about their mean, which are added up over the clients. In the example, each
+    of the two clients has two rows of class 0, so the sum is 1 + 1.
 
     >>> import jax.numpy as jnp
     >>> client = jnp.array([7, 7, 7, 2, 2])

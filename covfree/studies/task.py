@@ -100,7 +100,7 @@ class Task:
         return count_predictions(scores, self.data.test_labels, self.data.test_clients)
 
     def _tested(self, result: Any) -> tuple[Any, Any]:
-        """Return the head in ``result``, what a training returned, and the test features on which to test it.
+        """Return the head in a training's ``result``, and the features of the test examples, its input.
 
         If a network or prompts were trained, the features are computed with them from the test images.
         """
