@@ -58,9 +58,10 @@ class RowTypes:
         )
 
     def cast(self, rows: Rows) -> Rows:
-        """Convert rows to NumPy arrays of these types, and labels to int32.
+        """Convert the arrays of ``rows`` to NumPy arrays of these types, and labels to int32.
 
-        A label below 0 becomes −1. Only −2 (`DIRECTION`) stays; it marks a row as a scaled singular vector.
+        A label below 0 becomes −1, which marks padding. Only −2 (`DIRECTION`) stays: such a row is a scaled
+        singular vector.
         """
         label = np.asarray(rows.label)
         # Values that overflow a narrower type become infinite.

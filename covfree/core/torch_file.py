@@ -148,7 +148,11 @@ class _Reader(pickle.Unpickler):
         self._path = path
 
     def find_class(self, module: str, name: str) -> Any:
-        """Return a harmless stand-in for ``module.name`` in the pickle; a name without one is an error."""
+        """Return what stands for ``module.name``, a class or function that the pickle wants to call.
+
+        Only names that tensors need are known; their stand-ins are harmless, such as a NumPy dtype for a
+        torch storage. Any other name raises an error, before any code from the file runs.
+        """
         if (module, name) == ("collections", "OrderedDict"):
             return OrderedDict
         if module == "torch" and name in _STORAGES:

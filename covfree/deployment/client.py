@@ -249,7 +249,11 @@ class Client(Machine):
         return content, kept._replace(secret=b"" if step == STEPS[-1] else client.saved())
 
     def _same_came(self, kept: _Kept, arrays: Mapping[str, Any]) -> _Kept:
-        """Return ``kept`` with ``came``, the server's list of the sites that uploaded to this secure sum.
+        """Store in the site's state which sites uploaded to this secure sum, and return the new state.
+
+        Args:
+            kept: the site's state.
+            arrays: the arrays of the server's broadcast; ``came`` has the numbers of these sites.
 
         Raises:
             Refused: (of `covfree.secure`) if the list differs from the list for the last sum, and the

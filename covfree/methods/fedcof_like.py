@@ -33,12 +33,14 @@ _HEADS: dict[str, Callable[[Scatter, Moments], LinearHead]] = {
 
 
 class Spread(NamedTuple):
-    """The total of the second round: the covariance in two summands, and what the shrinkage rule needs too.
+    """The total of the second round: ``scatter`` + ``inner`` is the unshrunk covariance within classes.
 
     Attributes:
-        scatter: the summand from the rows' means: a `Factor` from one client, a `Scatter` once added up.
-        inner: the summand from the variances that clients sent; None if they sent none.
-        statistics: sums over rows that the shrinkage rule needs.
+        scatter: the term from the class means that clients sent: a `Factor` from one client, a `Scatter` once
+            added up.
+        inner: the term from the variances that clients sent with the means: one for each feature, or one for
+            all; None if they sent none.
+        statistics: further sums over the class means, which only the shrinkage rule needs.
     """
 
     scatter: Any

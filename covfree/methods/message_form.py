@@ -66,7 +66,10 @@ def own_solutions(merge: Merge) -> MessageForm:
 
 
 def class_covariance_matrices(merge: Merge, *, pooled: bool = False) -> MessageForm:
-    """Make the form of messages with class means and a covariance matrix for each class."""
+    """Make the `MessageForm` in which a client sends, for each class, its mean and its covariance matrix.
+
+    For the arguments see `MessageForm`.
+    """
     return MessageForm("class covariances", _covariances, merge, "row", pooled=pooled)
 
 

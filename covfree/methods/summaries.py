@@ -70,7 +70,10 @@ class Summary:
     stays: bool = False
 
     def bounds(self, num_examples: int) -> tuple[int, ...]:
-        """Return an upper bound for each integer of ``sizes``, valid for any ``num_examples`` examples."""
+        """Return ``sizes`` that are large enough for any ``num_examples`` examples.
+
+        Each is ``num_examples``, but at least 1: no count of rows, classes or clients is larger.
+        """
         none = np.zeros(0, np.int32)
         return (max(1, num_examples),) * len(self.sizes(none, none))
 

@@ -320,10 +320,18 @@ def _presence(seen: _Seen, world: _World) -> float:
 def _difference(
     grid: Grid, world: _World, places: np.ndarray, number: int, noisy: bool, random_bytes: RandomBytes
 ) -> float:
-    """Attack client 0: subtract the other clients' class sums from those of all; return the relative error.
+    """Attack client 0: estimate its class sums as those of all clients minus those of all others.
 
-    ``places`` is the client of each example, ``number`` the number of classes, and ``noisy`` says whether the
-    sums have noise.
+    Args:
+        grid: rounds the clients' uploads.
+        world: the data of the attack.
+        places: the client of each example.
+        number: the number of classes.
+        noisy: whether both sums have noise.
+        random_bytes: source of the noise.
+
+    Returns:
+        The estimate's relative error.
     """
     totals = []
     for kept in (np.ones(len(places), bool), places != 0):

@@ -48,11 +48,11 @@ class Labels(NamedTuple):
     num_classes: int
 
     def described(self, i: int, names: Sequence[str]) -> str:
-        """Describe in words how site i's labels differ from other sites': "classes cat and dog are swapped".
+        """Say in words which classes of site i seem mislabelled, such as "classes cat and dog are swapped".
 
-        They differ for a class if the site's mean of it lies at other sites' mean of another class. The text
-        says that most labels are shifted, or which are swapped, or else lists classes. ``names`` are the
-        classes' names.
+        These are the classes whose mean at the site lies at other sites' mean of another class. If most are
+        shifted by one number, the text says so. Otherwise it names pairs that are swapped, or else lists
+        classes. ``names`` are the classes' names.
         """
         places = self.places[i]
         steps = Counter((c - there) % self.num_classes for c, there in places.items())

@@ -185,11 +185,11 @@ def _class_sums(message: Message) -> tuple[Rows, jax.Array]:
 
 
 def _unnamed(method: Method[Any], rows: Rows) -> Rows:
-    """Return a client's rows (such as class means) without the number that names the client.
+    """Return a client's rows (such as class means) without the number that would identify the client.
 
-    With it, automatic shrinkage would upload sums with an entry for each client, and show this client's
-    share of the total. If the method compares rows of the same client, all clients get one common number,
-    for which automatic shrinkage has no entry.
+    With the number, automatic shrinkage would upload sums with an entry for each client, and show this
+    client's share of the total. If the method compares rows of the same client, all clients get one common
+    number in its place, for which automatic shrinkage has no entry.
     """
     return replace(rows, client=jnp.full(rows.label.shape, SAMPLE) if method.whole_clients else None)
 

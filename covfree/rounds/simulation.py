@@ -26,13 +26,13 @@ from covfree.rounds.schedule import Schedule
 
 
 class Held(NamedTuple):
-    """The part of a run that changes from round to round.
+    """What a run hands on from one round to the next.
 
     Attributes:
         state: the server's state.
-        memory: the clients' memory.
-        pending: sums of uploads that arrive in later rounds, with a leading axis of delays; None without
-            delays.
+        memory: what clients remember between rounds.
+        pending: the sums of uploads that are late: entry i of the leading axis arrives i rounds after the
+            next round. None without delays.
         best: state and memory after the round whose evaluation was best; None if no best round is chosen.
     """
 

@@ -138,7 +138,11 @@ def deal_rows(
     subset_size: int,
     key: PRNGKey | None,
 ) -> Integer[Array, " examples"]:
-    """Return, for each example, the index of its row in the result of `client_rows`; −1 for padding."""
+    """Return, for each example, the index of the row of `client_rows` that averages it; −1 for padding.
+
+    A row is the mean of one client's examples of a class, or of a random subset of them. For the arguments
+    see `client_rows`.
+    """
     check_subsets(num_subsets, subset_size)
     if num_subsets == 1:
         deal = None

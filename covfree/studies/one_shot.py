@@ -25,9 +25,15 @@ from covfree.studies.timing import timed
 
 
 class _Solved(NamedTuple):
-    """A head, its costs, and the index of the method that clients chose, None if they had no choice.
+    """The head of a method, and what it cost.
 
-    ``rows`` is the number of rows, class means or examples, that the method's rounds summed over.
+    Attributes:
+        head: the head.
+        sent: the bytes that all clients send.
+        rows: how many class means (or, for some methods, examples) the method's rounds summed.
+        client_seconds: time of all clients' work.
+        server_seconds: time of the server's work.
+        taken: the index of the method that clients chose; None if they had no choice.
     """
 
     head: Any

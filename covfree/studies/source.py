@@ -351,9 +351,9 @@ def _once(read: Callable[..., FeatureSet]) -> Callable[[int], FeatureSet]:
 
 
 def _outline(images: ImageSet) -> FeatureSet:
-    """Return the labels, classes and split of an image set, before any feature is computed.
+    """Return a `FeatureSet` of an image set's labels, classes and split, before any feature is computed.
 
-    The features are empty arrays. If the images have clients, ``clients`` is not None, but all zeros.
+    Its features are empty arrays. Its ``clients`` are all 0 if the images have clients, else None.
     """
     train = np.ones(len(images), bool) if images.is_test is None else ~images.is_test
     labels = np.asarray(images.labels)

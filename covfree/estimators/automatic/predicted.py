@@ -114,10 +114,14 @@ def predicted_error(
 def deterministic_equivalents(
     trace: Float[Array, ""], freedom: Freedom
 ) -> tuple[Float[Array, ""], Float[Array, ""]]:
-    """Estimate how H = (Σ̂ + γI)⁻¹ acts on the unknown true covariance Σ: return T ≈ tr(HΣ), and φ.
+    """Estimate tr(HΣ) for the unknown true covariance Σ, where H = (Σ̂ + γI)⁻¹ comes from its estimate Σ̂.
 
-    φ is a factor with HΣH ≈ HΣ̂H/φ, and γ the strength of shrinkage. Both results are computed from
-    ``trace`` = tr(HΣ̂) and ``freedom``, the degrees of freedom of Σ̂.
+    Args:
+        trace: tr(HΣ̂).
+        freedom: the degrees of freedom of Σ̂.
+
+    Returns:
+        An estimate of tr(HΣ); and a factor φ with HΣH ≈ HΣ̂H/φ.
     """
     degrees, weight = jnp.where(freedom.weight > 0, freedom.degrees, 0), freedom.weight
     # HΣ̂ has Σ_j ν_j nonzero eigenvalues, each below 1: keep the trace below their number despite rounding.

@@ -26,12 +26,12 @@ _DRAWN = ((np.arange(SAMPLE) * 157) % SAMPLE).astype(np.int32)
 
 
 def _group_numbers(rank: Any, start: Any, end: Any, senders: Any, xp: Any) -> Any:
-    """Return new numbers for sorted clients, such that the clients with numbers below 256 are a fair sample.
+    """Renumber sorted clients, such that the clients with new numbers below 256 are a fair sample of all.
 
-    Up to 256 clients get their rank as number. With more, the ranks 0 … ``senders`` − 1 are cut into 256
-    intervals, and one rank is drawn in each. Clients with equal keys form a group of consecutive ranks. If k
-    drawn ranks lie in a group, its first k clients get the numbers of those k intervals. All other clients
-    get 256 + their rank.
+    A client's rank is its position in the sorted order. Up to 256 clients get their rank as number. With
+    more, the ranks are cut into 256 intervals, and one rank is drawn in each. Clients with equal keys are a
+    group, and have consecutive ranks. If k drawn ranks lie in a group, its first k clients are in the sample:
+    they get the numbers of those k intervals. All other clients get 256 + their rank.
 
     Args:
         rank: each client's rank.
@@ -62,10 +62,11 @@ def count_keys(count: Any, label: Any, xp: Any) -> Any:
 
 
 def projections(mean: Any, count: Any, xp: Any) -> Any:
-    """Compute n·xᵀv for each row, the mean x of n examples, and at most 16 fixed directions v.
+    """Project each row's sum of features, n·x, on at most 16 fixed directions; return [rows, directions].
 
-    Added up over a client's rows, these numbers tell it from clients with equal counts. The sums are the same
-    whether rows are class means, subset means or examples.
+    x is the mean of the row's n examples. Added up over a client's rows, the projections tell apart clients
+    that have the same class counts. These sums are the same whether rows are class means, subset means or
+    examples.
     """
     dim = mean.shape[1]
     bits = mixed(np.arange(1, dim + 1, dtype=np.uint32))[:, None] >> np.arange(BITS, dtype=np.uint32)

@@ -23,19 +23,22 @@ from covfree.statistics.feature_maps import relu_features
 
 
 class _LeftOut(NamedTuple):
-    """The size of what clients leave out of their low-rank Gram matrices.
+    """Sums over clients of c_k, which measures what client k leaves out of its Gram matrix.
 
     Attributes:
-        total: Σ_k c_k over clients k, with c_k a mean of the squared singular values that client k does not
-            send, see `fedran`.
-        squares: Σ_k (s c_k)² for several factors s, see `squares_in_scales`.
+        total: Σ_k c_k, with c_k a weighted mean of the squared singular values that client k does not send,
+            see `fedran`.
+        squares: Σ_k (s c_k)² for several factors s; `mean` uses the s with which no square overflows.
     """
 
     total: jax.Array
     squares: jax.Array
 
     def mean(self) -> jax.Array:
-        """Return c = Σ_k c_k² / Σ_k c_k; 0 if all c_k are 0, and NaN if they are too large for float32."""
+        """Return c = Σ_k c_k² / Σ_k c_k: the server adds cI in place of what clients did not send.
+
+        c is 0 if all c_k are 0, and NaN if they are too large for float32.
+        """
         scale, which = scale_for(self.total)
         total, squares = self.total * scale, self.squares[which]
         mean = divide_or_zero(squares, total, squares > 0) / scale

@@ -169,9 +169,10 @@ def answer(
 
 
 def results_of(scores: jax.Array, label: jax.Array, by: By) -> jax.Array:
-    """Return, for each example, whether it is predicted wrongly; or its loss, if ``by`` is "losses".
+    """Measure a head on each example: whether its prediction is wrong, or its loss, if ``by`` is "losses".
 
-    The loss is the cross-entropy of the example's scores, cut at `MOST`.
+    ``scores`` are the head's scores, ``label`` the true classes. The loss is −log softmax of the true class,
+    at most `MOST`.
     """
     most = scores.max(1)
     if by == "errors":

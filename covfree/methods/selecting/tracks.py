@@ -187,9 +187,10 @@ def serve(
 
 
 def receive(state: tuple[Running], rows: Rows, *, steps: tuple[Step, ...]) -> tuple[Running]:
-    """Store the rows that clients sent in the states of all methods, where a method has `Method.received`.
+    """Give the rows that clients sent, such as class means, to the methods that store them in their state.
 
-    ``steps`` has, for each state in `Running.tracks`, the step of the last round over rows.
+    ``steps`` are those of the last round over rows, one for each state in `Running.tracks`. A state whose
+    step has ``received`` (`Method.received`) gets the rows. Return the server's new state.
     """
     tracks = zip(state[0].tracks, steps, strict=True)
     return (Running(tuple(s if step.received is None else step.received(s, rows) for s, step in tracks)),)
