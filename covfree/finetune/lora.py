@@ -109,9 +109,9 @@ class _Around:
 
 @dataclass(frozen=True)
 class _Plain:
-    """The function `Model.finish` of LoRA around a ``model`` that has none: it returns the trained model.
+    """The ``finish`` that `lora` gives to a ``model`` without one: return this model with trained weights.
 
-    In the result, each layer's weights W are replaced by W + s A B (s: the scale).
+    A layer's weights W are replaced by W + s A B (s: the scale).
     """
 
     model: Model

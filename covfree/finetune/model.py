@@ -74,9 +74,9 @@ class Model:
         return self.scores(self.trained, self.frozen, features)
 
     def result(self, trained: Any, statistics: Any) -> Any:
-        """Return what a run returns that ended with these trained parameters and running statistics.
+        """Return the result of a run that ended with these trained parameters and running statistics.
 
-        ``finish`` makes it, e.g. a head; without ``finish``, it is this model with the new values.
+        It is what ``finish`` makes of them, e.g. a head; without ``finish``, this model with the new values.
         """
         if self.finish is None:
             return replace(self, trained=trained, statistics=statistics)

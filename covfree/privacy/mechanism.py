@@ -130,7 +130,7 @@ class Private:
         return "matrix" if worth else "sums"
 
     def head(self, *totals: Upload) -> Head:
-        """Make the private head from ``totals``: the result of `total` for each step, in the steps' order."""
+        """Make the private head; ``totals`` has, for each step in order, the sum of uploads from `total`."""
         if len(totals) != len(self.grids):
             raise ValueError(f"totals: expected {len(self.grids)}, one for each step, got {len(totals)}")
         for step, total in enumerate(totals):

@@ -165,9 +165,9 @@ class Grid:
 
     @property
     def step(self) -> float:
-        """The value for which the integer 1 stands: of a feature, or of a product of two features.
+        """The number for which an integer 1 in an upload stands, in units of the clip.
 
-        It is a feature in class sums, a product in the matrix; features are divided by the clip.
+        In class sums it is a feature's value; in the matrix, a product of two features, in units of clip².
         """
         if self.weight is not None:
             return _limit(self.kind, self.weight) / self.bound

@@ -90,9 +90,9 @@ class _Run:
 
     @property
     def evaluated(self) -> int:
-        """How many of the method's first rounds clients compute on their own rows, e.g. class means.
+        """The number of the method's rounds in which clients upload sums over their rows (e.g. class means).
 
-        In these rounds they upload sums over the rows. The number is 0 if clients send messages instead.
+        These are the method's first rounds. The number is 0 if clients send messages instead.
         """
         return 0 if self.messages else self.method.message_rounds
 

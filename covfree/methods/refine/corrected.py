@@ -32,7 +32,7 @@ _PAIRS = 12
 def _end_of_own(
     first: Any, state: tuple[Any, ...], total: Any, *, each: Round, plan: Plan
 ) -> tuple[Correction]:
-    """Finish the last round of the method's own, ``each``, and return the first state of the correction.
+    """Finish ``each``, the last of the method's own rounds, and return the first state of the correction.
 
     ``state`` is the server's state before this round, and ``total`` the sum of the round's uploads. ``first``
     has the method's ``params``; ``plan`` has the correction's settings.

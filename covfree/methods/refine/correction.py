@@ -94,8 +94,8 @@ class Plan:
         system: ``method.system``, which makes the regularised matrix; None if the method has none.
         head: ``method.head``, which makes the head.
         covariance: ``(params, *state) -> Scatter``, which computes Σ̃, the method's shrunk covariance.
-        own: ``system`` and ``head`` get the first ``own`` entries of the server's state, the totals of as
-            many rounds; None for all. Later entries are only for ``covariance``.
+        own: ``system`` and ``head`` get the first ``own`` entries of the server's state, a tuple of totals;
+            None for all. Later entries are only for ``covariance``.
         pairs: the largest number of past steps that L-BFGS keeps, see `Descent`.
     """
 
