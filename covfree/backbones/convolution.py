@@ -148,8 +148,8 @@ def _backward(
     reached = [(n - 1) * step + k for n, step, k in zip(slope.shape[1:3], strides, size, strict=True)]
     sides = [(low, r - n - low, 0) for (low, _), r, n in zip(pads, reached, x.shape[1:3], strict=True)]
     padded = lax.pad(x, jnp.zeros((), x.dtype), ((0, 0, 0), *sides, (0, 0, 0)))
-    # For the gradient by the kernel, convolve the image with ``slope``, the gradient by the output; the batch
-    # takes the role of the channels.
+    # For the gradient by the kernel, convolve the image with ``slope``, the gradient by the output. Each
+    # entry is a sum over the images, so the batch takes the place of the channels.
     by_kernel = convolved(
         padded.transpose(3, 1, 2, 0), slope.transpose(1, 2, 0, 3), (1, 1), "VALID", rhs_dilation=strides
     ).transpose(1, 2, 0, 3)

@@ -57,7 +57,8 @@ def build(dtype: Any, *, blocks: tuple[int, ...], bottleneck: bool) -> ResNet:
     return ResNet(Style(dtype), blocks, bottleneck)
 
 
-# The name that a classifier would have in the tree of parameters; its tensors in a file are ignored.
+# A file of weights may hold a classifier, which the network lacks. It would have this name in the tree of
+# parameters; its tensors are ignored.
 CLASSIFIER = "fc"
 
 

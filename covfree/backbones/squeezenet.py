@@ -66,7 +66,8 @@ def build(dtype: Any) -> SqueezeNet:
     return SqueezeNet(Style(dtype))
 
 
-# The name that a classifier would have in the tree of parameters; its tensors in a file are ignored.
+# A file of weights may hold a classifier, which the network lacks. It would have this name in the tree of
+# parameters; its tensors are ignored.
 CLASSIFIER = "classifier.1"
 
 

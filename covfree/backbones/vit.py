@@ -94,7 +94,8 @@ def build(dtype: Any, *, patch: int, size: int, dim: int, depth: int, heads: int
     return VisionTransformer(Style(dtype, epsilon=1e-6), patch, size, dim, depth, heads)
 
 
-# The name that a classifier would have in the tree of parameters; its tensors in a file are ignored.
+# A file of weights may hold a classifier, which the network lacks. It would have this name in the tree of
+# parameters; its tensors are ignored.
 CLASSIFIER = "head"
 
 _TORCHVISION = (

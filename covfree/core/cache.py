@@ -63,12 +63,12 @@ def keep_compiled() -> None:
     except OSError:
         return
     jax.config.update("jax_compilation_cache_dir", str(folder))
-    # By default, jax keeps only what took a second to compile.
+    # Keep all compiled functions; by default, jax keeps only those that took a second to compile.
     for name, least in (("compile_time_secs", 0), ("entry_size_bytes", -1)):
         if f"JAX_PERSISTENT_CACHE_MIN_{name.upper()}" not in os.environ:
             jax.config.update(f"jax_persistent_cache_min_{name}", least)
-    # Silence these warnings: a damaged file, until it is deleted, or a full disk costs only a compilation in
-    # each run.
+    # Silence the cache's warnings: a damaged file (until it is deleted) or a full disk costs no more than a
+    # compilation in each run.
     warnings.filterwarnings("ignore", "Error (reading|writing) persistent compilation cache")
 
 

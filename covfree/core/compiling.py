@@ -105,7 +105,8 @@ def jit(
             places = [i for i, x in enumerate(leaves) if isinstance(x, jax.Array | np.ndarray)]
 
             def of_arrays(arrays: list[Any]) -> _R:
-                # Records are made in here: jax 0.6 puts descriptions of arrays into arguments.
+                # Make records of the arrays in here, where arrays are traced. As arguments, jax 0.6 would
+                # fill them with descriptions of arrays.
                 given = dict(enumerate(leaves)) | dict(zip(places, arrays, strict=True))
                 args, kwargs = jax.tree.unflatten(structure, given.values())
                 return inside(*args, **kwargs)

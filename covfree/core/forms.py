@@ -38,7 +38,8 @@ def forms_of(make: Callable[..., Iterable[Any]], *arguments: Any) -> list[Form]:
     structures: list[Any] = []
 
     def leaves(*arguments: Any) -> list[list[Any]]:
-        # Return leaves only: a record with shapes for arrays would violate the types of its fields.
+        # `eval_shape` puts shapes in place of the arrays of its result. Records, whose fields are typed as
+        # arrays, must not hold shapes, so return their leaves alone.
         flat, found = zip(*map(jax.tree.flatten, make(*arguments)), strict=True)
         structures[:] = found
         return list(flat)

@@ -25,8 +25,8 @@ from jaxtyping import Array, Bool, Float
 
 from covfree.core.products import divide_or_zero, product
 
-# jax before 0.6.1 compiles all branches of `platform_dependent` for each platform. With these releases always
-# use a loop, the branch for CPUs.
+# jax before 0.6.1 compiles all branches of `platform_dependent`, whatever the platform. So with these
+# releases use the branch for CPUs, a loop, on all platforms.
 _EVERY_BRANCH = jax.__version_info__ < (0, 6, 1)
 
 

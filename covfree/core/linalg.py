@@ -98,8 +98,8 @@ def factorise(matrix: Float[AnyArray, "dim dim"] | Scatter) -> Factorisation:
     """
     scatter = as_scatter(matrix)
     core, shift = jax.lax.stop_gradient((scatter.core(), scatter.shift))
-    # The Woodbury identity divides by the shift, so it needs a shift above 0. With a shift of 0, eigenvalues
-    # of the dual give the solution of minimum norm.
+    # With a factor, the solution by Cholesky (Woodbury's identity) divides by the shift. With a shift of 0
+    # use ``eigh`` of the smaller matrix instead, which gives the solution of minimum norm.
     allowed = shift > 0 if scatter.factored else jnp.array(True)
     return Factorisation(scatter, *_factors(core, shift, allowed))
 
@@ -181,7 +181,8 @@ def diagnostics(factorisation: Factorisation) -> Diagnostics:
     hidden = scatter.dim - core.shape[0]  # eigenvalues that the smaller YYᵀ lacks: all equal the shift
     kept = jnp.where(factorisation.deficient, values > cut, True)
     hidden_kept = jnp.logical_and(~factorisation.deficient, hidden > 0)
-    # Raise eigenvalues below eps·λ_max to that: they may be rounding, and eigh may even return negative ones.
+    # Eigenvalues below eps·λ_max may be rounding, and `eigh` may even return negative ones: raise all to
+    # eps·λ_max.
     values = jnp.maximum(values, jnp.finfo(values.dtype).eps * values.max(initial=0))
     smallest = jnp.where(kept, values, jnp.inf).min(initial=jnp.inf)
     smallest = jnp.where(hidden_kept, jnp.minimum(smallest, scatter.shift), smallest)

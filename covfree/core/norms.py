@@ -22,7 +22,8 @@ def shortened(tree: Any, clip: Scalar) -> Any:
     dtype = jnp.dtype(jnp.float64 if wide else jnp.float32)
     leaves = [leaf.astype(dtype) for leaf in leaves]
     size = jnp.stack([jnp.zeros((), dtype), *(jnp.abs(leaf).max(initial=0) for leaf in leaves)]).max()
-    # XLA flushes subnormal numbers to 0, among them the reciprocals of huge numbers.
+    # XLA turns numbers below ``tiny`` into 0, among them the reciprocals of huge numbers. So a size below
+    # ``tiny`` counts as 0, and ``scale`` is at most 1/``tiny``.
     tiny = jnp.finfo(dtype).tiny
     sound = jnp.isfinite(size) & (size >= tiny)
     scale = jnp.where(sound, jnp.minimum(size, 1 / tiny), 1)

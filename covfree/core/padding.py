@@ -54,7 +54,7 @@ def blocks_of_groups(group: np.ndarray, most: int) -> tuple[np.ndarray, np.ndarr
     return places, np.repeat(np.arange(len(counts)), blocks)
 
 
-# Tables longer than this are padded by less than an eighth.
+# Longer tables have eight sizes per doubling, so padding adds less than an eighth; see `padded_size`.
 _LONG_TABLE = 3584
 
 

@@ -47,8 +47,8 @@ def squares_in_scales(numbers: Float[Array, " numbers"]) -> Float[Array, "scales
 
     All are computed, as `scale_for` chooses s by the sum of all numbers, which is known only at the end.
     """
-    # Cap at 2⁵⁰, so that no wrong factor gives infinity, even for 2²⁷ numbers. With the right factor no
-    # number is above it, if the sum of the numbers is below 2¹¹⁰.
+    # Cap numbers at 2⁵⁰, so that with a wrong factor the sum of up to 2²⁷ squares is not infinite. With the
+    # right factor the cap changes nothing, if the sum of the numbers is below 2¹¹⁰.
     scaled = jnp.minimum(numbers[None, :] * jnp.asarray(_SCALES, numbers.dtype)[:, None], 2.0**50)
     return jnp.sum(jnp.square(scaled), axis=1)
 

@@ -52,7 +52,7 @@ class RowTypes:
         covariances = [own.covariance for own in types if own.covariance is not None]
         return cls(
             np.result_type(*(own.mean for own in types)),
-            # Promote as jax does: NumPy would widen an integer and a float type to a wider float.
+            # Promote counts as jax does, where int32 and float32 give float32; NumPy would make them float64.
             np.dtype(jnp.result_type(*(own.count for own in types))),
             np.result_type(*covariances) if covariances else None,
         )

@@ -24,10 +24,10 @@ def whole(array: Any) -> Any:
     Otherwise jax would need a sharding as an argument of each sort and each sum by class. For an array too
     large for one device, use `covfree.accumulate(..., mesh=mesh)`.
     """
-    # Releases of jax without `reshard` cannot sum by class over explicit axes at all.
+    # A release of jax without `reshard` cannot sum by class over explicit axes in any case.
     if not isinstance(array, jax.Array) or not hasattr(jax.sharding, "reshard"):
         return array
-    # An array's type names only explicit axes, not automatic or manual ones.
+    # An array's type says how it is sharded over explicit axes alone, not over automatic or manual ones.
     sharding = jax.typeof(array).sharding
     if all(axis is None for axis in sharding.spec):
         return array

@@ -20,13 +20,14 @@ _LONG = (256, 2**16)
 # Items in a part: results for a part stay in the processor's cache, and products of this many rows run at
 # full speed. Results for a whole table would be written to memory and read again.
 PART = 2048
-# A mean of equal numbers is off by less than this many eps. `weighted_means` is exact. A mean computed from a
-# total is rounded three times by half an eps: multiplied by the count, summed over parts, divided.
+# A mean of equal numbers is off by less than this many eps: that of `weighted_means` is exact, and one made
+# from a total is rounded three times by half an eps, when it is multiplied by the count, summed over parts
+# and divided.
 _ROUNDING = 2
-# The rounding of a cancelling sum of m terms is at most (m − 1)/2 eps of the sum of their absolute values: 16
-# for m = 33. For more terms it is estimated: each partial sum is rounded, and in the worst order (all
-# positive terms first) the total rounding has a standard deviation of √m/12 eps. The bound is six standard
-# deviations, √m/2 eps.
+# If m terms cancel, their sum is only rounding. That is at most (m − 1)/2 eps of the sum of their absolute
+# values, 16 eps for m = 33. For more terms it is estimated: each partial sum is rounded, and in the worst
+# order (all positive terms first) the total rounding has a standard deviation of √m/12 eps. The bound is six
+# of these, √m/2 eps.
 _CANCELLED, _GROWTH = 16.0, 0.5
 
 
@@ -206,8 +207,8 @@ def weighted_means(
 
     def mean_about(centre: jax.Array, items: tuple[jax.Array, ...], whole: jax.Array) -> jax.Array:
         sums = fold_parts(partial(add, centre), jnp.zeros_like(centre), items)
-        # Divide the sums, not the weights: without a division in between, XLA starts the sum at ``centre``,
-        # and rounds away each small difference.
+        # Divide the sums, not the weights. Without a division between the sum and ``centre``, XLA would start
+        # the sum at ``centre``, and round away each small difference that it adds.
         return centre + sums / whole
 
     items = values, weight, group

@@ -120,7 +120,8 @@ def locked(folder: Path) -> BinaryIO:
     except FileNotFoundError:
         # Another process has just finished and removed the folder.
         raise busy from None
-    # If the file was removed in the meantime, its lock excludes nobody.
+    # A lock on a removed file (one without links) excludes nobody: the next process makes a new file and
+    # locks that.
     if not lock(file) or os.fstat(file.fileno()).st_nlink == 0:
         file.close()
         raise busy

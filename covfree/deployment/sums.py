@@ -160,7 +160,8 @@ class Sums:
         masked = list(sites)
         if step in STEPS[2:]:
             came = sites if step == "mask" else self._server.came()
-            # If a site left, the masks that it shares with neighbours whose uploads came must be removed too.
+            # If a site left after sharing masks, its neighbours' uploads contain these masks. To remove them,
+            # the server needs answers of the site's neighbours too.
             left = self._server.shared.difference(came)
             tied = [site for site in left if set(own.neighbours_of(site)).intersection(came)]
             masked = [*came, *tied]

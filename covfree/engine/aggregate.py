@@ -255,7 +255,8 @@ def finish(total: Aggregate[H]) -> H:
     if form is None or not layout.pooled:
         message = Message(rows_of(table, layout, dtype))
         return solve_totals(method, *state_of_message(method, message, total.num_classes))
-    # Use float64: merges subtract products of means from Gram matrices, and the difference is small.
+    # Use float64: a method's merge may subtract products of means from the Gram matrix, and of the small
+    # difference float32 would leave mostly rounding.
     matrix = np.zeros((table.mean.shape[1],) * 2) if total.pooled is None else total.pooled
     if form.matrices == "client":
         scaled = table.mean * np.sqrt(table.count)[:, None]

@@ -85,11 +85,12 @@ def certify(method: Method[Any], collected: Collected, *, num_classes: int) -> C
     matrix = np.asarray(message.matrix, np.float64)
     step = float(np.trace(matrix)) / len(matrix) or 1.0
     system = _system(method, message, matrix, num_classes)
-    # The regularised matrix S is linear in the message's matrix A; compute the slope s.
+    # The regularised matrix S is linear in the message's matrix A. Add step·I to A to find the slope: by how
+    # much S moves if rounding moves A.
     moved = np.diagonal(_system(method, message, matrix + step * np.eye(len(matrix)), num_classes) - system)
     slope = float(np.abs(moved).max()) / step
     values = np.linalg.eigvalsh(system)
-    # Subtract the error bound of eigvalsh.
+    # The least eigenvalue may be off by the error of `eigvalsh`, so subtract a bound on that error.
     least = float(values[0]) - len(matrix) * np.finfo(np.float64).eps * float(np.abs(values).max())
     error = slope * float(collected.rounding)
     return Certificate(collected.rounding, float(error / least) if least > error else float("inf"))

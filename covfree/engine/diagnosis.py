@@ -256,7 +256,8 @@ def _of_shift(found: Diagnosis) -> str:
     share, z = float(found.shift.relative_shift), float(found.shift.statistic)
     if not found.shift.p_value < _LEVEL:
         text = f"No sign that clients' features differ (p = {found.shift.p_value:.2g})"
-        # share/z is the share's standard error; a share above 2.33 standard errors would be significant.
+        # The standard error of ``share`` is share/z. A share below 2.33 standard errors would not be
+        # significant: ``hidden`` is the largest that may go unseen.
         hidden = _SEEN * abs(share / z) if z else np.inf
         if hidden <= _UNRELIABLE:
             return text + "."

@@ -73,7 +73,8 @@ def summarise(
     else:
         if not fits_int32(np.asarray(clients)):
             clients = consecutive(np.asarray(clients))
-        # Read the labels before they become jax arrays: under `jax.checkpoint` these would be traced.
+        # Count the labels in NumPy, before they become jax arrays: under `jax.checkpoint` these would be
+        # traced, without values.
         known = np.asarray(labels).astype(np.int64)
         labels = as_int32("labels", labels)
         sizes = tuple(padded_size(size) for size in method.summary.sizes(known, np.asarray(clients)))

@@ -54,8 +54,8 @@ class Generated(NamedTuple):
 def over_parts(method: Method[Any], rows: Generated, how: How) -> tuple[Any, ...]:
     """Run a method's rounds over rows that a function makes part by part; return the server's state."""
     part = rows.part if isinstance(rows.part, Partial) else Partial(rows.part)
-    # If an argument is traced, do not compile: the reverse-mode derivative of a loop needs a static length,
-    # which ``jit`` would trace.
+    # If an argument is traced, do not compile: the reverse-mode derivative of a loop needs its length as a
+    # Python number, and under ``jit`` the length would be traced.
     closed = [cell.cell_contents for cell in getattr(part.func, "__closure__", None) or ()]
     traced = isinstance(rows.num_parts, int) and is_traced(*jax.tree.leaves((method, part, closed)))
     run: Any = _total_over_parts if traced else _compiled_total_over_parts

@@ -107,7 +107,8 @@ class TableParts:
             )
         self._rows = rows
         self._size, self._num_classes = size, num_classes
-        # Fix the types here: the thread that reads parts does not see jax's thread-local settings.
+        # Fix the data types here: the thread that reads parts does not see settings that jax keeps for each
+        # thread, such as whether float64 is enabled.
         self._types = RowTypes.of(rows, count_sum(rows.count))
         self.places = cuts(np.asarray(rows.client) if whole_clients else None, len(rows.label), size)
         self._senders = senders(rows)
@@ -207,7 +208,8 @@ class FolderParts:
         # All files are read in one data type, as when messages are merged in memory.
         rows = [each.none for each in found if each.length] or [found[0].none]
         total = sum(each.size.count for each in found)
-        # Fix the types here: the thread that reads parts does not see jax's thread-local settings.
+        # Fix the data types here: the thread that reads parts does not see settings that jax keeps for each
+        # thread, such as whether float64 is enabled.
         self._types = RowTypes.common([RowTypes.of(own, total) for own in rows])
         none = replace(self._types.cast(rows[0]), client=np.zeros(0, np.int32))
         self.padding = padded_rows(none, self._size)

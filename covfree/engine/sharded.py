@@ -89,7 +89,8 @@ def _narrow(column: Any, count: bool) -> Any:
     if column is None or column.dtype.kind not in "iu":
         return column
     if not count:
-        # Otherwise unsigned 64-bit integers and the −1 of padding become floats, which merge large numbers.
+        # Labels and clients are padded with −1. With unsigned 64-bit integers NumPy would make floats, which
+        # merge large numbers.
         return clip_to_int32(column)
     least = np.iinfo(np.int32).min
     return column.clip(least) if column.min(initial=0) < least else column

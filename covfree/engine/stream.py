@@ -172,8 +172,8 @@ def _once(
             result = jax.block_until_ready(finish(*reading.state.server))
         except BaseException:
             state = reading.state
-            # An interrupt within `add_part` leaves donated sums without data; the file keeps its earlier
-            # state.
+            # `add_part` gives the old sums' memory to the new ones (it donates them). An interrupt within it
+            # loses both: then write nothing, so that the file keeps its earlier state.
             lost = any(leaf.is_deleted() for leaf in jax.tree.leaves(state.running))
             if path is not None and not lost and (state.round or state.part):
                 save_state(path, state, parts.rejected, identity)

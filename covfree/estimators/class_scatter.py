@@ -60,7 +60,8 @@ def class_products(
     blocks = -(-counts // _BLOCK)
     rank = jnp.arange(size, dtype=jnp.int32) - (jnp.cumsum(counts) - counts)[label[order]]
     place = (jnp.cumsum(blocks) - blocks)[label[order]] * _BLOCK + rank
-    # Each block holds rows of one class. There are Σ_c ceil(count_c/_BLOCK), at most ``num_blocks``.
+    # Each block holds rows of one class, so the classes need Σ_c ceil(count_c/_BLOCK) blocks. ``num_blocks``,
+    # which is known when the function is compiled, is at least as many.
     num_blocks = -(-size // _BLOCK) + num_classes + 1
     # Row number ``size`` of ``padded`` is zero; unused positions in blocks point to it.
     table = jnp.full(num_blocks * _BLOCK, size).at[place].set(order)

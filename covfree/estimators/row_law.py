@@ -18,7 +18,8 @@ from covfree.core.types import Moments, Rows, Scalar
 from covfree.estimators.moments import row_counts, row_labels, valid_rows
 from covfree.estimators.scatter import centred_rows
 
-# The number of bins for n_r, the examples behind row r: two for each doubling, up to 2³².
+# Rows are sorted by n_r, the number of examples behind row r, into this many bins: two for each doubling, up
+# to 2³².
 _BINS = 64
 # A row with more than this share of its class's examples nearly is the class mean, and is left out.
 _LARGEST_SHARE = 0.9
@@ -83,7 +84,8 @@ def _law_of_part(rows: Rows, *, moments: Moments, variance: Scalar) -> RowLaw:
     share = count / jnp.maximum(moments.count[label].astype(dtype), 1)
     used = valid & (share <= _LARGEST_SHARE)
     square = jnp.square(factor).sum(1) / dim / (1 - jnp.minimum(share, _LARGEST_SHARE))
-    # Shift by 0.01, so that powers of two fall above the bins' edges despite the rounding of the logarithm.
+    # Bins begin at powers of √2. Adding 0.01 puts a power of two into the bin that begins there, despite the
+    # rounding of its logarithm.
     place = jnp.floor(2 * jnp.log2(jnp.maximum(count, 1)) + 0.01).astype(jnp.int32)
     place = jnp.where(used, jnp.minimum(place, _BINS - 1), _BINS)
 

@@ -242,7 +242,8 @@ def _effective_rank(
 def _slope_test(rows: Rows, moments: Moments) -> ShiftTest:
     num_classes = moments.total.shape[0]
     dtype = moments.total.dtype
-    # In a class of two rows, both have the same ``square``, so they cannot be compared.
+    # In a class of two rows both have the same ``square``, whatever their counts: such a class says nothing
+    # about a slope.
     usable = moments.num_rows > 2
     valid = valid_rows(rows, num_classes)
     row_class = jnp.where(valid, row_labels(rows), 0)
@@ -272,8 +273,9 @@ def _slope_test(rows: Rows, moments: Moments) -> ShiftTest:
     contrast = jnp.where(valid, signal - of_class(average), 0)
     power = jnp.square(contrast).sum()
     slope = divide_or_zero((contrast * value).sum(), power)
-    # The rows of a class share μ_c, so their squares u correlate: Cov(u_r, u_s) = Var(u) q_r q_s, with the
-    # odds q = h/(1 − h) of a row's share h = n_r/N_c.
+    # The slope's standard error must allow for this: the squares u of rows of a class correlate, as all are
+    # taken about the same μ_c. Cov(u_r, u_s) = Var(u) q_r q_s, with the odds q = h/(1 − h) of a row's share h
+    # = n_r/N_c.
     odd_sums, odd_squares = by_class(odds), by_class(jnp.square(odds))
     tied = jnp.square(by_class(contrast * odds)) - by_class(jnp.square(contrast * odds))
     factor = divide_or_zero(power + tied.sum(), power)
@@ -287,7 +289,8 @@ def _slope_test(rows: Rows, moments: Moments) -> ShiftTest:
     informative = ~flat & (degrees > 0) & (free > 0) & (error > 0)
     z = _normal(divide_or_zero(slope, error), degrees)
 
-    # The line's intercept and slope give the scatter without client shift, and its increase by client shift.
+    # The fitted line's intercept gives the scatter without client shift, ``own``; its slope gives what client
+    # shift adds, ``shifted``.
     own = (jnp.where(usable, level * (1 - slope * average), 0) * (held - 1)).sum()
     spread = moments.count.astype(dtype) * (1 - squares)
     shifted = jnp.where(usable, slope * level * spread, 0).sum()

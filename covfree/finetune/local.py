@@ -63,7 +63,8 @@ def as_optimiser(name: str, optimiser: Any) -> Optimiser:
     if isinstance(optimiser, jax.tree_util.Partial):
         for where, number in [*enumerate(optimiser.args), *optimiser.keywords.items()]:
             for leaf in jax.tree.leaves(number):
-                # Numbers are traced, so a flag or a schedule would fail deep inside optax.
+                # jax traces the Partial's arguments as numbers, so a flag or a schedule among them would fail
+                # deep inside optax.
                 if isinstance(leaf, bool) or callable(leaf):
                     raise TypeError(
                         f"{name}: expected only numbers in the Partial, got {where}={number!r}; bind a "

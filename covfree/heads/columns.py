@@ -28,8 +28,8 @@ def unit_columns(weight: Float[Array, "dim classes"]) -> Float[Array, "dim class
     Entries are first divided by the column's largest absolute entry, so that squares neither overflow nor
     vanish in float32.
     """
-    # The result does not depend on ``largest``, so its derivative is not needed. That derivative would be NaN
-    # if XLA computed the largest entry twice with different rounding.
+    # ``largest`` cancels in the result, so its derivative is not needed. It would be NaN if XLA computed the
+    # largest entry twice with different rounding: then no entry would equal it, and jax would divide 0 by 0.
     largest = jax.lax.stop_gradient(jnp.abs(weight).max(0, keepdims=True, initial=0))
     weight = weight / jnp.where(largest > 0, largest, 1)
     square = jnp.sum(jnp.square(weight), axis=0, keepdims=True)

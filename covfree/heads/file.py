@@ -147,8 +147,8 @@ def _arrays(head: Head, kind: str, inner: Any, term: dict[str, Any], dim: int | 
     except ValueError as error:
         raise ValueError(f"head: {error}") from error
     drawn = getattr(feature_map, "drawn", None)
-    # The array ``thresholds`` of `BucketFeatures` has a row for each feature; other random maps accept any
-    # number of features.
+    # How many features come in is known for `BucketFeatures`, whose array ``thresholds`` has a row for each;
+    # other random maps accept any number.
     known = _size_in(arrays) if drawn is None else len(own.get("map_thresholds", ())) or None
     if dim is None and known is None:
         raise ValueError("dim: expected the size of the features that come into the random map, got None")

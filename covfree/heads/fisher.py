@@ -18,9 +18,9 @@ from covfree.estimators.moments import centred_means
 from covfree.heads.columns import head_for_present, log_priors
 from covfree.heads.lbfgs import minimise
 
-# Eigenvalues below _ROUNDINGS·eps times the largest count as 0, as the class means span C − 1 dimensions.
-# With 1,000 classes the bound C·eps would drop directions in which they differ 90 times less than in the
-# strongest.
+# The class means span at most C − 1 dimensions, so some eigenvalues are 0 up to rounding: those below
+# _ROUNDINGS·eps times the largest. The bound C·eps would be too high: with 1,000 classes it would drop
+# directions in which the class means differ 90 times less than in the strongest.
 _ROUNDINGS = 16
 
 
@@ -64,7 +64,8 @@ def fisher_directions(
         values, vectors = eigh((inner + inner.T) / 2)
         kept = values > jnp.maximum(rounding * values.max(), floor)
         root = jnp.where(kept, 1 / jnp.sqrt(jnp.where(kept, values, 1)), 0)
-        # ``values`` are the eigenvalues of S_B in coordinates in which S_W is the identity.
+        # ``values`` are the directions' squared strengths: the eigenvalues of S_B in coordinates in which S_W
+        # is the identity. A direction that is stronger than ``apart`` is shortened.
         root = root / jnp.maximum(jnp.sqrt(jnp.where(kept, values, 0)) / apart, 1)
         found = found + product(solved, product(vectors * root[None, :], vectors.T))
         # In the next pass, eigenvalues up to ``floor`` are rounding. Removing the strong directions leaves in

@@ -12,7 +12,8 @@ from covfree.core.types import AnyArray, LinearHead, Moments, Scalar
 from covfree.heads.columns import fitting, head_for_present, resolved_sums, unit_columns
 from covfree.statistics.targets import TargetSums
 
-# A Schur complement below this multiple of eps·(N + λ), for N examples and the ridge λ, is rounding error.
+# `_with_offset` takes a Schur complement for rounding error if it is below this multiple of eps·(N + λ), with
+# N examples and the ridge λ.
 _ROUNDING = 32
 
 

@@ -185,7 +185,8 @@ def _search(
     def improve(state: Any) -> Any:
         step, low, high, beta, previous = state
         terms = _terms(gap, kept, beta)
-        # A slope of 0 at a large β may be an underflow; only a positive slope is past the minimum.
+        # A positive slope says that β is past the minimum. A slope of 0 does not: at a large β it may be
+        # underflow.
         passed = terms.slope > 0
         low, high = jnp.where(passed, low, beta), jnp.where(passed, beta, high)
         newton = beta - terms.slope / jnp.where(terms.curvature > 0, terms.curvature, 1)
@@ -198,6 +199,6 @@ def _search(
     ends = [_terms(gap, kept, end).slope for end in (low, high)]
     state = (0, low, high, jnp.sqrt(low * high), high)
     beta = jax.lax.while_loop(unfinished, improve, state)[3]
-    # A minimum inside (low, high) needs a slope below 0 at ``low`` and above 0 at ``high``; a slope of 0 may
-    # be underflow.
+    # Unless the slope is below 0 at ``low`` and above 0 at ``high``, the minimum is not between them: return
+    # an end. A slope of 0 may be underflow.
     return jnp.where(ends[0] >= 0, low, jnp.where(ends[1] <= 0, high, beta))

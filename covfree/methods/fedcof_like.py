@@ -112,7 +112,8 @@ def gram_of(covariance: Scatter, first: Any, within: Within, gram: ScatterChoice
         gram: which terms to add: the argument ``scatter`` of `total_gram`.
     """
     moments = moments_of(first)
-    # Use the scatter itself, as the paper does, without correcting for classes that have a single row.
+    # As in the paper, take the scatter of the rows as it is: a class with a single row has none, and nothing
+    # makes up for it.
     observed = covariance.unshifted.scaled(_degrees(within, first))
     return total_gram(observed.shifted(covariance.shift * moments.within_degrees), moments, scatter=gram)
 

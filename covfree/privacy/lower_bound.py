@@ -111,7 +111,8 @@ def audit_epsilon(
     for kept in (labels, np.full(runs, -1)):
         upload = plain.upload(0, "sums", features, kept, num_classes=runs, random_bytes=random_bytes)
         total = plain.total(0, [upload], random_bytes=random_bytes)
-        # The statistic of a likelihood-ratio test: coordinates weighted by how far the example moves them.
+        # The statistic of a likelihood-ratio test, which tells best whether the example is in the sum:
+        # coordinates weighted by how far the example moves them.
         moves = np.array([grid.bound, grid.count, grid.square], float)
         scores.append(total.values @ moves)
     delta = made.promise.delta

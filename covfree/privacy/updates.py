@@ -67,7 +67,7 @@ class PrivateUpdates:
         if wrong := [leaf.dtype for leaf in leaves if not jnp.issubdtype(leaf.dtype, jnp.floating)]:
             raise ValueError(f"upload: expected floats alone, got {wrong[0]}")
         vector = np.concatenate([np.zeros(0), *(leaf.astype(np.float64).ravel() for leaf in leaves)])
-        # Round towards 0, so that the integers' norm stays within the bound; the factor allows for float
+        # Round towards 0, so that the integers' norm stays within the bound; 1 − 1e-9 leaves room for float
         # rounding.
         scaled = clipped(vector[None], self.clip) * ((1 - 1e-9) * self.bound)
         integers = bounded(np.trunc(scaled).astype(np.int64), self.bound)[0]

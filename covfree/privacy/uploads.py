@@ -251,8 +251,8 @@ class Grid:
 # The number of examples in one product of integers.
 _BLOCK = 8192
 
-# The largest number of grid steps that a norm may have: then the squares of an example, a sum of 10⁷ products
-# and a sum of 10⁶ clients' uploads fit into int64.
+# The largest norm in grid steps. Up to it, int64 holds the squares of an example (2⁶²), a sum of 10⁷
+# examples' products in a matrix (each at most 2³⁸), and a sum of 10⁶ clients' uploads.
 _MOST: dict[Kind, int] = {"sums": 2**31, "matrix": 2**19}
 _MOST_OF_CLIENT = 2**40
 # The bound on norms must be at least this many grid steps.

@@ -11,8 +11,8 @@ from jaxtyping import Float
 
 from covfree.protocol.sites_model import Means, Model
 
-# The largest probability that any class of any honest site counts as moved (see `Labels`), if means are
-# Gaussian and a site shifts all its means alike.
+# If means are Gaussian and a site shifts all its means alike, the probability that any class of any honest
+# site counts as moved (see `Labels`) is at most this.
 _LEVEL = 0.01
 # A site fails if more than this share of its examples is in classes that moved.
 _SHARE = 0.3

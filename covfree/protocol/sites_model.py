@@ -144,7 +144,8 @@ def fit_model(means: Means, num_classes: int) -> Model:
     sign = np.eye(dim) if not len(unit) else _SHARE * dim * (unit.T @ unit) / len(unit)
     root = np.linalg.cholesky(sign + (1 - _SHARE) * np.eye(dim))
 
-    # The condition number of S is at most 1.5 d + 1, so inverting it is accurate enough.
+    # S has eigenvalues from 0.4 to 0.4 + 0.6 d, so a condition number of at most 1.5 d + 1: inverting is
+    # accurate.
     whitening = np.linalg.inv(root).T
     white, near = means.mean @ whitening, own @ whitening
     square = ((white - near) ** 2).sum(1)

@@ -136,8 +136,9 @@ def answers(
                 return sums.plus(jax.tree.map(by_delay, term)), None
 
             nothing = empty, (chunk[1], jnp.ones(width, bool), metrics)
-            # Add the uploads after the branch: then they are rounded first, as a real client sends them.
-            # Inside the branch, a product could become part of a fused multiply-add.
+            # Add the uploads after the branch, so that each is rounded before it is added, as a real client's
+            # upload is. Inside the branch, XLA could fuse an upload's last product with the addition, without
+            # rounding it.
             parts, others = jax.lax.cond(chunk[0].client[0] >= 0, lambda: at_once(*chunk), lambda: nothing)
             return jax.lax.scan(plus, sums, (parts.sums, chunk[0].arrives))[0], (parts.tables, *others)
 

@@ -17,8 +17,9 @@ from covfree.rounds.algorithm import is_classes
 from covfree.rounds.checkpoint import Mark
 from covfree.rounds.cohort import Examples, Members
 
-# Two padded sizes are merged if that adds fewer padding examples than this. To sort as many examples in every
-# round of a typical run takes about as long as one compilation.
+# A function is compiled for each size to which clients are padded. Two sizes are merged if this adds fewer
+# padding examples than _SORTED: to sort so many in each round of a typical run takes as long as one
+# compilation.
 _SORTED = 2**16
 
 

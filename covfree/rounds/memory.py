@@ -40,8 +40,8 @@ class Placement:
         if not isinstance(self.mesh, Mesh | None):
             raise TypeError(f"place: mesh: expected a jax.sharding.Mesh or None, got {self.mesh!r}")
         if self.mesh is not None:
-            # A `Mesh` made here has auto axes, whose sharding the compiler chooses; `jax.make_mesh` may
-            # differ.
+            # A `Mesh` made here has automatic axes, for which the compiler chooses shardings. The given one
+            # may have others, such as explicit axes from `jax.make_mesh`.
             object.__setattr__(self, "mesh", Mesh(self.mesh.devices, self.mesh.axis_names))
         devices = 1 if self.mesh is None else self.mesh.size
         object.__setattr__(self, "multiple", self.width * devices)

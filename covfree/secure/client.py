@@ -343,5 +343,6 @@ def _cipher(key: bytes) -> Any:
 
 
 def _nonce(label: bytes) -> bytes:
-    # A pair uses one key in both directions; the label names the sender, so the nonces differ.
+    # A pair of clients uses one key in both directions, for which nonces must differ: the label names the
+    # sender.
     return hashlib.sha256(label).digest()[:12]

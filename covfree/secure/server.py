@@ -140,7 +140,8 @@ class Server:
             for other in masked:
                 public = self._adverts[other].masking
                 pair = mask(pair_key(self._session, "mask", key, public, client, other), len(total))
-                # Remove this mask from the upload of ``other``: of the two clients, the lower number adds it.
+                # Remove this mask from the upload of ``other``. Of two clients with a common mask, the one
+                # with the lower number has added it, and the other has subtracted it.
                 total = total - pair if other < client else total + pair
         return total
 

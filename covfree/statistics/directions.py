@@ -87,8 +87,8 @@ def directed_rows(
     directions, rest = _of_clients(residual, senders, client_size, num_directions)
     dim, hidden = features.shape[1], senders.hidden[:, None]
     place = jnp.arange(num_directions, dtype=hidden.dtype)[None, :]
-    # If q (``num_directions``) ≥ d, split the degrees of freedom a_k (``hidden``) over the client's d
-    # directions as evenly as integers allow; else each direction counts 1.
+    # A direction counts as its degrees of freedom: 1 if q (``num_directions``) < d. If q ≥ d, the client's d
+    # directions give its whole scatter: split its a_k (``hidden``) over them as evenly as integers allow.
     share = (hidden + dim - 1 - place) // dim if num_directions >= dim else jnp.minimum(hidden, 1)
     count = jnp.where(place < jnp.minimum(hidden, dim), share, 0)
     rows = with_vectors(means, senders.client, directions, count, DIRECTION)
@@ -145,13 +145,14 @@ def _leading(
     values, vectors = (x[..., ::-1] for x in eigh(smaller))
     leading = vectors[:, :number].T
     if examples <= dim:
-        # For an eigenvector u_j of R Rᵀ, u_jᵀR is s_j v_j. Do not use its eigenvalue, which has the rounding
-        # error of R Rᵀ.
+        # For an eigenvector u_j of R Rᵀ, u_jᵀR is the direction s_j v_j with its length. Do not take the
+        # length from the eigenvalue s_j², which has the rounding error of R Rᵀ.
         rows = product(leading, scaled)
     else:
         shown = values[:number]
         rows = jnp.where(shown > 0, jnp.sqrt(jnp.where(shown > 0, shown, 1)), 0)[:, None] * leading
-    # Leave out singular values beyond the degrees of freedom: they are rounding.
+    # The client's residuals have ``degrees`` singular values above 0. Further ones are rounding: leave them
+    # out.
     beyond = jnp.arange(len(values), dtype=degrees.dtype)
     others = jnp.where((beyond >= number) & (beyond < degrees), jnp.maximum(values, 0), 0)
     trace = others.sum()

@@ -60,7 +60,8 @@ def senders_of(
             "see count_clients"
         )
     slot = jnp.where(kept, owner, num_clients)
-    # Each example adds one degree of freedom, each row removes one.
+    # ``hidden``, a client's degrees of freedom, is its number of examples minus its number of rows: each
+    # class mean that is subtracted from examples takes one.
     owner_of_row = jax.ops.segment_max(slot, jnp.where(kept, row, num_rows), num_rows)
     seen = means.count > 0
     size = jax.ops.segment_sum(kept.astype(jnp.int32), slot, num_clients)

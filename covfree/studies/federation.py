@@ -16,7 +16,8 @@ from covfree.data import FeatureSet
 from covfree.data.partitions import PARTITIONERS
 from covfree.studies.names import parsed
 
-# Partitioners whose parameter (``alpha``) is a client's number of shards or of classes; values name the unit.
+# For these partitioners ``alpha`` is a whole number: of a client's shards, or of its classes, as the value
+# says.
 COUNTED = {"shards": "shards", "pathological": "classes"}
 
 

@@ -300,7 +300,8 @@ def check_method(
 
     def draw(seed: int = 0, absent: int = 3) -> Task:
         examples = federation(dim, seed, absent, offset=(0.0, 1.0, -3.0, 0.0)[seed])
-        # Some references draw at random as the method does, but see no padding: so padding must come last.
+        # A reference that draws random numbers must draw the method's. It gets no padding, so the method's
+        # padding must come last, after all examples.
         return Task(*(examples if seed == 2 and reference is None else examples.padded_last), probes)
 
     def junk(task: Task) -> Task:

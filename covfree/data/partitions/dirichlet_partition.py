@@ -144,7 +144,8 @@ def _urn_draws(
         urn = urns[client]
         while True:
             fresh = len(classes.items)
-            # True with probability α·fresh / (α·fresh + m), m = len(urn); no overflow and no 0/0 for any α.
+            # True with probability α·fresh / (α·fresh + m), where m = len(urn). Both terms are divided by α,
+            # so that no α gives overflow or 0/0.
             if uniform() * (fresh + len(urn) / alpha) < fresh:
                 drawn = classes.items[int(uniform() * fresh)]
                 break
@@ -301,8 +302,9 @@ def _class_splits(
     sizes = np.zeros(num_partitions, np.int64)
     splits = []
     for count in counts:
-        # A Dirichlet vector set to zero for full clients and renormalised is a Dirichlet vector over the
-        # others. Not all clients can be full: their sizes would sum to more than n.
+        # Full clients get no more examples. To set their proportions to 0 and renormalise is to draw a
+        # Dirichlet vector for the others alone. Not all clients can be full: their sizes would sum to more
+        # than n.
         open_clients = np.flatnonzero(sizes <= average) if self_balancing else np.arange(num_partitions)
         cumulative = np.cumsum(rng.dirichlet(alpha[open_clients]))
         cuts = np.minimum(np.floor(cumulative * count + rng.random()), count)

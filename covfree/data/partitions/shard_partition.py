@@ -163,7 +163,7 @@ def pathological(
             'num_partitions or num_classes_per_partition, or class_assignment_mode="deterministic"'
         )
 
-    # List the clients in the order of their classes, like `examples`; within a class the clients ascend.
+    # The client of each choice of a class: sorted by class, as `examples` are, and within a class by client.
     client_of_choice = np.repeat(np.arange(num_partitions), per_client)[np.argsort(chosen, kind="stable")]
     clients = np.full(labels.size, -1, np.int32)
     first_holder, first_example = np.cumsum(holders) - holders, np.cumsum(counts) - counts

@@ -25,8 +25,8 @@ from covfree.estimators.automatic.predicted import (
 from covfree.estimators.moments import centred_means
 from covfree.estimators.scatter import Freedom
 
-# Eigenvalues up to this many eps of the largest count as rounding (up to 3 eps were observed). `rank_cut` is
-# made for solves: it would also cut true eigenvalues that are small beside those of clients' offsets.
+# Eigenvalues up to this many eps of the largest count as rounding (up to 3 eps were observed). `rank_cut`,
+# made for solves, is higher: it would also cut true eigenvalues if those of clients' offsets are far larger.
 _ROUNDING = 4.0
 
 

@@ -17,19 +17,21 @@ from covfree.estimators.moments import row_clients, row_counts, row_labels, vali
 from covfree.estimators.scatter import Freedom
 
 # A direction of offsets is split off from Σ̂ only if its strength λ_j (see `Offsets`) is above this share of
-# the mean over clients k of Σ_c w_c n_ck: w_c is the weight of class c in Σ̂, and n_ck the number of k's
-# examples of c. Below it, rounding would dominate.
+# the clients' mean strength; a weaker one would be mostly rounding. Client k has the strength Σ_c w_c n_ck,
+# with w_c the weight of class c in Σ̂, and n_ck the number of k's examples of c.
 _LEAST_STRENGTH = 1e-3
-# Offsets are separated only if at least this share of the degrees of freedom lies within clients.
+# Offsets are told apart from differences within clients only if at least this share of Σ̂'s degrees of
+# freedom is left after each direction of offsets has taken one.
 _LEAST_WITHIN = 0.25
 # Candidates of tr Δ/tr Σ: 0, and from 10⁻³ to 10⁴ in steps of 15 %. Δ is the covariance of offsets, Σ the
 # covariance within clients.
 _RATIOS = np.concatenate([[0.0], np.logspace(-3, 4, 113)])
 
-# Two values of twice the log-likelihood count as equal if they differ by less than this.
+# Two ratios count as equally likely if twice their log-likelihoods differ by less than this; the smallest is
+# taken.
 _TOLD = 0.01
-# The sample counts as complete if Σ_c w_c N_c, with N_c examples of class c, is for the other clients at most
-# this multiple of the same sum for the sample.
+# The sample counts as all clients if the others have next to nothing: their Σ_c w_c N_c, with N_c examples of
+# class c, is at most this multiple of the sample's.
 _NEGLIGIBLE = 1e-4
 
 
@@ -173,7 +175,7 @@ def offsets_of(sums: ClientSums, moments: Moments, freedom: Freedom, level: Floa
     directions = used.sum(dtype=dtype)
     noise = (freedom.weight * spent).sum() / jnp.maximum(directions + more * holders.sum(dtype=dtype), 1)
     degrees = freedom.degrees - spent
-    # Centre on the class means of the sample.
+    # Take each client's sums about the class means of the sample, in place of those of all clients.
     totals = sums.totals - product(share.T, sums.classes)
     vector = product(vectors.T, totals) * jnp.sqrt(inverse)[:, None]
     offsets = Offsets(
@@ -214,7 +216,8 @@ def _ratio(
 
     def likelihood(ratio: jax.Array) -> tuple[jax.Array, jax.Array]:
         scale = jnp.where(used, jnp.maximum(offsets.strength * ratio + offsets.noise, tiny), 1)
-        # The remainder and the unseen directions form one observation with ``degrees`` degrees of freedom.
+        # What Σ̂ holds beside the z_j is a mix of the remainder and the unseen directions. It counts as one
+        # observation, with ``degrees`` degrees of freedom.
         left = (offsets.degrees * weight).sum() + offsets.copies * offsets.unseen.sum() * ratio
         left = jnp.maximum(left + unseen * offsets.noise, tiny)
         remains = jnp.maximum(level - square.sum(), 0) * degrees / left

@@ -124,7 +124,8 @@ def deterministic_equivalents(
         An estimate of tr(HΣ); and a factor φ with HΣH ≈ HΣ̂H/φ.
     """
     degrees, weight = jnp.where(freedom.weight > 0, freedom.degrees, 0), freedom.weight
-    # HΣ̂ has Σ_j ν_j nonzero eigenvalues, each below 1: keep the trace below their number despite rounding.
+    # tr(HΣ̂) is below Σ_j ν_j, as HΣ̂ has at most so many eigenvalues above 0, each below 1. Keep it so
+    # despite rounding.
     root = implied_trace(jnp.maximum(degrees.sum() - trace, 1e-6 * degrees.sum()), degrees, weight)
     optimism = (degrees * weight / jnp.square(1 + weight * root)).sum()
     return root, jnp.where(optimism > 0, optimism, 1)

@@ -23,8 +23,8 @@ from covfree.estimators.shrinkage_rule import Shrinkage, mean_variance
 # Candidates of γ/t, with t = tr(Σ̂)/d, a quarter of a decade apart: from nearly no shrinkage to nearly the
 # nearest-mean head.
 _CANDIDATES = np.logspace(-4, 2, 25)
-# The prior standard deviations of γ and of the factor s (see `automatic`), in decades. The latter is also the
-# step between candidates of s.
+# `automatic` gives log γ and log s (s is its other factor) normal priors with these standard deviations, in
+# decades. The second is also the step between candidates of s.
 _DECADES = 0.4
 _SCALE_DECADES = 0.2
 _SCALES = 10 ** (_SCALE_DECADES * np.arange(-2, 3))

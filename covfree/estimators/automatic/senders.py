@@ -17,8 +17,8 @@ from covfree.statistics.kept import mixed
 
 # The automatic rule uses sums over a client's rows for the clients with numbers below this.
 SAMPLE = 256
-# The number of bits of the hash that orders clients with equal counts, and the largest number of directions
-# in `projections`.
+# Clients with equal counts are ordered by a hash of this many bits, or a few more, made of their projections;
+# `projections` computes at most this many numbers of a client, so each gives a bit or more.
 BITS = 16
 # Sorted clients are cut into 256 intervals, and one client is drawn from each. Entry i is the position of the
 # client drawn in interval i, in 256ths of the interval; the positions are evenly spread and scrambled.
@@ -56,7 +56,8 @@ def count_keys(count: Any, label: Any, xp: Any) -> Any:
     Added up over a client's rows, this gives the client's key, by which clients are sorted. The key is the
     same whether rows are class means, subset means or examples.
     """
-    # Round counts to float32, as data types may differ between sources of rows.
+    # Round counts to float32: another source of the same rows may have them in another data type, but a
+    # client must get the same key from both.
     whole = xp.mod(xp.floor(count.astype(np.float32)), np.float32(2.0**32)).astype(np.uint32)
     return whole * mixed(label.astype(np.uint32) + np.uint32(1))
 

@@ -23,7 +23,8 @@ from covfree.heads import with_finite_scores
 # Candidates for λ, relative to the mean squared norm of the client's features; the first one nearly keeps the
 # global head.
 RATIOS = tuple(10.0**power for power in range(4, -4, -1))
-# Errors that differ by less than this share count as equal. With one example all λ have equal errors.
+# Of the λ with errors at most this share above the least, the largest is taken. With one example all are
+# equal.
 EQUAL = 1e-4
 # The largest client number may be this many times the count of clients; a head is stored for each number.
 _GAPS = 2**10

@@ -42,7 +42,8 @@ class _LeftOut(NamedTuple):
         scale, which = scale_for(self.total)
         total, squares = self.total * scale, self.squares[which]
         mean = divide_or_zero(squares, total, squares > 0) / scale
-        # Above 2⁵⁰ squares are capped. An infinite c would give a head of zeros without an error; NaN raises.
+        # If the scaled total exceeds 2⁵⁰, `squares_in_scales` may have capped squares, so c is unknown. NaN
+        # raises an error; an infinite c would silently give a head of zeros.
         return jnp.where(total > 2.0**50, jnp.nan, mean)
 
 

@@ -134,7 +134,8 @@ def corrected(method: Method[Any], rounds: int = 4, *, penalty: Scalar = 0.003) 
     (8, 3)
     """
     check_method(method)
-    # The loss of the first step comes with the second gradient, so at least two rounds are needed.
+    # The first step enters the head only once its loss is known, in the second round. So one round would
+    # correct nothing.
     check_integer("rounds", rounds, 2)
     check_above_zero("penalty", penalty)
     more, covariance = metric_of(method)

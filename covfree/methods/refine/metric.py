@@ -22,8 +22,9 @@ from covfree.methods.refine.refined import RefinePlan
 from covfree.methods.refine.search import Search
 from covfree.methods.rounds import Round, bound, option, phases
 
-# This many times eps·‖μ_g‖², a rounding error, is added to the covariance's diagonal; μ_g is the mean of all
-# examples. At means of 10³ to 10⁶ standard deviations, up to 1.5 times were needed.
+# A covariance computed from a Gram matrix gets this many times eps·‖μ_g‖², the size of rounding, added to its
+# diagonal; μ_g is the mean of all examples. At means of 10³ to 10⁶ standard deviations, up to 1.5 times were
+# needed.
 _ROUNDING = 4
 
 

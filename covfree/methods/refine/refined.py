@@ -87,7 +87,8 @@ class RefinePlan:
     def most(self, shape: tuple[int, ...]) -> int:
         """Return how many directions the server sends in a round at most; ``shape`` is [dim, classes]."""
         dim, num_classes = shape
-        # Centred means of C classes span C − 1 dimensions.
+        # Means of C classes about their overall mean span C − 1 dimensions; a ridge head (``gram``) has means
+        # about 0.
         most = max(1, num_classes - (self.gram is None)) if self.directions is None else self.directions
         return min(most, num_classes, dim)
 

@@ -53,7 +53,8 @@ def begin(inverse: Factorisation, right: Float[Array, "dim columns"], most: int)
     ``inverse``, and M is ``right``.
     """
     nothing = right[:, :0]
-    # Set the pivot to 0: if Cholesky broke down it is NaN, and a run would reject the state as not finite.
+    # The search does not use the pivot, so set it to 0. If Cholesky broke down, it is NaN, and a run would
+    # reject the state as not finite.
     inverse = inverse._replace(smallest_pivot=jnp.zeros_like(inverse.smallest_pivot))
     weight = solve(inverse, right)
     asked = _next(nothing, weight, right, most)
@@ -93,7 +94,7 @@ def advance(search: Search, images: Float[Array, "dim asked"], most: int) -> Sea
     eps = jnp.finfo(right.dtype).eps
     settled = jnp.sum(jnp.square(residual)) <= 1e4 * eps**2 * jnp.sum(jnp.square(right))
     weight = weight + jnp.where(error > jnp.sqrt(eps), length, 0) * ahead
-    # Without a step length the error is unknown, so report 1.
+    # The error is estimated from the step length. If this is 0, the error is unknown: report 1, the largest.
     error = jnp.where(settled, 0, jnp.where(length > 0, error, 1))
     asked = _next(span, ahead, residual, most)
     return Search(inverse, right, span, images, *asked, weight, error, length)

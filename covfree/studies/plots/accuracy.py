@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 _MARK, _CAP, _LINE = 3.5, 2.0, 24
 _STAR = 1.5  # size of a star relative to other marks: it looks smaller, as it is empty between its tips
 _EDGE = {"markeredgecolor": "white", "markeredgewidth": 0.4}
-_RANGE = 10.0  # percentage points in which accuracies can be told apart
+_RANGE = 10.0  # percentage points; methods over 3 times this below all others may be left out, see `near`
 _FEW = 4  # number of methods whose picture fits the width of a column
 _QUIET = "#666666"  # grey, readable on white: the front's line, and labels of points off the front
 FRONT = "grey line and bold labels: the best accuracy at so many bytes or fewer"
