@@ -166,9 +166,10 @@ CLASSIFIER = "classifier"
 
 
 def renamings(*, kind: str, width: float = 1.0, depth: float = 1.0, **_: Any) -> tuple[Renaming, ...]:
-    """Return two functions, each from the name of a parameter here to that of the tensor in a weights file.
+    """Return two functions that translate a parameter's name to the name of its tensor in a file of weights.
 
-    The first is for timm's files, the second for files of the other library that `Spec.names` gives.
+    The first is for timm's files, and returns the name as it is. The second is for files of the other library
+    in `Spec.names`. The arguments describe the network, see `build`.
     """
     stages = _stages(kind, width, depth)
     layers = {"mobilenet": _mobilenet_layers, "efficientnet": _efficientnet_layers, "lite": _lite_layers}

@@ -46,10 +46,10 @@ _EXPONENTIALS = {"exp", "exp2", "expm1", "log", "log1p", "logistic", "tanh", "er
 
 
 def _is_short(jaxpr: Any, repeated: bool = False) -> bool:
-    """Return whether a program has only small arrays, no random numbers, and no exponential in a loop.
+    """Return whether a program is so cheap to run that LLVM need not optimise it (see `jit`).
 
-    Exponentials in loops are those of training and of expectation maximisation. ``repeated`` says whether the
-    program is a loop's body.
+    That is the case if it has only small arrays, no random numbers, and no exponential or logarithm in a
+    loop, as training has. ``repeated`` says whether the program is a loop's body.
     """
     for equation in jaxpr.eqns:
         name = equation.primitive.name

@@ -169,10 +169,10 @@ def solve(factorisation: Factorisation, right: Float[Array, "dim columns"]) -> F
 
 @jax.jit
 def diagnostics(factorisation: Factorisation) -> Diagnostics:
-    """Report which route a factorisation took, and how near to singular the matrix is.
+    """Report how a matrix was factorised, its rank and its condition number, as `Diagnostics`.
 
-    It costs an ``eigh`` of the matrix (of the smaller dual YYᵀ, if a factor Y is stored), which takes several
-    times as long as a Cholesky factorisation: do not call it in a loop.
+    This computes all eigenvalues, which takes several times as long as a Cholesky factorisation: do not call
+    it in a loop.
     """
     scatter = factorisation.scatter
     core = scatter.core()
@@ -201,9 +201,9 @@ def rank_cut(values: Float[Array, " size"]) -> Float[Array, ""]:
 
 
 def _by_cholesky(root: jax.Array, scale: jax.Array, right: jax.Array) -> jax.Array:
-    """Compute the core's inverse times ``right``: D L⁻ᵀ L⁻¹ D B.
+    """Multiply B = ``right`` by the inverse of a symmetric matrix A: return A⁻¹ B = D L⁻ᵀ L⁻¹ D B.
 
-    L is ``root``, D is diag(``scale``) and B is ``right``; `Factorisation` defines the core.
+    L = ``root`` is the Cholesky factor of D A D, with the diagonal matrix D = diag(``scale``).
     """
     half = triangular_solve(root, scale[:, None] * right)
     return scale[:, None] * triangular_solve(root, half, transposed=True)

@@ -34,9 +34,10 @@ _SCALES = (2.0**60, 1.0, 2.0**-60)
 
 
 def scale_for(total: Float[Array, ""]) -> tuple[Float[Array, ""], Integer[Array, ""]]:
-    """Return the factor s by which numbers ≥ 0 with this sum are squared in range, and the factor's index.
+    """Choose s for numbers x ≥ 0 of sum ``total``, such that Σ (s x)² neither overflows nor vanishes.
 
-    The index is the entry of `squares_in_scales` that holds Σ (s x)².
+    Returns:
+        s, and its index i: entry i of ``squares_in_scales(x)`` is Σ (s x)².
     """
     which = (total > 2.0**-30).astype(jnp.int32) + (total > 2.0**30).astype(jnp.int32)
     return jnp.asarray(_SCALES, total.dtype)[which], which

@@ -110,9 +110,10 @@ def fold_parts(step: Callable[[Carry, Any], Carry], carry: Carry, items: Any) ->
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Table:
-    """A part of an upload that the server concatenates over clients; it adds up all other parts.
+    """Items in an upload, such as rows, that the server concatenates over clients instead of adding them.
 
-    Secure aggregation, which only adds, can send an upload without a `Table`.
+    Arrays of an upload outside a `Table` are added. Secure aggregation, which only adds, needs uploads
+    without a `Table`.
 
     Attributes:
         items: a pytree of arrays that share their first axis, such as `covfree.Rows`.

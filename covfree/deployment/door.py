@@ -15,9 +15,9 @@ from covfree.rounds.algorithm import Algorithm
 
 
 class TooFew(RuntimeError):
-    """Raised if too few answers reached the server in time, or if no broadcast reached a site in `join`.
+    """Raised by a server if a round has too few valid answers, and by `join` if no broadcast reaches a site.
 
-    If answers are missing, the round can still take them: call `Server.open` again.
+    After the server's error the round is not lost: call `Server.open` again, and it takes more answers.
     """
 
 

@@ -177,11 +177,18 @@ class PrivateSteps:
         return state.kind
 
     def skeleton(self, items: Sequence[Sequence[int]]) -> _State:
-        """Return a state of zeros; ``items`` is not used, as the state has the same shapes in all rounds."""
+        """Return zeros with the shapes of the server's state, which are the same in all rounds.
+
+        So ``items``, by which `Steps.skeleton` finds the shapes, is not used.
+        """
         return self.start()[0]
 
     def form(self, state: _State) -> Parts:
-        """Return zeros shaped like an upload: class sums or a second moment, and a count of noise draws."""
+        """Return zeros in the shapes of a site's next upload, two integer arrays.
+
+        The first has class sums or, if ``state`` asks for it, the second moment; the other has the number of
+        draws of noise.
+        """
         shape = self._matrix if _KINDS[int(state.kind)] == "matrix" else self._sums
         return Parts.of([np.zeros(shape, np.int64), np.zeros((), np.int64)])
 

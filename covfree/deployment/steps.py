@@ -70,10 +70,11 @@ class Steps:
             algorithm: the algorithm.
             num_clients: the number of clients.
             key: PRNG key of all draws.
-            example: [1, …] an example of zeros.
+            example: [1, …], zeros in the shape and data type of one example.
             most: the largest number of examples of a client.
-            private: what `upload` does if a client's memory after a round is not finite. If True, it returns
-                the memory before the round; if False, it raises.
+            private: whether errors must not reveal anything about examples. If a client's memory (what it
+                keeps between rounds) is no longer finite after a round, `upload` raises an error; if
+                ``private``, it returns the memory from before the round instead.
         """
         self.algorithm, self.most = jax.device_put(algorithm), most
         self._num_clients, self._key, self._example, self._private = num_clients, key, example, private
@@ -187,11 +188,16 @@ class Steps:
         return self._skeletons[len(items)]
 
     def received(self, number: int, examples: int, arrays: Mapping[str, np.ndarray], form: Parts) -> Upload:
-        """Return the upload of client ``number`` from a message's arrays; ``form`` comes from `form`.
+        """Check the arrays of a client's message, and return them as an `Upload`.
+
+        Args:
+            number: the client's number.
+            examples: the number of the client's examples.
+            arrays: the message's arrays, by name.
+            form: the expected shapes and data types, from `form`. A table may have fewer rows.
 
         Raises:
-            ValueError: if a number is not finite, or shapes or data types differ from those in ``form``; a
-                table may have fewer rows.
+            ValueError: if a number is not finite, or a shape or data type is not the expected one.
         """
         lengths = [len(np.atleast_1d(arrays.get(f"table.{i}.0", 0))) for i in range(len(form.tables))]
         wanted = {f"sum.{i}": (x.shape, x.dtype) for i, x in enumerate(form.sums)}

@@ -21,10 +21,12 @@ from covfree.methods import Method
 def head_of(method: Method[Any], state: tuple[Any, ...]) -> Any:
     """Solve for the head from the server's state after the last round.
 
-    The rule of automatic shrinkage takes longer to compile than everything else. So this function calls the
-    rule first, compiled by itself, once for all methods whose sums have the same shapes. Then it solves for
-    the head, with the shrinkage that the rule chose. The rule is not compiled by itself if arrays are traced,
-    or if ``method.system``, which makes the regularised matrix, does not call the rule exactly once.
+    Automatic shrinkage takes longer to compile than everything else. So it runs first, compiled by itself:
+    methods whose sums have the same shapes share this compiled function. Then the head is solved with the
+    shrinkage that it chose.
+
+    Shrinkage and head are compiled together if arrays are traced, or if ``method.system``, which makes the
+    regularised matrix, does not call automatic shrinkage exactly once.
     """
     params = numbers = method.params
     nodes, structure = jax.tree.flatten(params, is_leaf=lambda node: isinstance(node, Shrinkage))

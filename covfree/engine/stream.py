@@ -80,10 +80,11 @@ class Stream(NamedTuple):
 def over_stream(
     method: Method[Any], stream: Stream, num_classes: int, finish: Callable[..., Result]
 ) -> Result:
-    """Run a method's rounds over a stream; return ``finish(*state)``.
+    """Run a method's rounds over a stream, whose rows are read in parts; return ``finish(*state)``.
 
-    If a message file of a folder is lost, remove the checkpoint, and begin again without the file. After any
-    other error the checkpoint stays.
+    ``state`` is the server's state after the last round. If the stream is a folder of message files and one
+    of the files is lost, the run begins again without the file, and without the checkpoint. After any other
+    error the checkpoint stays.
     """
     parts = _cut(method, stream, num_classes)
     while True:
@@ -100,14 +101,14 @@ def over_stream(
 
 @dataclass
 class _Reading:
-    """A function that sums a round over all rows, which it reads part by part; it keeps the run's state.
+    """A callable that computes the total of a round, the sum over all rows, which it reads part by part.
 
     Attributes:
-        parts: the parts of the rows.
+        parts: the rows, in parts.
         how: options of the sums over rows, see `How`.
-        show: called with the indices of round and part, for the progress bar.
-        save: called with the state after each part.
-        state: the round, the number of parts added, and their sum; a checkpoint stores it.
+        show: ``(round, part)``, a function that moves the progress bar.
+        save: ``(state)``, a function that saves a checkpoint when it is due; called after each part.
+        state: the progress of the run: the round, how many parts are added, and their sum.
     """
 
     parts: Parts

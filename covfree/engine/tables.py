@@ -57,11 +57,12 @@ class Table(NamedTuple):
 
 
 def one_table(tables: tuple[Table, ...], layout: Layout, dtype: Any) -> tuple[Table, np.ndarray | None]:
-    """Merge tables of rows into one with a row for each client and class, sorted by client and then class.
+    """Merge tables of rows: all rows of the same client and class become one row, with their weighted mean.
 
-    If ``layout.pooled``, also return the scatter [dim, dim] of the given rows' means about the merged means,
-    weighted by count and computed in ``dtype``: the merged means no longer show it. Otherwise the second
-    result is None.
+    Returns:
+        The merged table, sorted by client and then class. And, if ``layout.pooled``, the scatter that merging
+        hides, computed in ``dtype``; else None. It is Σ n (x − m)(x − m)ᵀ over the given rows, of mean x and
+        count n, with m the mean of the merged row.
     """
     client, label, count = (np.concatenate(columns) for columns in zip(*(t[:3] for t in tables), strict=True))
     means = np.concatenate([table.mean for table in tables])
@@ -111,9 +112,10 @@ def _sums(values: np.ndarray, start: np.ndarray) -> np.ndarray:
 
 
 def _blocks_of(start: np.ndarray, length: int) -> Iterable[slice]:
-    """Yield slices of groups with at most `BLOCK` rows together; a larger group is a slice of its own.
+    """Cut the groups of a table's rows into blocks of at most `BLOCK` rows; yield each as a slice of groups.
 
-    Group g begins at row ``start[g]``; all groups together have ``length`` rows.
+    A group with more rows is a block of its own. Group g begins at row ``start[g]``; ``length`` is the number
+    of all rows.
     """
     ends, first = np.append(start[1:], length), 0
     while first < len(start):

@@ -67,9 +67,10 @@ def client_groups(rows: Rows, num_classes: int) -> Integer[Array, " rows"]:
 
 
 def client_parts(rows: Rows, moments: Moments) -> ClientParts:
-    """Split each row's deviation from its class mean into two, between and within clients (`ClientParts`).
+    """Write each row's deviation from its class mean as a sum of two, see `ClientParts`.
 
-    The first is the deviation of the client's own class mean; the second is that of the row from this mean.
+    The first, ``between``, is how far the client's own mean of the class is from the class mean. The second,
+    ``within``, is how far the row is from the client's own mean.
     """
     group = client_groups(rows, moments.total.shape[0])
     size = max(1, group.shape[0])

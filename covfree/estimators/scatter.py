@@ -80,10 +80,10 @@ class Freedom:
 
     @property
     def effective(self) -> Float[Array, ""]:
-        """The degrees of freedom ν of Σ̂ as a whole, by Satterthwaite's approximation.
+        """The degrees of freedom of the whole estimate Σ̂ = Σ_j w_j S_j: ν = (Σ_j w_j ν_j)² / Σ_j w_j² ν_j.
 
-        With ν = (Σ_j w_j ν_j)² / Σ_j w_j² ν_j a single scatter, scaled, has the mean and the variance of
-        Σ̂ = Σ_j w_j S_j, whose scatters S_j have ν_j degrees of freedom. If weights are equal, ν = Σ_j ν_j.
+        This is Satterthwaite's approximation: a single scatter with ν degrees of freedom, scaled, has the
+        mean and the variance of Σ̂. If all weights w_j are equal, ν = Σ_j ν_j.
         """
         # Divide by the largest weight, so that squares neither overflow nor vanish.
         largest = self.weight.max(initial=0)

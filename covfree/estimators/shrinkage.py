@@ -125,12 +125,12 @@ def _empirical_bayes(strength, covariance, moments, freedom, statistics):
 
 
 def empirical_bayes() -> Shrinkage:
-    """Shrink a covariance Σ̂ to (ν Σ̂ + tr(Σ̂) I)/d, whose inverse is an empirical Bayes estimate.
+    """Shrink a covariance Σ̂ to (ν Σ̂ + tr(Σ̂) I)/d, for d features and ν degrees of freedom of Σ̂.
 
-    Here d is the number of features, and ν the degrees of freedom of Σ̂. The inverse estimates the precision,
-    the inverse of the true covariance. Scores that are linear in the precision are d/ν times those with
-    Σ̂ + (tr(Σ̂)/ν) I. If scores must be log-probabilities, use a rule such as `pseudo_observations`; in
-    `with_prior_means`, ``strength`` can undo the factor d/ν.
+    The inverse of the result is an empirical Bayes estimate of the precision, the inverse of the true
+    covariance. The result is ν/d times Σ̂ + (tr(Σ̂)/ν) I. So an LDA head's weights are multiplied by d/ν, and
+    its scores are not log-probabilities. If they must be, use a rule such as `pseudo_observations`; in
+    `with_prior_means`, ``strength`` can undo the factor.
 
     Source: Kubokawa and Srivastava (2008), as used by GDA-CLIP (Wang et al. 2024). There ν = n − 1 for n
     examples. Here ν is N − C (N examples of C classes) if the scatter is exact, and less if it is estimated

@@ -94,7 +94,10 @@ def _draws(part: Any) -> bool:
 
 
 def _waits(part: Any) -> bool:
-    """Return whether a state is of `optax.MultiSteps` or of `optax.apply_every`; both sum gradients."""
+    """Return whether an optimiser's state is one that sums gradients over several steps before it moves.
+
+    That is the state of `optax.MultiSteps` or `optax.apply_every`.
+    """
     return isinstance(part, (optax.MultiStepsState, optax.ApplyEvery))
 
 

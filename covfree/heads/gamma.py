@@ -14,11 +14,11 @@ _STEPS = 8
 def log_gamma_ratio(
     least: Float[Array, ""], extra: Float[Array, " items"], dim: int
 ) -> Float[Array, " items"]:
-    """Compute log Γ(a + d/2) − log Γ(a) at a = least + extra, minus its value at a = least.
+    """Compute f(least + extra) − f(least) for f(a) = log Γ(a + d/2) − log Γ(a), with d = ``dim``.
 
-    Γ(a + k)/Γ(a) is the product of a, a + 1, …, a + k − 1, so the difference is a sum of
-    log(1 + extra/(least + i)), whose terms are small if ``extra`` is. The logarithms of Γ are far larger, and
-    their differences would lose digits. For odd d a ratio Γ(a + ½)/Γ(a) remains: Stirling's series gives it.
+    Differences of log Γ would lose digits. For even d, Γ(a + d/2)/Γ(a) is the product of a, …, a + d/2 − 1,
+    so the result is Σ_i log(1 + extra/(least + i)) for i = 0, …, d/2 − 1. For odd d a ratio Γ(a + ½)/Γ(a)
+    remains, which Stirling's series gives.
     """
 
     def steps(start: jax.Array, number: int) -> jax.Array:

@@ -38,9 +38,10 @@ def minimise(loss: Callable[..., jax.Array], start: Start, num_steps: int, *numb
         point = minimum(*primals)
 
         def newton(*numbers: Any) -> Start:
-            """Return the minimum x minus a Newton step of 0, through which jax can differentiate.
+            """Return the minimum x in a form that jax can differentiate: x minus a Newton step of value 0.
 
-            The step has the derivative H⁻¹ dg = −dx, with g and H the loss's gradient and Hessian at x.
+            With g and H the loss's gradient and Hessian at x, the step's derivative is H⁻¹ dg. So the
+            result's derivative is dx = −H⁻¹ dg.
             """
 
             def second(direction: Start) -> Start:

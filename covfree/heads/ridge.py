@@ -105,10 +105,14 @@ def regression_head(sums: TargetSums, *, ridge: Scalar = 0.0, bias: bool = True)
 def _with_offset(
     factors: Any, cross: Array, feature_sum: Array, target_sum: Array, corner: Array
 ) -> tuple[Array, Array]:
-    """Solve (G + λI) W + s b = B and sᵀ W + (N + λ) b = t for W and b.
+    """Solve a ridge regression with a bias: return W and b with (G + λI) W + s b = B, sᵀ W + (N + λ) b = t.
 
-    For the symbols see `ridge_head`. ``factors`` is ``factorise(G + λI)``; the other arguments are B, s, t
-    and N + λ, in this order.
+    Args:
+        factors: ``factorise(G + λI)``, with G the Gram matrix and λ the ridge.
+        cross: B, a column for each class: the sum of its features.
+        feature_sum: s, the sum of all features.
+        target_sum: t, for each class the sum of the targets: its number of examples.
+        corner: N + λ, for N examples.
     """
     total = feature_sum[:, None]
     solved = solve(factors, jnp.concatenate([cross, total], axis=1))

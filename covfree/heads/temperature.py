@@ -28,11 +28,14 @@ _STEPS = 100
 
 
 class _Terms(NamedTuple):
-    """The terms from which the temperature T is found, with β = 1/T.
+    """Derivatives of a head's cross-entropy by β = 1/T, from which the best temperature T is found.
+
+    The cross-entropy is L(β) = Σ_i log Σ_c exp(β (s_ic − s_iy)). Here s_ic is the score of class c for
+    example i, and y is the example's own class.
 
     Attributes:
-        slope: the derivative by β of the loss Σ_i log Σ_c exp(β (s_ic − s_iy)); for s see `_gaps`.
-        curvature: the second derivative.
+        slope: dL/dβ.
+        curvature: d²L/dβ².
         count: the number of examples.
     """
 

@@ -106,9 +106,9 @@ def _coloured(
     covariance: Float[Array, "rows dim dim"],
     ends: Integer[Array, " rows"],
 ) -> Float[Array, "samples dim"]:
-    """Multiply each standard normal sample by a root of the covariance of the row to which it belongs.
+    """Turn standard normal samples into samples with given covariances, one covariance for each row r.
 
-    ``ends`` holds, for each row, the index after its last sample, see `ends_of_draws`.
+    The samples ends[r − 1], …, ends[r] − 1 get the covariance of row r, see `ends_of_draws`.
     """
     num_samples = noise.shape[0]
     within = jnp.arange(_BLOCK, dtype=ends.dtype)

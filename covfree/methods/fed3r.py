@@ -23,7 +23,7 @@ from covfree.statistics.feature_maps import FeatureMap
 
 
 def gram_phase(params: object, totals: tuple[()], rows: Rows, num_classes: int) -> tuple[Moments, Factor]:
-    """Compute what a client adds up: each class's sum and count, and a `Factor` of the Gram matrix."""
+    """Compute what a client uploads: class sums and counts, and its Gram matrix YᵀY as ``Factor(Y)``."""
     return first_moments(rows, num_classes), Factor(gram_factor(rows, num_classes))
 
 

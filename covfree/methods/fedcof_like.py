@@ -86,10 +86,17 @@ def _spread_phase(
 def _system(
     shrinkage: Shrinkage, first: Any, spread: Spread, *, within: Within, gram: ScatterChoice | None
 ) -> Scatter:
-    """Compute the regularised matrix of the head from the totals of the two rounds, ``first`` and ``spread``.
+    """Compute the matrix with which the head is solved, from the totals of the two rounds of sums.
 
-    For a ridge head it is the Gram matrix that `gram_of` makes from the shrunk covariance. For other heads,
-    for which ``gram`` is None, it is the shrunk covariance itself.
+    If ``gram`` is None (for all heads but ridge heads), it is the shrunk within-class covariance. For a ridge
+    head it is the Gram matrix that `gram_of` makes from this covariance.
+
+    Args:
+        shrinkage: the rule by which the covariance is shrunk.
+        first: the total of the first round, from ``within.first``.
+        spread: the total of the second round.
+        within: the estimator of the within-class scatter.
+        gram: which terms the Gram matrix has, see `gram_of`; or None.
     """
     moments = moments_of(first)
     scatter = spread.scatter if spread.inner is None else with_inner(spread.scatter, spread.inner)

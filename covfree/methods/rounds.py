@@ -33,7 +33,7 @@ class Bound:
 
 
 def bound(function: Callable[..., Any], /, **options: Any) -> Bound:
-    """Fix keyword arguments of a function."""
+    """Fix the keyword arguments ``options`` of a function; return the function of its other arguments."""
     return Bound(function, tuple(options.items()))
 
 

@@ -134,9 +134,14 @@ def shared_directions(dim: int, rank: int, dtype: Any) -> jax.Array:
 
 
 def _system(numbers: StudentNumbers, first: Any, spread: Any, *own: Any, system: Any) -> Scatter:
-    """Return the shrunk covariance that all classes share: ``system`` computes it from the first two totals.
+    """Compute the shrunk covariance that all classes share, as the method without a Student head does.
 
-    ``own`` are further totals, for each class's scatter, which are not used here.
+    Args:
+        numbers: the hyperparameters, of which the shrinkage is used.
+        first: the total of the first round.
+        spread: the total of the second round.
+        own: totals of later rounds, for each class's own scatter; not used here.
+        system: ``(shrinkage, first, spread) -> Scatter``, of the method without a Student head.
     """
     return system(numbers.shrinkage, first, spread)
 

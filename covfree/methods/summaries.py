@@ -168,7 +168,10 @@ def keep_examples() -> Summary:
 
 
 def _examples(features: Any, labels: Any, clients: Any, sizes: tuple[int, ...], key: Any) -> Rows:
-    """Make a row of each example, padded to ``sizes[0]``; an example without a client becomes padding."""
+    """Make `Rows` with one row for each example, and padding up to ``sizes[0]`` rows.
+
+    An example without a client (a number below 0) becomes padding.
+    """
     features, labels, clients = as_examples(features, labels=labels, clients=clients)
     labels = jnp.where(clients >= 0, labels, -1)
     rows = Rows.from_examples(features.astype(accumulation_dtype(features)), labels, clients)
@@ -295,7 +298,11 @@ def _directions(
 
 
 def _directions_sizes(labels: Any, clients: Any) -> tuple[int, ...]:
-    """Return the numbers of class means and of clients, and the largest number of examples of a client."""
+    """Return the three numbers that `_directions` gets as ``sizes``.
+
+    They are the number of class means (one for each client and class), the number of clients, and the number
+    of examples of the largest client.
+    """
     largest = client_sizes(labels, clients)[1].max(initial=1)
     return count_rows(labels, clients), max(1, count_clients(labels, clients)), int(largest)
 

@@ -97,14 +97,21 @@ def _between_factor(rows: Rows, moments: Moments) -> jax.Array:
 
 
 def _sent_variances(rows: Rows, moments: Moments) -> jax.Array:
-    """Return Σ_r (n_r − 1) S_r, with S_r the covariance that came with row r, a mean of n_r examples."""
+    """Return the scatter of examples about their rows' means, from covariances that clients sent.
+
+    It is Σ_r (n_r − 1) S_r: row r is the mean of n_r examples, and S_r = ``rows.covariance[r]`` is their
+    covariance (or its diagonal, or one variance).
+    """
     if rows.covariance is None:
         raise ValueError("rows: expected a covariance with each row, as the method sends it; got none")
     return jnp.asarray(row_scatter(rows, moments.total.shape[0]))
 
 
 def from_components(weighting: Weighting) -> Within:
-    """Make the estimator Ŵ = YᵀY with Y from `component_factor`; client shift does not bias it."""
+    """Make an estimator of the within-class scatter that client shift (an offset per client) does not bias.
+
+    `component_factor` has the formula. Clients must send several means for each class.
+    """
     factor = bound(component_factor, weighting=weighting)
     return Within(component_moments, factor, bound(component_freedom, weighting=weighting))
 

@@ -114,9 +114,10 @@ def _is_projected(method: Method[Any]) -> bool:
 
 
 def _of_mapped(method: Method[Any], centre: Float[np.ndarray, " dim"]) -> Float[np.ndarray, " mapped"]:
-    """Return what mapped features are centred by for the centre c: Pc if the map is a projection P, else c.
+    """Return the vector to subtract from features after the method's feature map, for the centre c.
 
-    The reason is P(x − c) = Px − Pc. With any other map, c is already a centre of mapped features.
+    If the map is a projection P, it is Pc, as P(x − c) = Px − Pc. Otherwise it is c itself: c is then given
+    as a centre of mapped features.
     """
     if not _is_projected(method):
         return centre

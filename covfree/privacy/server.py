@@ -118,14 +118,15 @@ class NoisySums:
 
 
 def worth_a_matrix(method: Method[Any], known: NoisySums, grid: Grid, noises: int) -> bool:
-    """Return whether clients should upload a second moment next, or whether noise would drown it.
+    """Decide what clients upload next: True for the second moment, False if noise would drown it.
 
-    The second moment would have ``noises`` draws of noise; the noisy class sums in ``known`` decide.
-    Let there be N examples x, N_c of them in class c with mean μ_c. Two ratios must be small:
+    The noisy class sums in ``known`` decide; the second moment would contain ``noises`` draws of noise. Let
+    there be N examples x of d features, N_c of them in class c with mean μ_c. Two ratios must be small:
 
-    - the noise's largest eigenvalue in the covariance, `noise_edge`/N, divided by the average eigenvalue of
-      the within-class covariance, (mean ‖x‖² − Σ_c N_c ‖μ_c‖²/N)/d;
-    - the squared noise in class means, divided by their squared distance from the mean of all examples.
+    - noise to signal in the within-class covariance: the largest eigenvalue of the noise, `noise_edge`/N,
+      divided by the average eigenvalue of the covariance, (mean ‖x‖² − Σ_c N_c ‖μ_c‖²/N)/d;
+    - noise to signal in class means: the mean squared norm of their noise, divided by the mean squared
+      distance of class means from the mean of all examples.
     """
     dim = known.sums.shape[1]
     squares = (known.sums**2).sum(1) - dim * known.sum_deviation**2

@@ -195,10 +195,12 @@ class Judgement(NamedTuple):
 
 
 def judge(sizes: Mapping[Hashable, Size], before: Mapping[Hashable, Size], rules: Rules) -> Judgement:
-    """Return which messages exceed the bounds that follow from the sizes of all messages.
+    """Derive bounds from the sizes of all messages, and return which messages exceed them.
 
-    A `Size` has a message's number of examples and sums of squares. ``sizes`` has the `Size` of each new
-    message, by client; ``before`` has the `Size` of each message of earlier rounds.
+    Args:
+        sizes: for each client with a new message, its `Size`: number of examples and sums of squares.
+        before: the same for the messages of earlier rounds.
+        rules: the arguments of `collect`, which say which bounds are to be derived.
     """
     limits = Limits([*before.values(), *sizes.values()], rules)
     new, old = (

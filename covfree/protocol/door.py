@@ -167,10 +167,13 @@ def check_messages(
 def _judged(
     messages: Mapping[Any, Message] | Inbox, found: Iterable[Any], before: Collected | None, rules: Rules
 ) -> SiteReport:
-    """Compare the class means of the sites (clients) with each other; return the report of `judge_means`.
+    """Compare clients' class means with each other; return the report by `judge_means`: whom to distrust.
 
-    The sites are those of ``found``, whose messages are sound so far, and those of the earlier rounds,
-    ``before``. Of each message, only the class means are kept in memory.
+    Args:
+        messages: the messages, by client.
+        found: the clients whose messages have passed all earlier checks.
+        before: the result of earlier rounds, whose clients are judged too; None for no earlier round.
+        rules: has the names and the number of the classes.
     """
     clients: list[Hashable] = [] if before is None else [*before.clients]
     parts = [] if before is None else [class_means_of(before.message.rows, rules.num_classes)]

@@ -56,13 +56,16 @@ class Mark(NamedTuple):
 
     @classmethod
     def of(cls, array: Any) -> Mark:
-        """Make the fingerprint of an array; ``shown`` is the values if they are few, else type and shape."""
+        """Make the fingerprint of an array. ``shown`` has its values if they are few, else type and shape."""
         array = np.asarray(array)
         shown = str(array) if array.size <= _FEW else f"{array.dtype}{list(array.shape)}"
         return cls(shown, digest([array]))
 
     def beside(self, ours: Mark) -> str:
-        """Say how this mark, of a saved run, differs from the present run's: "0.1 there, 0.2 here"."""
+        """Return a text on how this mark, of a saved run, differs from ``ours``, the mark of the present run.
+
+        An example is "0.1 there, 0.2 here".
+        """
         if self.shown != ours.shown:
             return f"{self.shown or 'none'} there, {ours.shown or 'none'} here"
         return f"other values of {ours.shown}" if ours.shown else "not the same as in the checkpoint"

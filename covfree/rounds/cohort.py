@@ -188,10 +188,14 @@ def broadcast(algorithm: Algorithm, state: Any) -> Any:
 
 @jit
 def due(sums: Compensated, pending: Any) -> tuple[Any, Any]:
-    """Add this round's sums to those pending from earlier rounds; return what is due now, and what later.
+    """Add up the uploads that arrive in this round; keep those that arrive later.
 
-    The first axis of sums is the delay: entry i is due in i rounds. The second result is ``pending`` for the
-    next round. If no upload is delayed, both are None.
+    Args:
+        sums: sums of this round's uploads, with a first axis of delays: entry i arrives i rounds from now.
+        pending: the same for the uploads of earlier rounds; None if no upload is ever delayed.
+
+    Returns:
+        The sum of all uploads that arrive now; and ``pending`` for the next round.
     """
     whole = sums.value
     if pending is not None:

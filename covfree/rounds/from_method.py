@@ -40,12 +40,12 @@ class Sent(NamedTuple):
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class _Known:
-    """The server's state between the algorithm's rounds.
+    """The state of the server in an algorithm that runs a method.
 
     Attributes:
-        state: the method's own state.
-        done: how many of the method's rounds are done. If clients upload messages, the algorithm's first
-            round completes several of them.
+        state: the state that the method's server has after ``done`` of the method's rounds.
+        done: the number of the method's rounds that are done. If clients upload messages, a single round of
+            the algorithm, its first, completes several rounds of the method.
     """
 
     state: Any
@@ -74,7 +74,8 @@ class _Run:
     Attributes:
         method: the method.
         num_classes: C.
-        messages: the number of the method's rounds that clients' messages replace; 0 if all uploads are sums.
+        messages: if clients upload messages, how many of the method's rounds the server runs on its own, over
+            these messages; 0 if clients upload sums in every round.
     """
 
     method: Method
@@ -82,9 +83,9 @@ class _Run:
     messages: int = field(metadata={"static": True})
 
     def asks(self, done: int) -> Round | None:
-        """Return the method's next round, after ``done`` of them; None if clients now send their messages.
+        """Return the method's round that is next after ``done`` rounds; None if messages are sent instead.
 
-        The server alone then runs the first ``messages`` rounds, over these messages.
+        Clients then send their messages, over which the server runs the first ``messages`` rounds alone.
         """
         return None if done < self.messages else self.method.rounds[done]
 

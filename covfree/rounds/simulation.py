@@ -63,9 +63,10 @@ class Round(NamedTuple):
 
 
 class Simulation(NamedTuple):
-    """The algorithm, the data and the settings of a run; no round changes them, unlike `Held`.
+    """What is the same in all rounds of a run: the algorithm, the data and the settings.
 
-    An upload arrives 0 to ``delays`` − 1 rounds late, or never.
+    What changes from round to round is in `Held`. ``delays`` is the number of possible delays: an upload
+    arrives 0 to ``delays`` − 1 rounds late, or never.
     """
 
     algorithm: Algorithm
@@ -164,7 +165,10 @@ class Simulation(NamedTuple):
         return given.sums.total
 
     def names(self, state: Any, bank: Bank) -> set[str]:
-        """Return the names of the entries in a round's record, without those that an evaluation adds."""
+        """Return the names of all entries that a round's record has before it is evaluated, such as "round".
+
+        What an evaluation measures must have other names.
+        """
         report = self.algorithm.report
         told = {} if report is None else jax.eval_shape(report, self.algorithm.params, state)
         return {"round", "clients", "bytes_up", "bytes_down", "seconds", "each_client", *told} | {

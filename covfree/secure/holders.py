@@ -105,9 +105,10 @@ def _init(
 
 
 def _broadcast(numbers: _Numbers, state: _State, *, broadcast: Callable[..., Any]) -> Any:
-    """Return what the server sends: None in the round that counts each class's clients.
+    """Return what the server of `common_classes` sends to clients.
 
-    In later rounds it is a mask of the classes that are summed, and the original algorithm's broadcast.
+    It sends None in the first round, which counts each class's clients. Later it sends a pair: a mask [C] of
+    the classes that enough clients have, and the original algorithm's broadcast.
     """
     return None if state.common is None else (state.common, broadcast(numbers.own, state.own))
 

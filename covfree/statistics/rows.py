@@ -179,7 +179,10 @@ def rows_of(
 def _rows_of(
     features: Array, labels: Array, clients: Array, row: Array, num_rows: int, covariance: str | None
 ) -> Rows:
-    """Do the work of `rows_of`, without its check that ``num_rows`` rows can hold all examples."""
+    """Compute the mean, count, label and client of each row, like `rows_of`, but without a check.
+
+    ``row`` is the index of each example's row. If ``num_rows`` is too small, examples are lost silently.
+    """
     means, counts = mean_groups(features, row, num_rows)
     examples = row.shape[0]
     slot = jnp.where((row >= 0) & (row < num_rows), row, num_rows)

@@ -36,9 +36,10 @@ def origin_of(data: FeatureSet, seed: int) -> dict[str, Any]:
 
 
 def says_enough(origin: Mapping[str, Any] | None) -> bool:
-    """Return whether a head's file records all that `origin_of` returns about the head's data.
+    """Return whether ``origin`` has all entries that `origin_of` makes; False if it is None.
 
-    ``origin`` is the record; entries may be missing, as `covfree.save_head` accepts any dict.
+    ``origin`` is what a head's file says about the data to which the head was fitted. Entries may be missing,
+    as `covfree.save_head` accepts any dict.
     """
     return origin is not None and {"dataset", "examples", "seed", "train", "hashes"} <= set(origin)
 

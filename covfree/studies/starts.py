@@ -33,7 +33,7 @@ StartRounds: TypeAlias = int | Literal["once", "all"]
 
 
 class From(NamedTuple):
-    """The settings of a `Training` that determine the head from which it starts; fields have equal names."""
+    """The settings that determine the head from which training starts; `Training` describes them."""
 
     init: str
     temperature: Temperature

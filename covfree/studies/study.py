@@ -259,9 +259,10 @@ class Study:
 
 
 class _Loaded:
-    """One seed's features and labels, and its images if the data set has them.
+    """A data set as loaded with one seed: features and labels, and images if it has any.
 
-    For methods in closed form, training features are on the device, unless large.
+    If a method of the study is in closed form, ``features``, the training features, are on the device, unless
+    they are large.
     """
 
     def __init__(self, study: Study, dataset: str, seed: int) -> None:

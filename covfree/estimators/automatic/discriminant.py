@@ -54,10 +54,13 @@ class Basis(NamedTuple):
 
     @classmethod
     def of(cls, covariance: Scatter, moments: Moments, offsets: Offsets, unit: Float[Array, ""]) -> Basis:
-        """Make the `Basis` of a covariance, in units such that the variance ``unit`` becomes 1.
+        """Compute a covariance's eigenbasis, and the coordinates of class means and offsets in it.
 
-        ``covariance`` is already divided by ``unit``. The class means and the vectors z_j of `Offsets` are
-        not: they are divided by √unit here.
+        Args:
+            covariance: the covariance, divided by ``unit``.
+            moments: counts and sums of each class, which give the class means.
+            offsets: the vectors z_j.
+            unit: a variance; results are relative to it. Class means and z_j are divided by √unit here.
         """
         centred, offset = (rows / jnp.sqrt(unit) for rows in (centred_means(moments), offsets.vector))
         values, vectors = eigh(covariance.core())
@@ -92,8 +95,15 @@ def predicted_margins(
 ) -> Margins:
     """Predict the margins of an LDA head on test examples, for each shrinkage γ in ``candidates``.
 
-    docs/derivation.md, section 10, has the formulas. Σ̂ in ``basis``, and ``candidates``, are divided by the
-    mean variance tr(Σ̂)/d.
+    A margin is the score of an example's own class minus that of another class. docs/derivation.md,
+    section 10, has the formulas.
+
+    Args:
+        basis: class means and offsets in the eigenbasis of Σ̂/t, with t = tr(Σ̂)/d the mean variance.
+        moments: counts and sums of each class.
+        freedom: the weight of each class in Σ̂, and its degrees of freedom.
+        offsets: the part of Σ̂ that is due to clients' offsets.
+        candidates: values of γ, in units of t.
     """
     values, floor, means, outside, vectors, dim = basis
     count = moments.count.astype(values.dtype)

@@ -136,12 +136,13 @@ def no_offsets(moments: Moments, freedom: Freedom) -> Offsets:
 def offsets_of(sums: ClientSums, moments: Moments, freedom: Freedom, level: Float[Array, ""]) -> Offsets:
     r"""Split the covariance Σ̂ into a part due to clients' offsets and a remainder: an `Offsets`.
 
-    The formulas are in docs/derivation.md, section 10. If ``sums`` cover only a sample of the clients, the
-    other clients are modelled as m − 1 copies of the sample, with m the ratio of Σ_c w_c N_c over all clients
-    (N_c examples of class c) to the same sum over the sample. The average of δ_j (see `Offsets`) over the m
-    copies enters the class means, so p_cj, its weight there, is the weight for one copy times 1/√m.
-    Differences between copies give m − 1 further directions for each client k, of strength λ = Σ_c w_c n_ck
-    for n_ck examples of class c; no class mean contains them.
+    The formulas are in docs/derivation.md, section 10. Symbols are those of `Offsets`.
+
+    If ``sums`` cover only a sample of the clients, all clients together are modelled as m copies of the
+    sample. Here m is Σ_c w_c N_c, for N_c examples of class c at all clients, divided by the same sum for the
+    sample. Class means then contain the average of δ_j over the copies, so its weight p_cj is 1/√m times that
+    for a single copy. Differences between copies are in no class mean. Each client k of the sample gives
+    m − 1 of them, of strength λ = Σ_c w_c n_ck for its n_ck examples of class c.
 
     Args:
         sums: `client_sums` of *all* rows.

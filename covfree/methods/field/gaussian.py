@@ -116,9 +116,10 @@ def _squares_phase(numbers: Any, totals: tuple[Moments], rows: Rows, num_classes
 
 
 def _examples_phase(numbers: Any, totals: tuple[()], rows: Rows, num_classes: int) -> Moments:
-    """Compute each class's number of examples and feature sum, as `Moments`.
+    """Compute each class's number of examples and sum of features, as `Moments`, from clients' class means.
 
-    The rows are means sent with variances, so ``num_rows`` counts examples, not means.
+    The result's ``num_rows`` is the number of examples, not of means: clients also send variances, so each
+    example counts as an observation.
     """
     return example_moments(rows, num_classes)
 

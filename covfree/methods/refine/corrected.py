@@ -64,9 +64,10 @@ def _made(numbers: Numbers, features: Any, labels: Any, num_classes: int, *, mak
 
 
 def _report(numbers: Numbers, state: Any, *, first: Any) -> dict[str, Any]:
-    """Return figures for a round's record: the lowest loss so far, and the rank of the shrunk covariance.
+    """Return the numbers that a round adds to the history of a `corrected` method.
 
-    Before the correction starts, return what the method's own function ``first`` reports, if it has one.
+    They are ``loss``, the lowest so far, and ``rank``, that of the shrunk covariance. Before the correction
+    starts, they are what ``first``, the ``report`` of the original method, returns; none if it is None.
     """
     if isinstance(state[0], Correction):
         return {"loss": state[0].descent.value, "rank": rank(state[0].metric)}

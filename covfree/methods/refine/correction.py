@@ -31,15 +31,16 @@ _CONFIDENCE = 1e-5
 
 
 class Correction(NamedTuple):
-    """The server's state during a correction, from the method's first head on.
+    """The server's state while it corrects a method's head h₀ to β·h₀(x) + Wᵀ(x − μ_g) + a, see `corrected`.
 
     Attributes:
-        moments: counts and sums of each class.
-        start: h₀, the head of the method.
-        scale: β, the inverse temperature of h₀.
-        unit: the unit of candidates of β: 1 over the standard deviation of h₀'s scores at the class means.
-        metric: the factorisation of Σ̃, the method's shrunk covariance.
-        descent: the minimisation over [W; a], for the correction Wᵀ(x − μ_g) + a.
+        moments: counts and sums of each class, from which the mean μ_g of all examples follows.
+        start: h₀.
+        scale: β, by which h₀'s scores are multiplied.
+        unit: the unit in which candidates for β are given: 1 over the standard deviation of h₀'s scores at
+            the class means.
+        metric: the factorisation of a shrunk covariance of the features.
+        descent: the state of the minimisation over [W; a].
     """
 
     moments: Moments

@@ -130,10 +130,14 @@ def last_point(descent: Descent) -> Float[Array, "rows classes"]:
 
 
 def _quasi_newton(slope: jax.Array, steps: jax.Array, changes: jax.Array, metric: Factorisation) -> jax.Array:
-    """Multiply the gradient ``slope`` by L-BFGS's approximate inverse Hessian.
+    """Multiply a gradient by L-BFGS's approximate inverse Hessian, in the usual two loops.
 
-    The method's two loops go over the pairs (s, y): s in ``steps`` is a difference of points, and y in
-    ``changes`` that of their gradients. Between the loops, the inverse of ``metric`` is applied, scaled.
+    Args:
+        slope: the gradient; its last row is that of the biases.
+        steps: differences between successive points.
+        changes: the differences between the gradients at these points.
+        metric: a covariance. Its inverse (and 1 for biases), scaled to fit the newest pair of differences, is
+            the inverse Hessian from which L-BFGS starts.
     """
 
     def inner(left: jax.Array, right: jax.Array) -> jax.Array:

@@ -73,7 +73,10 @@ def _estimated(numbers: Any, *state: Any, own: int, system: Callable[..., Scatte
 def _refined(
     numbers: Any, moments: Moments, search: Search, rows: Any, own: Any, covariance: Scatter | None
 ) -> Scatter:
-    """Return the server's first estimate of the covariance, shrunk, from which `refined` improves a head."""
+    """Return the shrunk covariance of a method made by `refined`, as estimated before the refinement.
+
+    The arguments after ``numbers`` are the fields of the server's state, a `Progress`.
+    """
     return search.inverse.scatter if covariance is None else covariance
 
 

@@ -106,9 +106,10 @@ def _begin(first: Any, state: tuple[Any, ...], total: Any, *, plan: RefinePlan) 
 
 
 def _ask(numbers: Numbers, progress: Progress) -> tuple[jax.Array, jax.Array | None]:
-    """Return the broadcast: directions, and the class means that clients subtract from their examples.
+    """Return what the server sends in a round: directions V, and class means or None.
 
-    The means are None if each client subtracts its own class means.
+    Clients answer with S V, where S is the scatter of their examples about these class means. With None, each
+    client takes its own class means.
     """
     return progress.search.directions, progress.moments.mean if progress.rows is None else None
 

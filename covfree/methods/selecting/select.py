@@ -69,7 +69,10 @@ def _message_of_rest(
 
 
 def _of_rest(summary: Summary, share: float) -> Summary:
-    """Return a `Summary` that makes the same rows, but leaves out the ``share`` of examples kept aside."""
+    """Return a `Summary` that makes rows as ``summary`` does, but without the examples kept aside.
+
+    ``share`` is the share of its examples that each client keeps aside.
+    """
     alone = None if summary.alone is None else bound(_alone_of_rest, alone=summary.alone, share=share)
     make = bound(_made_of_rest, make=summary.make, share=share)
     return replace(summary, name=f"{summary.name} but for {share:g}", make=make, alone=alone)
@@ -84,9 +87,10 @@ def _merged(
     tracks: Tracks,
     maker: Maker,
 ) -> tuple[Running] | tuple[Known]:
-    """Compute the server's state after the rounds over rows, from ``message``: all clients' messages, merged.
+    """Compute the server's state from the clients' messages, which ``message`` merges into one.
 
-    If rounds over examples follow, the state is `Running`; if not, the heads are made too, and it is `Known`.
+    If rounds over clients' examples follow, the state is `Running`, with the methods' own states. If not, the
+    methods' heads are made at once, and it is `Known`.
     """
     steps = tracks.over_rows[-1]
     running = Running(tuple(merges[s.who](params[s.who], message, num_classes) for s in steps))

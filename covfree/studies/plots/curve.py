@@ -76,7 +76,10 @@ def draw(title: str, every: Sequence[Result], num_classes: int, *, narrow: bool 
 
 
 def _styles(every: Sequence[Result]) -> list[dict[str, Any]]:
-    """Return each curve's style: its start decides the colour, its algorithm the dashes."""
+    """Return Matplotlib's ``color`` and ``linestyle`` for each curve.
+
+    The colour shows from which head the training starts, the dashes show which algorithm trains.
+    """
     colours, dashes = _looks(every)
     parts = [start_and_algorithm(curve.method) for curve in every]
     return [{"color": colours[init], "linestyle": dashes[algorithm]} for init, algorithm in parts]

@@ -117,10 +117,11 @@ def _draw_map(figure: "Figure", axes: "Axes", statistics: PartitionStatistics) -
 
 
 def _heading(statistics: PartitionStatistics, shown: str) -> list[str]:
-    """Return the heading's lines: how many examples are on how many clients, and what is left out.
+    """Return the heading of a partition's picture as one or two lines.
 
-    Left out are examples and classes on no client, and clients without examples; all are counted. ``shown``
-    is a note on the picture, such as ``"white: none"``.
+    The first line has the numbers of examples and clients, then in brackets ``shown``, a note on how to read
+    the picture. The second, if needed, counts examples and classes on no client, and clients without
+    examples.
     """
     held = statistics.num_examples - statistics.num_unassigned
     lines = [f"{held:,} examples on {statistics.num_clients:,} clients ({shown})"]

@@ -34,7 +34,11 @@ def plot(path: Path, title: str, findings: Sequence[Finding]) -> list[Path]:
 
 
 def _curve(finding: Finding) -> tuple[np.ndarray, np.ndarray]:
-    """Return the shares of non-members and of members with a score of at least t, for each score t."""
+    """Return the ROC curve of an attack: for each threshold, the false and the true positive rate.
+
+    Examples with a score of at least the threshold are taken for members (training examples). The first array
+    is the share of other examples that are taken for members, the second the share of members found.
+    """
     thresholds = np.unique(np.r_[finding.members, finding.others])[::-1]
     shares = [
         1 - np.searchsorted(np.sort(each), thresholds, side="left") / len(each)
