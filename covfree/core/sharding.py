@@ -19,7 +19,7 @@ else:
 
 
 def whole(array: Any) -> Any:
-    """Copy an array that is sharded over explicit mesh axes to all devices, in full; leave others unchanged.
+    """Return an array in full on each device if it is sharded over explicit mesh axes, else as it is.
 
     Otherwise jax would need a sharding as an argument of each sort and each sum by class. For an array too
     large for one device, use `covfree.accumulate(..., mesh=mesh)`.

@@ -34,10 +34,10 @@ _CANCELLED, _GROWTH = 16.0, 0.5
 def deviations(
     values: Float[Array, "*items dim"], mean: Float[Array, "*items dim"]
 ) -> Float[Array, "*items dim"]:
-    """Compute ``values − mean``; a difference that may be rounding error of the mean becomes exactly 0.
+    """Subtract the mean from ``values``; differences so small that they may be rounding errors become 0.
 
-    The mean must come from `weighted_means` or `Moments`. Deviations of equal values are then exactly 0;
-    a shrinkage rule that ignores scale would take rounding errors for variance.
+    The mean must come from `weighted_means` or `Moments`. If all values are equal, all deviations are then 0.
+    Otherwise a shrinkage rule that ignores scale would take rounding errors for variance.
     """
     centred = values - mean
     noise = _ROUNDING * jnp.finfo(centred.dtype).eps * jnp.abs(mean)

@@ -119,11 +119,13 @@ class _Messages(Mapping[str, Message]):
 def judge(
     sites: list[str], read: Callable[[str], Message], algorithm: Algorithm, description: Description
 ) -> tuple[dict[str, str], str | None]:
-    """Check the class statistics of ``sites`` as `covfree.collect` does; return which sites to set aside.
+    """Check the class statistics that ``sites`` uploaded; return which sites to set aside, and why.
+
+    The checks are those of `covfree.collect`. ``read`` returns a site's statistics as a message.
 
     Returns:
-        For each site to set aside, the reason; and a text that says how many sites were judged by their class
-        means and how many failed, or None if the description does not ask to judge sites.
+        For each site to set aside, the reason. And a text that says how many sites were judged by their class
+        means, and how many failed; None if the description does not ask to judge sites.
     """
     method = algorithm.params.method
     # Do not bound norms if clients send ridge solutions, as AFL's do: their matrices contain γI too.

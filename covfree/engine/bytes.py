@@ -135,9 +135,10 @@ def _numbers(leaves: Iterable[Any]) -> int:
 
 
 def of_rounds(method: Method[Any], labels: AnyArray, clients: AnyArray, dim: int) -> list[Passed]:
-    """Return the shapes (`Passed`) of what is exchanged in each round in which clients take part.
+    """Return the shapes of what clients receive and upload in each round, as a list of `Passed`.
 
-    The rounds that one message from each client replaces are left out, see `Method.message_rounds`.
+    Rounds over the rows of messages are left out: clients send one message in their place, see
+    `Method.message_rounds`.
 
     Args:
         method: see `sent_bytes`.

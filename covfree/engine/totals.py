@@ -110,15 +110,15 @@ def _across(terms: Any, axis_name: AxisName) -> Any:
 
 
 class How(NamedTuple):
-    """How a round's total is computed from rows.
+    """Settings with which a round's total is computed from rows.
 
     Attributes:
         num_classes: C.
-        whole: whether the rows must not be cut into parts, as all rows of a client must stay together; see
-            `Method.whole_clients`.
+        whole: True if all rows of a client must stay together, so that rows cannot be summed part by part;
+            see `Method.whole_clients`.
         axis_name: under ``shard_map``, the mesh axes over which rows are sharded.
         few: whether all client numbers are below `SAMPLE`, the number of clients that automatic shrinkage
-            samples. Then clients keep their numbers (see `numbered`).
+            samples. Then it uses all clients, and they keep their numbers (see `numbered`).
     """
 
     num_classes: int

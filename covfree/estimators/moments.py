@@ -99,10 +99,10 @@ def _first_moments(rows: Rows, num_classes: int) -> Moments:
 
 
 def example_moments(rows: Rows, num_classes: int) -> Moments:
-    """Compute `first_moments`, but with the number of examples of each class as its ``num_rows``.
+    """Compute `first_moments`, but count examples as rows: ``num_rows`` is each class's number of examples.
 
-    This is for sums that clients computed over their examples: there each example, not each class mean, is
-    an observation.
+    This is for clients that send covariances or Gram matrices of examples beside their class means. The
+    degrees of freedom are then those of the examples.
     """
     moments = first_moments(rows, num_classes)
     # Counts stay floats, as a sum may exceed int32.

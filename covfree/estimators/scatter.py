@@ -69,7 +69,7 @@ class Freedom:
         return jnp.where(expected > 0, expected, 1)
 
     def scaled(self, scale: Scalar) -> Freedom:
-        """Return the `Freedom` of ``scale`` · Σ̂: weights times ``scale``, the same degrees of freedom."""
+        """Return the `Freedom` of ``scale`` · Σ̂: weights are scaled, degrees of freedom stay the same."""
         return Freedom(self.degrees, self.weight * scale)
 
     def joined(self, other: Freedom) -> Freedom:

@@ -130,10 +130,14 @@ def save_head(
 
 
 def _arrays(head: Head, kind: str, inner: Any, term: dict[str, Any], dim: int | None) -> dict[str, Any]:
-    """Return by name the arrays that the file is to hold for a head, after checking them.
+    """Collect the arrays that are stored in a head's file, by name, and check them.
 
-    ``inner`` is the head's classifier, without feature map and linear term; ``term`` holds the arrays of the
-    linear term.
+    Args:
+        head: the head.
+        kind: the head's type, as the file names it.
+        inner: the classifier in ``head``, without feature map and linear term.
+        term: the arrays of the linear term; {} without one.
+        dim: the number of features before the feature map; None to read it from the arrays' shapes.
     """
     feature_map: Any = head.feature_map if isinstance(head, MappedHead) else None
     own = {} if feature_map is None else map_arrays(feature_map)

@@ -86,11 +86,12 @@ def sample_rows(
 def ends_of_draws(
     count: Float[Array, " rows"], valid: Bool[Array, " rows"], num_samples: Any, key: PRNGKey
 ) -> Integer[Array, " rows"]:
-    """Divide ``num_samples`` samples among rows in proportion to their counts, by systematic sampling.
+    """Divide ``num_samples`` samples among rows in proportion to their counts; return each row's end.
 
-    The result ``ends`` gives row r the samples ends[r − 1], …, ends[r] − 1, and padding none. The rows divide
-    a line of length ``num_samples`` in proportion to their counts; sample i goes to the row at i + u. All
-    samples have the same u, uniform on [0, 1).
+    Row r gets the samples ends[r − 1], …, ends[r] − 1, and padding none: with counts 3 and 1 and 8 samples,
+    ends are [6, 8]. The sampling is systematic: the rows divide a line of length ``num_samples`` in
+    proportion to their counts, and sample i goes to the row at i + u. All samples have the same u, uniform on
+    [0, 1).
     """
     total = count.sum()
     edge = jnp.cumsum(count / jnp.where(total > 0, total, 1)) * jnp.asarray(num_samples, count.dtype)

@@ -179,7 +179,10 @@ def fedcof_like(
 
 
 def with_inner(scatter: Scatter, inner: jax.Array | None) -> Scatter:
-    """Add to a scatter the variances ``inner`` that clients sent: a diagonal, or one number times I."""
+    """Add to ``scatter`` the variances that clients sent beside their class means, if any.
+
+    ``inner`` is a vector with one variance for each feature, one number for all features, or None.
+    """
     if inner is None:
         return scatter
     return scatter.shifted(inner) if inner.ndim == 0 else scatter.with_diagonal(inner)

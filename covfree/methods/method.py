@@ -100,7 +100,10 @@ class Method(Generic[H]):
 
     @property
     def rounds_over_rows(self) -> int:
-        """The number of rounds that sum over rows; the rounds after them sum over clients' examples."""
+        """The number of the method's rounds that sum over `Rows`, such as class means.
+
+        The rounds after them sum over clients' examples.
+        """
         return sum(not each.examples for each in self.rounds)
 
     @property

@@ -128,9 +128,10 @@ def as_total(terms: Any) -> Any:
 
 
 def dense(terms: Any) -> Any:
-    """Convert a client function's result to sums of fixed size, which do not grow with the number of rows.
+    """Convert what a client computed in a round to arrays whose size does not depend on its number of rows.
 
-    A `Factor` becomes a `Scatter`. Raise ValueError for a `Table`, which keeps all rows.
+    A `Factor` Y becomes the `Scatter` YᵀY; sums stay as they are. Raise ValueError for a `Table`, which keeps
+    all rows.
     """
 
     def one(term: Any) -> Any:

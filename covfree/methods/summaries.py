@@ -236,9 +236,10 @@ def _mixtures(
 
 
 def _own_mixtures_sizes(labels: Any, num_classes: int) -> tuple[int, ...]:
-    """Return upper bounds on how many classes a client's labels have, and on the largest class's examples.
+    """Return ``sizes`` for one client's mixtures: bounds on its number of classes and its largest class.
 
-    If labels are traced, both bounds are the number of the client's examples.
+    The size of a class is its number of examples. Both bounds are rounded up to one of few sizes, so that few
+    sizes are compiled. If labels are traced, both are the number of the client's examples.
     """
     size = max(1, labels.shape[0])
     if is_traced(labels):

@@ -97,12 +97,13 @@ class _Range(NamedTuple):
 
 
 def _range(values: Iterable[float], least: float) -> _Range | None:
-    """Derive an upper bound on values from the logarithms of those above 0; None if fewer than four are.
+    """Derive an upper bound on ``values``, such as numbers of examples; a few outliers hardly change it.
 
-    The bound's logarithm is the median logarithm plus 6 robust standard deviations. A robust standard
-    deviation is the logarithms' median distance from the median times 1.48, or the upper quartile's distance
-    from the median divided by 0.67 if that is larger, as clients' sizes have long tails. The bound is at
-    least ``least`` times the median.
+    Only values above 0 are used; return None if there are fewer than four. The bound's logarithm is the
+    median of the values' logarithms plus 6 robust standard deviations. A robust standard deviation is the
+    logarithms' median distance from the median times 1.48, or the upper quartile's distance from the median
+    divided by 0.67 if that is larger, as clients' sizes have long tails. The bound is at least ``least``
+    times the median.
     """
     logs = np.log([value for value in values if value > 0])
     if len(logs) < _FEWEST:

@@ -44,15 +44,17 @@ class Means(NamedTuple):
 
 
 class Model(NamedTuple):
-    """The result of `fit_model`, whose docstring defines S, D, v and σ.
+    """The result of `fit_model`: how far each site's class means lie from the other sites'.
 
-    Each row is one class of one site: the mean that the site sent of this class.
+    A row is the mean of one class at one site. The centre of a class is a robust mean of the sites' means of
+    it. Whitening multiplies by S^(−½). `fit_model` defines S, D, v and σ.
 
     Attributes:
-        white: the rows' means, whitened by S.
+        white: the rows' means, whitened.
         own: for each row, the whitened centre of its class, computed from the other sites.
         residual: for each row, its mean minus that centre, not whitened; 0 if the class is not compared.
-        centre: [C, d], whitened centres computed from all sites; NaN for classes that are not compared.
+        centre: [C, d], the classes' whitened centres, computed from all sites; NaN for classes that are not
+            compared.
         excess: D²/v divided by its median over compared rows; about 1 for an honest row. 1 for rows that are
             not compared.
         variance: v σ²/d, the variance of a coordinate of ``white`` − ``own``.

@@ -21,9 +21,9 @@ def is_table(part: Any) -> bool:
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Parts:
-    """An upload taken apart into lists of arrays: arrays that are added over clients, and those of tables.
+    """An upload as lists of arrays: arrays to add over clients, and the arrays of tables, to concatenate.
 
-    If it holds several clients' uploads, or sums that arrive 0, 1, … rounds late, arrays have one more
+    If several clients' uploads are stacked, or sums that arrive 0, 1, … rounds late, each array has one more
     leading axis.
 
     Attributes:

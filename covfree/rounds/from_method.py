@@ -172,10 +172,10 @@ def _message(message: Message, client: AnyArray) -> Sent:
 
 
 def _class_sums(message: Message) -> tuple[Rows, jax.Array]:
-    """Convert a message with a ridge solution W to one that can be added: class means, and a matrix C.
+    """Return a client's class means and matrix C, from a message with the client's ridge solution W and C.
 
-    C is the regularised Gram matrix that the client sends with W. The class means are computed from W, as
-    the sums of each class's features are C W. Clients' class sums can be added, but not their W.
+    The server adds clients' messages, but solutions W cannot be added. C W has the sum of each class's
+    features as columns, which gives the class means. C is the client's regularised Gram matrix.
     """
     rows, matrix = message.rows, jnp.asarray(message.matrix)
     sums = product(matrix, jnp.asarray(rows.mean).T).T

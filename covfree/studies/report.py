@@ -258,7 +258,10 @@ def _shown(name: str, mean: float, deviation: float | None) -> str:
 
 
 def _place(result: Result) -> dict[str, Any]:
-    """Return a result's data set, and the settings that spread it over clients (if any), as a dict."""
+    """Return, for the record of a result, the name of its data set and how the data are spread over clients.
+
+    The dict has ``dataset`` and, for runs of a `Study`, ``partition``, ``clients`` and ``alpha``.
+    """
     dataset, federation = result.place
     if federation is None:
         return {"dataset": dataset}

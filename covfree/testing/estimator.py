@@ -99,7 +99,7 @@ def centring(case: Case) -> None:
 
 
 def doubling(case: Case) -> None:
-    """If all counts double, A − tr(A)/d·I is multiplied by a number of at least 2; A is the estimate."""
+    """If all counts double, the estimate A grows: A − tr(A)/d·I is multiplied by a number of at least 2."""
     rows = paired(case.about.dim)
     once, twice = (found.seen for found in case.compiled(rows, replace(rows, count=2 * rows.count)))
     (shape, length), (other, doubled) = _shape(once), _shape(twice)

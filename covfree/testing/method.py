@@ -87,9 +87,10 @@ class _About:
         return {name: self.example.of(case) for name, case in cases.items()}
 
     def fit(self, method: Any, task: Task) -> Any:
-        """Fit a head to a task.
+        """Fit a head to the examples of ``task`` by ``method``.
 
-        Where derivatives are taken, multiples of ``task.step`` are first added to the method's floats.
+        Where derivatives by the method's hyperparameters are taken, ``task.step`` is traced: multiples of it
+        are then added to those hyperparameters that are floats.
         """
         leaves, structure = jax.tree.flatten(method.params)
         speeds = np.linspace(1, 0.5, max(len(leaves), 1))

@@ -24,14 +24,15 @@ _NODES, _WEIGHTS = np.polynomial.hermite.hermgauss(16)
 
 
 class Margins(NamedTuple):
-    """Predicted margins for each candidate γ: a test example's score of its own class minus another's.
+    """Predicted margins: a test example's score of its own class minus its score of another class.
 
-    The axis "chosen" is the own class, one of `sampled_classes`; the axis "classes" is the other class.
+    Axes of the arrays: "candidates" are the strengths γ of shrinkage, "chosen" the own class (one of
+    `sampled_classes`), and "classes" the other class.
 
     Attributes:
         mean: the mean margin, without the term from class frequencies.
         variance: the margin's variance.
-        odds: the log-odds of the own class against each other class, from class frequencies.
+        odds: the term from class frequencies: the log-odds of the own class against the other class.
         rival: True if the other class can be predicted wrongly: it is present, and not the own class.
         share: the share of all examples that each chosen class represents.
     """

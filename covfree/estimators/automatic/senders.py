@@ -51,10 +51,10 @@ def _group_numbers(rank: Any, start: Any, end: Any, senders: Any, xp: Any) -> An
 
 
 def count_keys(count: Any, label: Any, xp: Any) -> Any:
-    """Hash each row's count n and label: ⌊n⌋·mixed(label + 1) mod 2³², where ``mixed`` is a hash.
+    """Compute a term for each row; a client's terms add up to its key, a hash of its class counts.
 
-    Added up over a client's rows, this gives the client's key, by which clients are sorted. The key is the
-    same whether rows are class means, subset means or examples.
+    The term of a row with count n is ⌊n⌋·mixed(label + 1) mod 2³², where ``mixed`` is a hash. The key is the
+    same whether rows are class means, subset means or examples. Clients are sorted by it.
     """
     # Round counts to float32: another source of the same rows may have them in another data type, but a
     # client must get the same key from both.
@@ -78,13 +78,13 @@ def projections(mean: Any, count: Any, xp: Any) -> Any:
 
 
 def sample_numbers(keys: Any, projected: Any, senders: Any, xp: Any) -> Any:
-    """Return a new number for each client; the clients with numbers below 256 are a fair sample of all.
+    """Renumber clients, such that the clients with new numbers below 256 are a fair sample of all.
 
-    Clients are sorted by a hash of their keys, and 256 positions of the sorted list are drawn (see
-    `_group_numbers`). Clients with equal keys form a group, in which they are sorted by a second hash: of the
-    grid cell that contains a client's projections. The grid is centred on the group's mean. If k of the drawn
-    positions lie in a group, the group's first k clients are in the sample. Rounding can move only a client
-    at the edge of a cell, and that changes at most one client of the sample.
+    Clients are sorted by a hash of their keys, and 256 positions of the sorted list are drawn. Clients with
+    equal keys are a group. If k of the drawn positions lie in a group, its first k clients are in the sample
+    (see `_group_numbers`). Within a group, clients are sorted by a second hash: a grid about the group's mean
+    divides the space of ``projected`` into cells, and the cell that contains a client is hashed. Rounding can
+    move only a client at the edge of a cell, and that changes at most one client of the sample.
 
     Args:
         keys: [clients] sums of `count_keys`.

@@ -209,9 +209,9 @@ def _first_asked(start: Head, moments: Moments, zero: jax.Array) -> Asked:
 
 
 def ask_losses(numbers: Numbers, state: tuple[Correction]) -> tuple[Asked, jax.Array]:
-    """Return what clients receive in the round that chooses β: the method's head h₀, and a unit.
+    """Return what clients receive in the round that chooses β, the inverse temperature of h₀.
 
-    β is a factor of h₀'s scores. Its candidates are fixed multiples of the unit.
+    These are h₀, the method's own head, and a unit: clients try fixed multiples of this unit as β.
     """
     (known,) = state
     return _first_asked(known.start, known.moments, known.descent.trial), known.unit
@@ -281,7 +281,10 @@ def take(numbers: Numbers, state: tuple[Correction], total: SoftmaxSums) -> tupl
 
 
 def finish(numbers: Numbers, system: None, *state: Any, plan: Plan) -> Head:
-    """Make the corrected head from the server's state; before any correction, the method's own head."""
+    """Make the head from the server's state: β·h₀ plus the linear correction found so far.
+
+    If the state has no `Correction` yet, make the method's own head h₀.
+    """
     known = state[0]
     if not isinstance(known, Correction):
         return _own_head(numbers.first, state, plan)[1]

@@ -1,6 +1,7 @@
 """Refine a FedCOF head in more rounds, towards the head of the exact covariance.
 
-In each, the server sends directions V, and clients send S V, where S is the scatter of their examples.
+In each of these rounds, the server sends a few directions, the columns of V. Clients answer with S V, where S
+is the scatter of their examples.
 """
 
 from __future__ import annotations

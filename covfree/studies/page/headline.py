@@ -110,7 +110,10 @@ def gains(scored: Sequence[Scored], said: Sequence[str]) -> list[str]:
 
 
 def _left_out(scored: Sequence[Scored]) -> list[str]:
-    """Return a sentence on each method whose mean accuracy is NaN; none if this holds for all methods."""
+    """Say of each method without a mean accuracy (NaN) that it is left out, and why: one sentence each.
+
+    If all methods are without one, there are no sentences.
+    """
     lost = [one for one in scored if not isfinite(one.mean)]
     if len(lost) == len(scored):
         return []

@@ -148,7 +148,7 @@ class _Page(NamedTuple):
     axes: Axes
 
     def place(self, data: np.ndarray) -> np.ndarray:
-        """Convert data coordinates [n, 2] to places on the page."""
+        """Convert points [n, 2] from data coordinates to positions on the page, in units of 1/72 inch."""
         return self.axes.transData.transform(data) * 72 / self.figure.dpi
 
     def data(self, places: np.ndarray) -> np.ndarray:
