@@ -361,10 +361,10 @@ def _place(row: int, clients: np.ndarray | None) -> str:
 
 
 def finite_numbers(value: Any, dtype: np.dtype) -> str:
-    """Return what was expected in place of ``value``, for an error message: "finite numbers".
+    """Return the words of an error message that say what was expected where ``value`` was found.
 
-    If ``value`` is finite itself, it overflows in the data type that jax uses for ``dtype``; then return, for
-    example, "numbers that are finite in float32".
+    For NaN or ∞ they are "finite numbers". A finite ``value`` is one that overflows in the data type that jax
+    uses for ``dtype``; then they are, for example, "numbers that are finite in float32".
     """
     return (
         f"numbers that are finite in {jax.dtypes.canonicalize_dtype(dtype)}"

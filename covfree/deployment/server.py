@@ -233,7 +233,10 @@ class Server(Standing):
         return Parts(sums, [], form.structure).upload(), came, masked
 
     def _round_sums(self) -> Sums:
-        """Return the server's side of this round's secure sum, rebuilt if needed from the answers on disk."""
+        """Return the server of this round's secure sum: a `Sums`, which takes the answers of the sites.
+
+        In a new round or a new process, it is made from the answers to this round that are on disk.
+        """
         if self._sums is None:
             number, first = self.turn // len(STEPS), self.turn // len(STEPS) * len(STEPS)
             form = self._expected()

@@ -99,7 +99,10 @@ def mapped(method: Method[Any], features: Any) -> jax.Array:
 
 
 def examples_of(method: Method[Any], features: Any, labels: Any) -> Rows:
-    """Make the rows of a round over examples: each row is one mapped example."""
+    """Convert the examples of all clients to `Rows` of one example each, as rounds over examples take them.
+
+    If the method has a feature map, it is applied to the features first.
+    """
     if method.feature_map is not None:
         features = mapped(method.client_part(), features)
     return Rows.from_examples(features, labels)

@@ -194,13 +194,14 @@ def with_numbers(rows: Rows, axis_name: AxisName | None = None, few: bool = Fals
 @jax.tree_util.register_static
 @dataclass(frozen=True)
 class _Kept:
-    """Where to put ``rows.mean`` back into a state that a compiled function returned without it.
+    """How to put ``rows.mean`` back into a state that a compiled function returned without it.
 
-    ``rows.mean`` is an input of the function, and large; returning it would copy it.
+    A compiled function copies an input that it returns, and ``rows.mean``, the means of all rows, is large.
+    So `_in_memory` leaves it out of the leaves that it returns, and `in_memory` puts it back.
 
     Attributes:
         structure: the pytree structure of the whole state.
-        places: the positions, among all leaves, at which ``rows.mean`` is put back.
+        places: the indices of ``rows.mean`` among all leaves of the whole state.
     """
 
     structure: Any

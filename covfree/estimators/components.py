@@ -20,9 +20,9 @@ from covfree.statistics.groups import subset_groups
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class ComponentMoments:
-    """Sums over clients' rows, for each class; a client may have several rows (means of subsets) of a class.
+    """Sums over the rows of each class. A row is the mean of a subset of a client's examples of one class.
 
-    The sums of parts of the rows add up if no client has rows in two parts.
+    The moments of several sets of rows can be added, provided that no client has rows in two of the sets.
 
     Attributes:
         moments: each class's number of examples, number of rows, and sum of features.

@@ -84,14 +84,18 @@ def one_class(means: AnyArray, counts: AnyArray) -> Rows:
 
 
 def across(terms: Any, axis_name: Hashable | None) -> Any:
-    """Sum terms over the mapped axis ``axis_name``; return them unchanged if ``axis_name`` is None."""
+    """Add up arrays over the devices or calls that share the mapped axis ``axis_name``, by ``jax.lax.psum``.
+
+    ``terms`` is a pytree of arrays. If ``axis_name`` is None, it is returned as it is.
+    """
     return terms if axis_name is None else jax.lax.psum(terms, axis_name)
 
 
 def spread_weight(moments: Moments) -> Float[Array, " classes"]:
-    """Return [1/(K − 1)] for a class with K rows: times this, their scatter estimates the class's covariance.
+    """Return [1/(K − 1)], for the K means (rows) of one class; [0] if K < 2.
 
-    ``moments`` are those of this class alone. The result is [0] if K < 2.
+    This factor turns the scatter of the class's means into an estimate of its covariance. ``moments`` are
+    those of these K rows alone.
     """
     return divide_or_zero(1, moments.spread_degrees[None])
 

@@ -128,7 +128,11 @@ def _with_offset(
 
 
 def ridge_head_of(weight: Float[Array, "dim classes"], moments: Moments, *, unit: bool = True) -> LinearHead:
-    """Make the head of `ridge_head`, without bias, from its solution ``weight`` = (G + λI)⁻¹ B."""
+    """Make the head of `ridge_head`, without bias, from the weights that solve the ridge regression.
+
+    They are ``weight`` = (G + λI)⁻¹ B, in the symbols of `ridge_head`. With ``unit``, each class's column is
+    scaled to norm 1. Classes without an example in ``moments`` are marked absent.
+    """
     if unit:
         weight = unit_columns(weight)
     return head_for_present(weight, jnp.zeros_like(weight[0]), moments.present)

@@ -123,18 +123,18 @@ def student_head(
     num_classes: int,
     prior: Scalar = 1.0,
 ) -> StudentHead:
-    """Make a classifier by Bayes' rule, in which each class has its own covariance, estimated from few rows.
+    """Make a classifier by Bayes' rule, in which each class has its own covariance, estimated from few means.
 
     A priori the covariance Σ_c of class c follows an inverse Wishart distribution about Σ̃, the covariance
-    that the classes share, as if κ = prior·d observations had been seen before. Given the class's K_c rows,
-    the features x of an example follow a multivariate Student distribution about μ_c with
-    ν_c = κ + K_c + 1 degrees of freedom. The fewer the rows, the closer the distribution's shape is to Σ̃. For
-    κ → ∞ the head is `lda_head`.
+    that the classes share, as if κ = prior·d observations had been seen before. Class c has K_c rows: the
+    clients' means of the class. Given these, the features of an example follow a multivariate Student distribution
+    about the class mean μ_c, with ν_c = κ + K_c + 1 degrees of freedom. The fewer the rows, the closer the
+    distribution's shape is to Σ̃. For κ → ∞ the head is `lda_head`. A row with mean x_r and count n_r is
+    weighted as if Cov(x_r) = Σ_c (1/n_r + τ), with τ from `client_variance`.
 
-    The scatter S_c of K_c rows has a rank below K_c. So it is enough to whiten the rows once and to factorise
-    a matrix of size min(K_c, d) for each class. No C·d² memory is needed, and the head is as large as the
-    rows and one matrix [d, d]. The weight of a row with mean x_r and count n_r assumes Cov(x_r) =
-    Σ_c (1/n_r + τ), with τ from `client_variance`.
+    The scatter of K_c rows has a rank below K_c. So it is enough to whiten the rows once and to factorise a
+    matrix of size min(K_c, d) for each class. The head is as large as the rows and one matrix [d, d], and
+    nothing takes C·d² memory.
 
     Args:
         covariance: Σ̃, positive definite: usually a shrunk within-class covariance.

@@ -89,9 +89,11 @@ def descended_head(
 
 
 def _roots(rows: Rows, dtype: Any) -> tuple[Float[Array, "rows ..."], Any]:
-    """Return a square root of each row's covariance, and the data type of virtual features drawn with it.
+    """Return, for each row, the factor that turns standard normal noise into noise with the row's covariance.
 
-    The root is a matrix for a full covariance, else a standard deviation for each feature or for all.
+    The factor is a square root of the covariance: a matrix if that is a matrix, else a standard deviation,
+    one for each feature or one for all. It is 0 if rows have no covariance. The second result is the data
+    type of the virtual features that are drawn with these factors.
     """
     if rows.covariance is None:
         return jnp.zeros_like(jnp.asarray(rows.count), dtype), dtype

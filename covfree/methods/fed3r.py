@@ -56,7 +56,11 @@ def gram_merge(params: object, message: Message, num_classes: int) -> tuple[tupl
 
 
 def within_phase(params: Scalar, totals: tuple[Moments], rows: Rows, num_classes: int) -> Factor:
-    """Compute the within-class scatter; it is exact if rows are examples, an estimate if they are means."""
+    """Compute what a client adds to the within-class scatter, a `Factor`; ``totals`` has the class means.
+
+    If ``rows`` are the client's examples, the sum over all clients is the exact scatter. If they are its
+    class means, the sum is FedCOF's estimate of it.
+    """
     return Factor(within_factor(rows, totals[0]))
 
 

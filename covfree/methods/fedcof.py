@@ -223,10 +223,10 @@ def estimating(method: Method) -> tuple[Method, Within]:
 
 
 def _oracle_merge(shrinkage: Shrinkage, message: Message, num_classes: int) -> tuple[Moments, Spread]:
-    """Compute the server's state after all rounds of `fedcof_oracle`, from the clients' merged messages.
+    """Compute the class moments and the unshrunk covariance of `fedcof_oracle` from all clients' messages.
 
-    ``message`` has all clients' class means, each with its covariance matrix or, in place of all these
-    matrices, the sum of their scatters.
+    ``message`` is all these messages merged into one. It has every client's class means. The covariance
+    matrix of each is in ``message.rows``; or ``message.matrix`` is the sum of all clients' scatter matrices.
     """
     if message.matrix is None:
         sent_matrix(message.rows.covariance, "covariance with each of")

@@ -19,17 +19,20 @@ Merge: TypeAlias = Callable[[Any, Message, int], tuple[Any, ...]]
 
 @dataclass(frozen=True)
 class MessageForm:
-    """How a client makes a message of its examples, and how the server uses the merged message.
+    """How a client turns its examples into one `Message`, and how the server uses all clients' messages.
 
     Attributes:
-        name: what is sent, for error messages.
-        make: ``(params, features, labels, num_classes) -> Message`` of one client, with a row for each class;
-            absent classes have count 0. Arrays may be traced.
-        merge: ``(params, message, num_classes) -> state``, the server's state after all rounds, from the
-            message that `collect` merges from those of all clients.
-        matrices: ``"client"`` if a client sends one d × d matrix, ``"row"`` if it sends one for each class.
-        solved: whether the client sends its own ridge solution, whose columns replace the class means.
-        pooled: whether the server needs only the sum of all classes' scatters, not one for each class.
+        name: what a client sends, for error messages: such as "Gram matrices".
+        make: ``(params, features, labels, num_classes) -> Message`` of one client. ``rows`` of the message
+            has a row for each class, such as its mean; the count is 0 for a class without examples. Arrays
+            may be traced.
+        merge: ``(params, message, num_classes) -> state``: the server's state after all rounds of the method.
+            Its ``message`` is made by `collect` from the messages of all clients.
+        matrices: ``"client"`` if a client sends one d × d matrix; ``"row"`` if it sends one for each of its
+            classes.
+        solved: whether a client sends, in place of class means, the columns of its own ridge solution.
+        pooled: whether the server needs only the sum of the scatter matrices of all classes, not each of
+            them.
     """
 
     name: str

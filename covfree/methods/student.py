@@ -115,10 +115,11 @@ def _law(numbers: Any, state: tuple[Any, ...], rows: Rows, num_classes: int, *, 
 def _products(
     numbers: Any, state: tuple[Any, ...], rows: Rows, num_classes: int, *, examples: bool, rank: int
 ) -> jax.Array:
-    """Compute S_c Ω for each class c, with S_c the scatter of clients' means of the class (`row_factor`).
+    """Multiply the scatter S_c of each class by fixed vectors Ω; return the products [classes, d, vectors].
 
-    Ω are at most ``rank`` fixed directions (`shared_directions`). With ``examples``, rows are examples, and
-    clients' class means are computed first.
+    S_c is the scatter of the clients' means of class c, weighted as in `row_factor`. Ω are min(``rank``, d)
+    orthonormal columns, the same at all parties (`shared_directions`). If ``examples`` is true, ``rows`` are
+    examples, and clients' class means are computed from them first.
     """
     first, _, law = state
     means = _means(rows, num_classes, examples)

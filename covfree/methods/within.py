@@ -61,9 +61,10 @@ def moments_in(state: Any) -> Moments | None:
 
 
 def from_means(weighting: Weighting) -> Within:
-    """Make FedCOF's estimator of the within-class scatter, which needs only clients' class means.
+    """Make FedCOF's estimator of the within-class scatter from the means that clients send of their classes.
 
-    K_c means of class c have K_c − 1 degrees of freedom.
+    It is a `Within`, a record of functions. ``weighting`` says how classes are weighted, see `class_weights`.
+    If there are K_c means of class c, they have K_c − 1 degrees of freedom.
     """
     weight = bound(_class_weight, weighting=weighting)
     factor = bound(within_factor, weighting=weighting)

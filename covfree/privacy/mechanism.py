@@ -191,9 +191,11 @@ class Private:
         return self.head(*totals)
 
     def _check_total(self, step: int, total: Upload, first: Upload | None = None) -> None:
-        """Raise ValueError if the ``total`` of a step has too few draws of noise, or a wrong shape.
+        """Raise ValueError if the sum of all clients' uploads lacks noise, or has a wrong shape.
 
-        ``first`` is the total of step 0, from which the shape follows; None to leave the shape unchecked.
+        ``total`` is the sum of the step number ``step``; the promise says how many draws of noise it must
+        contain. Its expected shape follows from ``first``, the sum of step 0; with None the shape is not
+        checked.
         """
         self._grid(step, total.kind)
         if total.noises < (least := self.promise.honest or 1):

@@ -181,12 +181,16 @@ def nearest_mean(method: Method[Any], known: NoisySums) -> Head:
 
 
 def head_of(method: Method[Any], known: NoisySums, grid: Grid, total: Upload) -> Head:
-    """Make the method's head from noisy class sums, ``known``, and a noisy second moment, ``total``.
+    """Make the private head from two noisy sums over clients: class sums ``known``, second moments ``total``.
 
-    The noise's expectation is subtracted from the scatter; negative eigenvalues then become 0. The noise's
-    largest eigenvalue (`noise_edge`) is added to the regulariser. In LDA with covariance Σ, noise of variance
-    v_c in each entry of a class mean μ shifts the bias −½ μᵀΣ⁻¹μ by −½ v_c tr Σ⁻¹ on average; this shift is
-    undone. The sums are of features divided by the clip, so that squares do not overflow; the head takes
+    Three corrections reduce the harm of the noise:
+
+    - the noise's expectation is subtracted from the scatter, and negative eigenvalues become 0;
+    - the noise's largest eigenvalue (`noise_edge`) is added to the regulariser;
+    - LDA has the biases −½ μᵀΣ⁻¹μ with the covariance Σ. Noise of variance v_c in each entry of a class mean
+    μ shifts them by −½ v_c tr Σ⁻¹ on average; this shift is undone.
+
+    Both sums are of features divided by the clip of ``grid``, so that squares do not overflow. The head takes
     features that are not divided.
     """
     with np.errstate(over="ignore"):  # the check below raises if a number overflows

@@ -71,7 +71,10 @@ class ClientData:
         return jax.tree.map(lambda x: jnp.asarray(x)[safe], self.features), labels
 
     def all(self) -> tuple[Any, jax.Array]:
-        """Return features and labels of all of the client's examples, padded to the length of ``index``."""
+        """Return features and labels of all of the client's examples, with padding after them, see `take`.
+
+        The arrays are as long as ``index``.
+        """
         return self.take(jnp.arange(self.index.shape[0]))
 
 

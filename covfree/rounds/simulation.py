@@ -43,14 +43,15 @@ class Held(NamedTuple):
 
 
 class Round(NamedTuple):
-    """The outcome of a round.
+    """The outcome of one round of a simulated federation.
 
     Attributes:
         state: the server's next state.
-        pending: sums of uploads that arrive in later rounds, as in `Held`.
-        memories: for each `Group`, its clients' numbers (−1 for padding and lost uploads) and new memory.
+        pending: the sums of late uploads, which arrive in later rounds, as in `Held`.
+        memories: for each `Group` of clients, their numbers (−1 for padding and lost uploads) and what they
+            now remember.
         record: the round's record for the history, without evaluation.
-        items: the length of each table in the total of the uploads.
+        items: the number of rows in each table of the clients' uploads; tables are concatenated, not added.
         unsound: what is not finite, such as "the state", for a warning; None if all is finite.
     """
 
@@ -176,10 +177,10 @@ class Simulation(NamedTuple):
         }
 
     def structure_after(self, items: list[list[int]], held: Held, bank: Bank) -> Any:
-        """Return the pytree structure that `Held` has after some rounds, to load a saved run.
+        """Return the pytree structure of `Held` after some rounds; a saved run's arrays are loaded into it.
 
-        ``items`` has, for each of these rounds, the lengths of the tables in its total. ``held`` and ``bank``
-        are those before the first round.
+        ``items`` has, for each of these rounds, the number of rows in each table that the clients uploaded.
+        ``held``, and ``bank`` with the clients' memory, are those before the first round.
         """
         state = held.state
         for counts in items:

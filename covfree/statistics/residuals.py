@@ -1,4 +1,8 @@
-"""Residuals: clients' examples minus their class means. Append vectors made from them to a table of rows."""
+"""Compute residuals, which are a client's examples minus its own class means.
+
+A client may send vectors that are made from its residuals, such as a few principal directions. `with_vectors`
+appends such vectors to the `Rows` of class means.
+"""
 
 from __future__ import annotations
 

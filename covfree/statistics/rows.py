@@ -191,7 +191,10 @@ def _rows_of(
     first = jax.ops.segment_min(jnp.arange(examples, dtype=jnp.int32), slot, num_rows)
 
     def of_row(values: jax.Array) -> jax.Array:
-        """Return, for each row, the integer in ``values`` [examples] that its examples share; −1 if empty."""
+        """Return, for each row, the value of its examples in ``values`` [examples]; −1 for an empty row.
+
+        The values are integers, such as labels. All examples of a row have the same value.
+        """
         if not examples:
             return jnp.full(num_rows, -1, jnp.int32)
         return values.astype(jnp.int32).at[first].get(mode="fill", fill_value=-1)

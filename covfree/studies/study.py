@@ -228,11 +228,12 @@ class Study:
         listener.step(doing, number - 1, total, f"covfree: run {number} of {total}: {doing}")
 
     def _kept(self) -> tuple[RunFile | None, dict[str, str], dict[Cell, Run]]:
-        """Read the study's earlier runs of closed-form methods, which need not be repeated.
+        """Read from the study's folder the finished runs of closed-form methods, which are not repeated.
 
         Returns:
-            The file of the runs, or None without a folder. Each method's fingerprint, by the method's name;
-            it tells methods of one name apart. And the last run in the file for each `Cell` of the study.
+            Three results: the file of runs, or None if the study has no folder; by the name of each method,
+            its fingerprint, which tells whether a stored run is of this method or of another one with the
+            same name; and, for each `Cell` of the study, its last run in the file.
         """
         prints = {
             name: fingerprint(each.method if isinstance(each, Variant) else each)

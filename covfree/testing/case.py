@@ -33,7 +33,7 @@ _DRAWN = 3
 
 
 def same(seen: Any) -> Any:
-    """Return the argument; used where a change of the input must not change the outcome."""
+    """Return the argument unchanged: the default of functions that change a law's input or its outcome."""
     return seen
 
 
@@ -120,7 +120,7 @@ class Case:
 
     @cached_property
     def made(self) -> Any:
-        """The result of ``make`` for the example without padding."""
+        """What ``make`` returns for the input `plain`, in float32 and not compiled."""
         return self.direct(self.plain)
 
     def seen(self, given: Any) -> Any:

@@ -44,10 +44,15 @@ Reference: TypeAlias = Callable[[np.ndarray, np.ndarray, np.ndarray, int], Calla
 
 
 class Task(NamedTuple):
-    """The data of a check: labelled features of clients, to fit a head, and ``probes``, which it scores.
+    """Data on which a check runs a method: a head is fitted to examples of clients, and scores ``probes``.
 
-    A multiple of ``step`` is added to each float of the method, so that derivatives by these floats can be
-    taken.
+    Attributes:
+        features: [examples, dim] the examples.
+        labels: their classes.
+        clients: their clients.
+        probes: [probes, dim] further features, whose scores are compared.
+        step: where derivatives by the method's hyperparameters are taken, a multiple of this number is added
+            to each of them.
     """
 
     features: Any

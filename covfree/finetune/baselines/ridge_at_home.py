@@ -97,9 +97,10 @@ def ridge_at_home(
 
 @jit
 def _weights(head: LinearHead, features: jax.Array, labels: jax.Array, places: jax.Array) -> jax.Array:
-    """Return the weights W_k of each client k's head, [clients, dim, classes]; see `ridge_at_home`.
+    """Compute each client's own head, and return the weights W_k of all clients, [clients, dim, classes].
 
-    ``places`` [clients, most examples] are the indices of a client's examples, filled up with −1.
+    `ridge_at_home` has the formula. ``head`` is the global head; ``features`` and ``labels`` are those of all
+    clients. ``places`` [clients, most examples] has the indices of each client's examples, filled up with −1.
     """
 
     def one(place: jax.Array) -> jax.Array:

@@ -21,9 +21,11 @@ from covfree.statistics.groups import subset_groups
 
 
 def _average_scores(params: Any, system: None, moments: Moments) -> LinearHead:
-    """Make the head of averaged scores: for class c, the mean of the clients' [w_kc, b_kc] with weights n_kc.
+    """Make the linear head whose scores are averages of the clients' scores; n_kc is the weight of client k.
 
-    Client k's [w_kc, b_kc] is a row with count n_kc, so this is the class mean in ``moments``.
+    Client k trained a head on its own examples, n_kc of them in class c. For each class c it sent the weights
+    and bias [w_kc, b_kc] as a row with count n_kc, in place of a class mean. So the class means in
+    ``moments`` are the averages.
     """
     mean = moments.mean
     return head_for_present(mean[:, :-1].T, mean[:, -1], moments.present)

@@ -35,10 +35,10 @@ class RecursiveRidge:
     Attributes:
         root: R, upper triangular with a diagonal above 0, with Rᵀ R = Fᵀ F + λI for the features F.
         total: sum of the features of each class.
-        count: examples of each class.
-        margin: how much of Rᵀ R was left by the `downdate` that left least: 1 before any, 0 if one was
-            refused. It is the smallest squared pivot, about the smallest factor by which a `downdate`
-            multiplied uᵀRᵀRu, over all directions u. Rounding errors grow by about 1/margin.
+        count: number of examples of each class.
+        margin: shows how much rounding errors have grown: by about 1/margin. It is 1 before any `downdate`,
+            and 0 after one that was refused. Otherwise it is the smallest squared pivot so far, about the
+            smallest fraction of uᵀRᵀRu that a `downdate` left, over all directions u.
     """
 
     root: Float[Array, "*batch dim dim"]

@@ -173,10 +173,11 @@ def _mean(values: jax.Array, weight: jax.Array) -> jax.Array:
 def _combined(
     start: Head, scale: jax.Array, moments: Moments, point: jax.Array
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Add the correction's weights W and biases a to those of the method's head, if it is linear.
+    """Add the linear correction to the method's head ``start``; return weights, biases and present classes.
 
-    The head is ``start``; its weights and biases are first multiplied by ``scale``. If it is not linear, W
-    and a are returned alone. ``point`` is [W; a]. Biases are for features minus their grand mean.
+    ``point`` is the correction: its weights W, and its biases a as the last row. Weights and biases of
+    ``start`` are multiplied by ``scale`` before they are added. If ``start`` is not linear, W and a are
+    returned alone. Biases are for features minus their grand mean.
 
     Returns:
         Weights [dim, classes], biases [classes], and a mask of the present classes.

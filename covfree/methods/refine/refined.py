@@ -153,9 +153,11 @@ def _images(
     trace: jax.Array,
     gram: ScatterChoice | None,
 ) -> jax.Array:
-    """Compute A times ``search.directions``, for the exact matrix A of the head's linear system A W = M.
+    """Multiply ``search.directions`` by A, the exact matrix of the linear system A W = M of the head.
 
-    ``image`` is the exact within-class scatter times the directions, and ``trace`` the trace of that scatter.
+    The clients' answers give the exact within-class scatter S only in part: ``image`` is S times the
+    directions, and ``trace`` is tr S. If ``gram`` is None, the head is LDA, and A is the shrunk covariance.
+    Otherwise A is the Gram matrix of a ridge head, and ``gram`` says which scatter it contains.
     """
     degrees = jnp.maximum(moments.within_degrees, 1)
     dim = search.right.shape[0]
@@ -180,7 +182,12 @@ def _finish(
     *,
     plan: RefinePlan,
 ) -> Any:
-    """Make the refined head: for LDA and ridge from the refined weights, for others from `known_matrix`."""
+    """Make the refined head after the last round.
+
+    An LDA or ridge head is made from the refined weights, ``search.weight``. Any other head is made by the
+    method's own function, ``plan.head``, from `known_matrix`: a covariance that agrees with all products that
+    clients computed.
+    """
     if plan.head is not None:
         return plan.head(numbers.first, known_matrix(search), moments, None, *own)
     return (lda_head_of if plan.gram is None else ridge_head_of)(search.weight, moments)

@@ -47,10 +47,10 @@ class Search(NamedTuple):
 
 
 def begin(inverse: Factorisation, right: Float[Array, "dim columns"], most: int) -> Search:
-    """Start the search for the solution W of A W = M, from W = P M with P ≈ A⁻¹.
+    """Start to solve A W = M for W: the first approximation is W = P M, with P ≈ A⁻¹ and M = ``right``.
 
-    The server does not know A; in each round clients multiply at most ``most`` vectors by it. P is
-    ``inverse``, and M is ``right``.
+    Only clients can multiply vectors by A, at most ``most`` vectors in a round. ``inverse`` is a factorised
+    matrix near A, whose inverse is P. The result also holds the vectors for the first round.
     """
     nothing = right[:, :0]
     # The search does not use the pivot, so set it to 0. If Cholesky broke down, it is NaN, and a run would

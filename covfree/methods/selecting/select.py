@@ -33,10 +33,11 @@ def _served(
 
 
 def _rounds(tracks: Tracks, maker: Maker, share_of_rows: float) -> list[Round]:
-    """Make the rounds in which all methods run together; after the last one the server makes all heads.
+    """Make the rounds in which all methods run side by side; after the last one the server makes all heads.
 
-    ``share_of_rows`` is the share of rows that rounds over rows keep aside, to choose a method by; it is 0
-    unless the rows are the examples. Rounds over examples use ``maker.share``.
+    In some rounds clients use their examples; in others the rows that they would send, such as class means.
+    Clients keep a share of their examples aside, to choose a method by: ``maker.share``. In rounds over rows
+    the share is ``share_of_rows``, which is above 0 only if each row is one example.
     """
     every = [(steps, False) for steps in tracks.over_rows] + [(steps, True) for steps in tracks.over_examples]
     found = []

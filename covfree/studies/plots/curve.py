@@ -24,11 +24,12 @@ _DASHES = ("-", "--", "-.", *((0, pattern) for pattern in _ON_AND_OFF))
 
 
 def plot(path: Path, title: str, every: Sequence[Result], num_classes: int) -> list[Path]:
-    """Draw accuracy against rounds, bytes up and operations, as PNG, PDF and SVG.
+    """Draw test accuracy against rounds, bytes sent by clients, and operations; save as PNG, PDF and SVG.
 
-    Colours show starts, and dashes algorithms. Lines are means over the seeds, bands standard deviations. A
-    dotted line shows the closed-form stage, in which the server solves for the head: it leads from chance
-    (1 / number of classes) through the stage's rounds to the start of training.
+    There is a line for each of the results ``every``: the mean over the seeds, in a band of ± one standard
+    deviation. Its colour shows the head from which training starts, and its dashes show the algorithm. If
+    this first head is in closed form, a dotted line shows the rounds in which it is computed. The dotted line
+    begins at chance, 1 / ``num_classes``, and ends where training starts.
     """
     with figures.style():
         return figures.save_all(draw(title, every, num_classes), path)
