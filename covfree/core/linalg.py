@@ -62,17 +62,18 @@ class Diagnostics(NamedTuple):
 
 
 class Factorisation(NamedTuple):
-    """A `Scatter` with its Cholesky factor or its eigenvectors, from which `solve` solves linear systems.
+    """A symmetric matrix A, factorised so that `solve` can solve linear systems A X = B.
 
-    The core is the [size, size] matrix that is factorised: `Scatter.core` (the matrix, or its smaller dual
-    YYᵀ) with the shift added to its diagonal.
+    Either A itself is factorised or, if A = YᵀY + s I has a smaller dual YYᵀ + s I, this dual. The factorised
+    matrix is the core, [size, size].
 
     Attributes:
-        scatter: the matrix of the linear systems.
-        basis: Cholesky factor of the scaled core D·core·D; the core's eigenvectors if ``deficient``.
-        diagonal: the diagonal of the scaling D (see `factorise`). If ``deficient``, the inverses of the
-            core's eigenvalues, with 0 for an eigenvalue that may be rounding error.
-        deficient: whether eigenvectors are stored, because Cholesky failed or the dual has no shift.
+        scatter: A.
+        basis: the Cholesky factor of D·core·D, for a diagonal matrix D that scales the core; if
+            ``deficient``, the eigenvectors of the core.
+        diagonal: the diagonal of D (see `factorise`). If ``deficient``, the inverses of the core's
+            eigenvalues, with 0 for an eigenvalue that may be rounding error.
+        deficient: whether eigenvectors are stored, because Cholesky failed or s is 0 in the dual.
         smallest_pivot: see `Diagnostics`.
     """
 

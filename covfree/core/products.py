@@ -44,9 +44,11 @@ def scale_for(total: Float[Array, ""]) -> tuple[Float[Array, ""], Integer[Array,
 
 
 def squares_in_scales(numbers: Float[Array, " numbers"]) -> Float[Array, "scales"]:
-    """Return Σ (s x)² over numbers x ≥ 0 for several factors s; such sums over parts of the numbers add up.
+    """Return Σ (s x)² over numbers x ≥ 0, once for each of three factors s.
 
-    All are computed, as `scale_for` chooses s by the sum of all numbers, which is known only at the end.
+    Only with the right factor do the squares stay in float32's range. `scale_for` chooses it by the sum of
+    all numbers, which a client that has only some of them does not know. So clients compute the result for
+    every factor, and the results add up.
     """
     # Cap numbers at 2⁵⁰, so that with a wrong factor the sum of up to 2²⁷ squares is not infinite. With the
     # right factor the cap changes nothing, if the sum of the numbers is below 2¹¹⁰.

@@ -18,7 +18,13 @@ from covfree.data.image_set import ImageSet, image_arrays, image_formats
 
 
 class _Tables(NamedTuple):
-    """Names of a federation's training table and image folder, and a text that says what to download."""
+    """Where the files of a data set that is split by user are.
+
+    Attributes:
+        train: the name of the CSV file with the training images and their users.
+        images: the name of the folder of images.
+        download: a text that says what to download.
+    """
 
     train: str
     images: str

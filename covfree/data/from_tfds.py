@@ -185,7 +185,10 @@ def _is_name(kinds: Any, feature: Any) -> bool:
 
 
 def _instructions(builder: Any, expression: str) -> Sequence[Any]:
-    """Return the files, and the part of each, that a split expression selects."""
+    """Return which files of a TensorFlow data set, and which part of each, hold the examples of a split.
+
+    ``expression`` is the split's name, or a part of it, such as ``train[:10%]``.
+    """
     splits = builder.info.splits
     try:
         return splits[expression].file_instructions

@@ -236,9 +236,10 @@ class Description:
         return self._made(network)
 
     def _made(self, network: Any) -> Algorithm:
-        """Make the algorithm that the description names.
+        """Make the algorithm that the description names, without the checks of `make_algorithm`.
 
-        Without the ``network`` that a federation trains, it trains only a head, in as many rounds.
+        ``network`` is the network that the federation trains. Without it, the algorithm trains only a head,
+        but has the same number of rounds.
         """
         made, classes = self.private_method, len(self.class_names)
         if made is not None:

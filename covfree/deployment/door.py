@@ -29,11 +29,11 @@ class Stopped(RuntimeError):
 
 
 class Left(Refused):
-    """Raised by a site that takes no further part in a round's secure sum; the text is for the site alone.
+    """The error of a site that leaves a round's secure sum; its text is shown only at this site.
 
     Attributes:
-        turn: the turn (one step of a round) that the site does not answer.
-        answer: the message that says so to the server, and neither a number nor a reason. Without it the
+        turn: the turn (one step of a round) from which on the site does not answer.
+        answer: a message to the server that says so, without a number or a reason. If it is not sent, the
             server waits for the site until the deadline.
     """
 

@@ -173,7 +173,7 @@ class PrivateSteps:
         return state.kind
 
     def sent_form(self, state: _State) -> AnyArray:
-        """Return an array with the shape and data type of the broadcast, by which a site reads it."""
+        """Return an array like the one that `broadcast` sends; a site takes shape and data type from it."""
         return state.kind
 
     def skeleton(self, items: Sequence[Sequence[int]]) -> _State:

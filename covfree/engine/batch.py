@@ -138,11 +138,12 @@ def accumulate(
 
 
 def solve_rows(method: Method[H], rows: Source, *, num_classes: int) -> H:
-    """Solve for the head from the rows of all clients.
+    """Compute a method's head from the rows (class means) of all clients.
 
     Args:
         method: the method; its numbers, such as γ, may be traced, so that ``vmap`` sweeps them.
-        rows: all rows, from any source of `accumulate`; padding changes nothing.
+        rows: all rows: `Rows` in memory, or `Generated` or `Stream`, which give them part by part. Padding
+            changes nothing.
         num_classes: C, static.
 
     Returns:

@@ -169,9 +169,9 @@ def _numbers(
 def over_examples(
     method: Method[Any], features: Any, labels: Any, clients: Any, how: How
 ) -> InMemory | InParts:
-    """Return a function that computes the sum of each round over all examples; clients below 0 are padding.
+    """Return a function that computes the total of any round over all examples: ``(round, params, sent)``.
 
-    Large features are read part by part.
+    Examples of clients below 0 are padding. Large features are read part by part.
     """
     if is_large(features):
         labels = np.where(np.asarray(clients) >= 0, np.asarray(labels), -1)
@@ -203,7 +203,11 @@ class InParts:
         return int((self.labels >= 0).sum())
 
     def __call__(self, each: Round, params: Any, sent: Any) -> Any:
-        """Return a round's total: the sum over all examples of what the round's client function computes."""
+        """Apply a round's client function to all examples, part by part, and return the sum of its results.
+
+        The round is ``each``; ``params`` are the method's, and ``sent`` is what the server sends to clients
+        in it.
+        """
         parts = list(blocks(self.features))
         size, running = parts[0].stop, None
         add = partial(add_part, each.client, params, sent)

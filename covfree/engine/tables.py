@@ -132,9 +132,11 @@ def _squares_of(
     layout: Layout,
     dim: int,
 ) -> np.ndarray | None:
-    """Return the scatter of each group of rows, the sum of its rows' ``squares``; None if rows have none.
+    """Add up the scatters of the rows of each group, from ``Table.squares``; None if none are kept.
 
-    Row ``order[i]`` of the stacked tables is in group ``group[i]``; ``groups`` is the number of groups.
+    Rows are numbered from 0 through all ``tables``, one table after another. Row ``order[i]`` is in group
+    ``group[i]``; ``groups`` is the number of groups. ``layout`` says whether a scatter is a matrix, a
+    diagonal or a number, of ``dim`` features.
     """
     if layout.squares is None or layout.pooled:
         return None

@@ -44,7 +44,11 @@ def valid_directions(rows: Rows) -> Bool[Array, " rows"]:
 
 
 def directed_moments(rows: Rows, num_classes: int) -> DirectedMoments:
-    """Compute the sums in `DirectedMoments` over rows that are class means or residual directions."""
+    """Sum the class means and the residual directions that clients sent, as `DirectedMoments`.
+
+    ``rows`` contains both. A row with ``sketch`` True is a residual direction; its count is its degrees of
+    freedom.
+    """
     moments = first_moments(rows, num_classes)
     return DirectedMoments(
         moments, row_counts(rows, valid_directions(rows)).astype(moments.total.dtype).sum()

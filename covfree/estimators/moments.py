@@ -47,7 +47,10 @@ def row_counts(rows: Rows, valid: Bool[Array, " rows"]) -> Float[Array, " rows"]
 
 
 def row_means(rows: Rows, valid: Bool[Array, " rows"]) -> Float[Array, "rows dim"]:
-    """Return means in at least float32; 0 in padding rows, which may hold NaN."""
+    """Return ``rows.mean``, in float32 if its data type is smaller; 0 in padding rows.
+
+    ``valid`` is False for padding rows, whose means may be NaN.
+    """
     dtype = accumulation_dtype(rows.mean)
     return jnp.where(valid[:, None], whole(rows.mean), 0).astype(dtype)
 

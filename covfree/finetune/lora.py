@@ -99,7 +99,10 @@ def _merged(trained: Any, frozen: Any) -> Any:
 # Instances with equal fields are equal, so another model of the same kind needs no compilation.
 @dataclass(frozen=True)
 class _Around:
-    """Wraps a model's function so that it uses LoRA's weights W + s A B (s: the scale) in place of W."""
+    """A model's function, called with LoRA's weights W + s A B in place of W; s is LoRA's scale.
+
+    ``frozen`` has W and s; ``trained`` has A, B and the parameters that are trained without LoRA.
+    """
 
     function: Callable[..., Any]
 

@@ -267,9 +267,10 @@ def _read_own(arrays: dict[str, np.ndarray], network: Any) -> SavedHead:
 
 
 def _without_term(head: Any) -> tuple[Any, dict[str, Any]]:
-    """Return a `CorrectedHead`'s classifier, and the arrays of its linear term by name.
+    """Split a `CorrectedHead` into the head that is corrected, and the arrays of the correction by name.
 
-    Any other head is returned as it is, with ``{}``.
+    The correction is a linear term and the factor of the head's scores. Any other head is returned as it is,
+    with ``{}``.
     """
     if not isinstance(head, CorrectedHead):
         return head, {}

@@ -127,10 +127,10 @@ def student_head(
 
     A priori the covariance Σ_c of class c follows an inverse Wishart distribution about Σ̃, the covariance
     that the classes share, as if κ = prior·d observations had been seen before. Class c has K_c rows: the
-    clients' means of the class. Given these, the features of an example follow a multivariate Student distribution
-    about the class mean μ_c, with ν_c = κ + K_c + 1 degrees of freedom. The fewer the rows, the closer the
-    distribution's shape is to Σ̃. For κ → ∞ the head is `lda_head`. A row with mean x_r and count n_r is
-    weighted as if Cov(x_r) = Σ_c (1/n_r + τ), with τ from `client_variance`.
+    clients' means of the class. Given these, the features of an example follow a multivariate Student
+    distribution about the class mean μ_c, with ν_c = κ + K_c + 1 degrees of freedom. The fewer the rows, the
+    closer the distribution's shape is to Σ̃. For κ → ∞ the head is `lda_head`. A row with mean x_r and count
+    n_r is weighted as if Cov(x_r) = Σ_c (1/n_r + τ), with τ from `client_variance`.
 
     The scatter of K_c rows has a rank below K_c. So it is enough to whiten the rows once and to factorise a
     matrix of size min(K_c, d) for each class. The head is as large as the rows and one matrix [d, d], and

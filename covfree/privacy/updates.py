@@ -75,11 +75,14 @@ class PrivateUpdates:
         return (integers + noise).view(np.uint64)
 
     def decode(self, total: Words, like: Any) -> Any:
-        """Return the floats that a sum of words encodes, as a pytree.
+        """Convert the sum of encoded uploads to floats: the sum of the clipped uploads, plus the noise.
 
         Args:
-            total: the sum, modulo 2⁶⁴, of words from `encode`.
-            like: an upload, or anything with its structure, shapes and data types.
+            total: the sum, modulo 2⁶⁴, of what `encode` returned for each client.
+            like: a pytree with the structure, shapes and data types of an upload.
+
+        Returns:
+            A pytree like this one.
         """
         return shaped(total.view(np.int64) * (self.clip / self.bound), like)
 

@@ -180,7 +180,7 @@ class Grid:
 
     @property
     def square_step(self) -> float:
-        """The size of one grid unit of a class's sum of squared norms, in units of B², with B the clip."""
+        """The factor that converts the integer for a class's squared norms to Σ ‖x‖²/B², with B the clip."""
         return 1 / self.square if self.weight is None else self.step / SQUARE_SHARE
 
     def upload(
@@ -209,10 +209,10 @@ class Grid:
         return Upload(self.kind, upload.values + noise.reshape(upload.values.shape), upload.noises + noises)
 
     def deviation(self, noises: int) -> float:
-        """Return the standard deviation of the noise in a sum to which ``noises`` draws of noise were added.
+        """Return the standard deviation of the noise in a sum that contains ``noises`` draws of noise.
 
-        It is for features divided by the clip. For class sums, it is the deviation of each feature's sum; for
-        the matrix, that of a diagonal entry.
+        It is for features divided by the clip. For class sums, it is that of each entry of a class's feature
+        sum. For the second moment, it is that of a diagonal entry.
         """
         return _deviation(self.kind, self.log_deviation, noises) * self.step
 
@@ -269,11 +269,11 @@ def _deviation(kind: Kind, log_deviation: int, noises: int) -> float:
 
 
 def _limit(kind: Kind, weight: float) -> float:
-    """Return the bound on the norm of a client's upload, which is scaled down if its norm is larger.
+    """Return the largest norm that a client's upload may have; a longer upload is scaled down to it.
 
-    Features are divided by the clip. Class sums may be as large as those of ``weight`` examples of one class.
-    The second moment of all features (``"matrix"``) adds up the examples of all classes, so its bound is
-    larger; covfree chooses 2·``weight``.
+    ``weight`` is the number of examples with which the client may count. Features are divided by the clip, so
+    each has norm 1 at most. For class sums, the limit is the norm of ``weight`` such examples of one class.
+    For the second moment of all features (``"matrix"``) it is 2·``weight``, covfree's choice.
     """
     return weight * (math.hypot(1, COUNT_SHARE, SQUARE_SHARE) if kind == "sums" else 2)
 

@@ -70,7 +70,11 @@ class Rules:
         return found[0]._replace(sends=method.sends, class_names=self.class_names, extractor=self.extractor)
 
     def difference(self, own: Kind) -> str | None:
-        """Describe how a message's kind, ``own``, differs from these rules' kind; None if it does not."""
+        """Say how a message differs in kind from what the method's clients send; None if it does not differ.
+
+        ``own`` is the message's `Kind`: which arrays and metadata it has. Without a method, only class names
+        and extractor are compared.
+        """
         names = own.class_names
         # If the server knows the class names, a message may have the names of the first classes only.
         least = self.num_classes if self.class_names is None else 1
@@ -118,7 +122,7 @@ class Letter:
 
     @cached_property
     def received(self) -> Message:
-        """The message as converted by `as_received`."""
+        """The message without padding, in data types that can be summed, see `as_received`."""
         return as_received(self.message)
 
 

@@ -69,17 +69,19 @@ def diagnose_sites(
 def clip_sites(rows: Rows, *, num_classes: int, limit: float | int = 1.5) -> Rows:
     """Move outlying class means towards those of the other sites, and cap the weight of large sites.
 
-    This bounds each site's influence where the server may not exclude sites. Let r be the standardised
-    distance D/√v (see `fit_model`) of a class mean x from the other sites' centre g, divided by the median of
-    D/√v over all class means. A mean with r above ``limit`` is replaced by g + (limit/r)(x − g), which bounds
-    its influence as Huber's function does. If a site has more than three times as many examples as the median
-    site, the counts of its class means are scaled down to three times; counts of other rows stay.
-    Honest sites lose little. Against attackers, `diagnose_sites`, which excludes whole sites, is better
-    (``docs/security.md``).
+    Use it to bound each site's influence if the server may not exclude sites. Honest sites lose little.
+    Against attackers, `diagnose_sites`, which excludes whole sites, is better (``docs/security.md``).
+
+    A site's mean x of a class is compared with g, the centre of the other sites' means of this class. Its
+    distance, in units of the expected distance, is D/√v (see `fit_model`). Let r be D/√v divided by the
+    median of D/√v over all class means. If r is above ``limit``, x is replaced by g + (limit/r)(x − g), which
+    bounds its influence as Huber's function does. If a site has more than three times as many examples as
+    the median site, the counts of its class means are scaled down to three times; counts of rows that are no
+    class means stay.
 
     Args:
-        rows: all sites' rows, such as ``collect(…).message.rows``. A client's rows of one class are moved
-            alike. Classes with means of fewer than three sites are not moved.
+        rows: the rows (class means) of all sites, such as ``collect(…).message.rows``. If a site has several
+            rows of a class, they are moved alike. Classes with means of fewer than three sites are not moved.
         num_classes: C.
         limit: the largest r; at least 1.
 

@@ -90,12 +90,14 @@ class Federation:
         return int((self.size > 0).sum())
 
     def groups(self, drawn: np.ndarray, delay: np.ndarray, multiple: int, delays: int) -> list[Group]:
-        """Group the members of a round by padded size, with the larger clients first in each group.
+        """Divide the clients of a round into groups, each of which is computed by one compiled function.
+
+        In a group, all clients are padded to one number of examples; clients with more examples come first.
 
         Args:
             drawn: clients of the round; −1 for nobody.
-            delay: the delay of each upload in rounds; −1 for never.
-            multiple: the number of members in a group is padded to a multiple of this.
+            delay: for each of them, by how many rounds its upload is late; −1 if it never arrives.
+            multiple: each group is padded to a multiple of this number of clients.
             delays: the number of possible delays, 0 to ``delays`` − 1.
         """
         most, delay, drawn = len(drawn), delay[drawn >= 0], drawn[drawn >= 0]

@@ -309,7 +309,10 @@ def check_exchange(session: Session, advert: Advert) -> None:
 
 
 def signed_came(session: Session, came: Collection[int], agreed: Agreed) -> bool:
-    """Return whether ``agreed`` is a valid signature of the list ``came`` by a client in this list."""
+    """Return whether ``agreed`` is a valid signature of the list ``came`` by a client that is in the list.
+
+    The list has the numbers of the clients whose uploads came.
+    """
     content = session.came_label(came)
     return agreed.sender in came and _verified(session, agreed.sender, agreed.signature, content)
 

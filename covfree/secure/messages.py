@@ -107,9 +107,9 @@ class Session:
         return self.label("came", 0, 0) + b"\0" + hashlib.sha256(numbers.encode()).digest()
 
     def label(self, purpose: str, first: int, second: int) -> bytes:
-        """Return bytes that are different for each session, purpose and ordered pair of clients.
+        """Return bytes that name this session, a purpose such as "shares", and two clients in this order.
 
-        A key or signature that is made with these bytes is valid for nothing else.
+        Keys and signatures are made with these bytes, so that they are valid for nothing else.
         """
         return "\0".join(("covfree secure sum 2", self.name, purpose, str(first), str(second))).encode()
 

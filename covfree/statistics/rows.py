@@ -1,4 +1,4 @@
-"""Compute the rows of all clients at once, in arrays that have an entry for each example or each row."""
+"""Compute the `Rows` of all clients at once: the mean of each of their classes, or of random subsets of it."""
 
 from __future__ import annotations
 

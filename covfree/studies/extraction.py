@@ -106,7 +106,7 @@ def names_in(path: Path | None) -> tuple[str, ...] | None:
 
 
 def option_of(given: dict[str, Any]) -> str:
-    """Write the first name in ``given`` as a command-line option: ``client_column`` as ``--client-column``."""
+    """Write the first key of ``given`` as a command-line option: ``client_column`` as ``--client-column``."""
     return "--" + next(iter(given)).replace("_", "-")
 
 

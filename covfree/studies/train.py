@@ -153,11 +153,11 @@ def _first(training: Training, task: Task) -> _Stretch:
 
 
 def _next(training: Training, task: Task, before: _Stretch, result: Any, records: list[Record]) -> _Stretch:
-    """Make a new closed-form head on the features of the trained network; return the next `_Stretch`.
+    """Make a new closed-form head on the features of the trained network, from which training continues.
 
-    ``before`` is the stretch that has just ended with ``result``; ``records`` is the history so far. All
-    clients receive what they receive in a round of training, and send the statistics of the method that made
-    the first head.
+    ``before`` is the stretch of training (a `_Stretch`) that has just ended with ``result``; ``records`` is
+    the history so far. All clients receive what they receive in a round of training, and send the statistics
+    of the method that made the first head.
     """
     began, number = perf_counter(), before.number + 1
     assert task.network is not None

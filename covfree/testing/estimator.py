@@ -109,7 +109,10 @@ def doubling(case: Case) -> None:
 
 
 def merging(case: Case) -> None:
-    """If two rows of a class with equal means become one, the estimate A becomes aA + bI for some a and b."""
+    """Joining two rows of a class with equal means changes the estimate A at most to aA + bI.
+
+    The joined row has the sum of both counts; a and b are any numbers.
+    """
     rows = paired(case.about.dim)
     first = np.flatnonzero((rows.label >= 0) & (np.arange(len(rows.label)) % 5 == 0))
     count, label = rows.count.copy(), rows.label.copy()

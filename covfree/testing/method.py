@@ -198,7 +198,11 @@ def _part(rows: Rows, owner: Any, index: Any) -> Rows:
 
 
 def _plain(totals: Any) -> Any:
-    """Convert a round's totals to arrays that can be compared: full matrices, and tables in sorted order."""
+    """Convert the sums over clients in a round, so that two runs can be compared.
+
+    A `Scatter` becomes its full matrix. `Rows` become an array with a line for each row, without padding and
+    in sorted order.
+    """
 
     def one(total: Any) -> Any:
         if isinstance(total, Scatter):

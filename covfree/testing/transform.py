@@ -146,7 +146,7 @@ def unbiased(case: Case) -> None:
 
 
 def reference(case: Case) -> None:
-    """The means and counts are those of the function ``reference``, if it is given."""
+    """The transform gives the means and counts of the user's formula ``reference``; passes without one."""
     if case.about.reference is None:
         return
     for given in case.drawn:

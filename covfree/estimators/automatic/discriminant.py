@@ -138,9 +138,10 @@ def predicted_margins(
         return product(weights, jnp.square(rows).T), cross.reshape(*left.shape[:2], rows.shape[0])
 
     def apart(own: jax.Array, cross: jax.Array) -> jax.Array:
-        """Return the squared distances Σ_s w_s (a_is − a_ls)² between classes i and l, from `products`.
+        """Return the weighted squared distances Σ_s w_s (a_is − a_ls)² between rows i and l of a matrix a.
 
-        ``own`` and ``cross`` are the two results of `products`, which defines the symbols.
+        ``own`` and ``cross`` are what `products` returns for the matrix, which has a row for each class, and
+        for weights w. The result is [weights, classes i in ``chosen``, classes l].
         """
         return jnp.maximum(own[:, chosen, None] + own[:, None, :] - 2 * cross, 0)
 

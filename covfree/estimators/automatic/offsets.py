@@ -54,13 +54,13 @@ class ClientSums(NamedTuple):
 
 
 class Offsets(NamedTuple):
-    """The estimated covariance Σ̂, split into Σ_j z_j z_jᵀ, due to client shift, and a remainder.
+    """The estimated covariance Σ̂, split into a part due to client shift, Σ_j z_j z_jᵀ, and a remainder.
 
-    Client shift moves all features of a client by an offset. Offsets have the covariance Δ, and features
-    within clients the covariance Σ. Here z_j = √λ_j δ_j + noise of covariance c Σ, where the δ_j are
-    independent combinations of clients' offsets, each of covariance Δ. The remainder contains no offsets,
-    except in directions too weak to separate. Its noise and that of z_j are independent if classes have
-    equal weight, and uncorrelated on average otherwise.
+    Client shift moves all features of a client by a vector, its offset. Offsets vary over clients with the
+    covariance Δ; features of a class at one client have the covariance Σ. The δ_j are independent
+    combinations of clients' offsets, each of covariance Δ; z_j = √λ_j δ_j + noise of covariance c Σ. The
+    remainder contains no offsets, except in directions too weak to separate. Its noise and that of z_j are
+    independent if classes have equal weight, and uncorrelated on average otherwise.
 
     Attributes:
         strength: λ_j; 0 if Σ̂ does not contain δ_j.
@@ -94,10 +94,11 @@ class Offsets(NamedTuple):
 def client_sums(
     factor: Float[Array, "rows dim"], rows: Rows, moments: Moments, class_weight: Float[Array, " classes"]
 ) -> ClientSums:
-    """Sum the rows of each client in the sample, see `ClientSums`.
+    """Sum, for each client of a sample, the deviations of its class means from the means over all clients.
 
-    Row r is the mean x_r of n_r examples of class c at a client. ``factor`` has the rows
-    y_r = √(w_c n_r) (x_r − μ_c), with w_c the class's entry of ``class_weight`` and μ_c the class mean.
+    The sample is the clients 0 … 255; see `ClientSums` for the result. Row r is the mean x_r of n_r examples
+    of class c at a client. ``factor`` has the scaled deviations y_r = √(w_c n_r) (x_r − μ_c), with w_c the
+    class's entry of ``class_weight`` and μ_c the class mean.
     """
     client = row_clients(rows)
     num_classes = class_weight.shape[0]
@@ -115,7 +116,11 @@ def client_sums(
 
 
 def no_offsets(moments: Moments, freedom: Freedom) -> Offsets:
-    """Return the `Offsets` without `ClientSums`: nothing is split off, all rows count as independent."""
+    """Return the `Offsets` that say: no part of the estimated covariance comes from client shift.
+
+    They are used where the sums of each client (`ClientSums`) are not known. All rows then count as
+    independent.
+    """
     dtype, (num_classes, dim) = freedom.weight.dtype, moments.total.shape
     zero = jnp.zeros((), dtype)
     return Offsets(
@@ -204,11 +209,11 @@ def _ratio(
     level: Float[Array, ""],
     weight: Float[Array, " classes"],
 ) -> tuple[Float[Array, ""], Float[Array, ""]]:
-    """Return maximum-likelihood estimates of ρ = tr Δ/tr Σ and of tr(Σ)/d.
+    """Estimate how large client shift is: return estimates of ρ = tr Δ/tr Σ, and of tr(Σ)/d.
 
-    Δ is the covariance of clients' offsets; Σ is the covariance of the features of a class at one client.
-    ``square`` is ‖z_j‖²/d for the vectors z_j in ``offsets``, see `Offsets`. ``level`` is tr(Σ̂)/d, and
-    ``weight`` the weight of each class in Σ̂.
+    Both have maximum likelihood. Δ is the covariance of clients' offsets, and Σ that of the features of a
+    class at one client. ``square`` is ‖z_j‖²/d for the vectors z_j in ``offsets``, see `Offsets`. ``level``
+    is tr(Σ̂)/d, and ``weight`` the weight of each class in Σ̂.
     """
     used, holders, tiny = offsets.strength > 0, offsets.unseen > 0, jnp.finfo(level.dtype).tiny
     unseen = offsets.copies * holders.sum(dtype=level.dtype)

@@ -176,13 +176,16 @@ def proto_hyper(
 ) -> Method[LinearHead]:
     """Make Proto-Hyper: linear discriminant analysis plus a low-rank residual that is trained on draws.
 
-    Draws, V, S_W and μ_g are those of `fishermix`. For z = Vᵀ(x − μ_g) and LDA's scores t(z), the head's
-    scores are s = t(z) + zᵀU R + b. U, R and b are trained by the loss α T² KL(softmax(t/T) ‖ softmax(s/T)) +
-    (1 − α) CE, where CE is the cross-entropy of s on the draws' labels. With α = 1 the head is LDA.
+    As in `fishermix`, clients send class means and covariances, and the server draws features z of each class
+    in the Fisher subspace. For features x, z = Vᵀ(x − μ_g), with V a basis of the subspace and μ_g the mean
+    of all examples. With LDA's scores t(z), the head's scores are s = t(z) + zᵀU R + b. U, R and b are
+    trained by the loss α T² KL(softmax(t/T) ‖ softmax(s/T)) + (1 − α) CE, where CE is the cross-entropy of s
+    on the draws' labels. With α = 1 the head is LDA.
 
-    The paper's teacher is 0.7 LDA + 0.3 NB, and its student starts from NB: naive Bayes with one variance,
-    the mean of VᵀS_WV's diagonal. In a basis of the Fisher subspace with VᵀS_WV = I, NB, LDA and
-    all mixtures have the same scores t. Bytes up: 4·M·(d² + d) for M client-class pairs and d features.
+    In the paper the teacher t is 0.7 LDA + 0.3 NB, and the student s starts from NB: naive Bayes with one
+    variance, the mean of VᵀS_WV's diagonal, where S_W is the classes' common covariance. With a basis V in
+    which VᵀS_WV = I, NB, LDA and all mixtures have the same scores t. Bytes up: 4·M·(d² + d) for M
+    client-class pairs and d features.
 
     Args:
         num_samples: number of draws for all classes together.

@@ -125,9 +125,13 @@ def _examples_phase(numbers: Any, totals: tuple[()], rows: Rows, num_classes: in
 
 
 def scatters_merge(numbers: Any, message: Message, num_classes: int) -> tuple[Moments, jax.Array]:
-    """Compute each class's moments and scatter from clients' class means with covariances.
+    """Compute each class's moments, and its scatter matrix, from the messages of all clients.
 
-    Both are exactly those of the examples (CCVR eq. 3).
+    ``message`` is all these messages merged into one: means and covariances of every client's classes. So the
+    results are exactly those of the clients' examples together (CCVR eq. 3).
+
+    Returns:
+        The moments, and the scatters [classes, dim, dim].
     """
     sent_matrix(message.rows.covariance, "covariance with each of")
     moments = example_moments(message.rows, num_classes)

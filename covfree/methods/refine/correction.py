@@ -121,7 +121,7 @@ def _own_head(first: Any, state: tuple[Any, ...], plan: Plan) -> tuple[Any, Head
 
 
 def begin(first: Any, state: tuple[Any, ...], *, plan: Plan) -> tuple[Correction]:
-    """Return the correction's first state, which starts from the method's own head.
+    """Make the method's own head, and the state from which the server starts to correct it.
 
     ``first`` has the method's ``params``; ``state`` is the server's state after the method's last round.
     """
@@ -192,7 +192,11 @@ def _combined(
 
 
 def _asked(start: Head, scale: jax.Array, moments: Moments, point: jax.Array) -> Asked:
-    """Make the classifier that clients receive: the scaled head ``start`` plus the correction ``point``."""
+    """Make the classifier that clients receive: the method's head ``start``, scaled, plus a correction.
+
+    ``scale`` is the factor of the head's scores. ``point`` is the linear correction: its weights, and its
+    biases as the last row.
+    """
     weight, bias, present = _combined(start, scale, moments, point)
     # Subtract the mean bias: it changes no probability, and may be so large that the rest is rounded away.
     level = jnp.where(present, bias, 0).sum() / jnp.maximum(present.sum(), 1).astype(bias.dtype)
@@ -201,9 +205,9 @@ def _asked(start: Head, scale: jax.Array, moments: Moments, point: jax.Array) ->
 
 
 def _first_asked(start: Head, moments: Moments, zero: jax.Array) -> Asked:
-    """Return the method's own head h₀ (``start``) in the form that is sent to clients, uncorrected.
+    """Return the method's own head ``start`` as an `Asked`, in which clients receive corrected heads.
 
-    Its scores are not scaled (β = 1), and ``zero`` is a correction of zeros.
+    The head is not corrected yet: its scores keep their scale (β = 1), and the correction ``zero`` is all 0.
     """
     asked = _asked(start, jnp.ones((), zero.dtype), moments, zero)
     return asked if asked.head is None else asked._replace(linear=None)
@@ -219,7 +223,11 @@ def ask_losses(numbers: Numbers, state: tuple[Correction]) -> tuple[Asked, jax.A
 
 
 def losses_of(numbers: Numbers, sent: tuple[Asked, jax.Array], rows: Rows, num_classes: int) -> ScaledLosses:
-    """Compute a client's upload in the round that chooses β: the loss of scores β·h₀(x), for each β."""
+    """Compute what a client uploads so that the server can choose β, a factor of the head's scores h₀(x).
+
+    For each candidate of β, this is the loss of the scores β·h₀(x), summed over the client's examples, which
+    are ``rows``. ``sent`` has the head h₀, and a unit: the candidates are fixed multiples of it.
+    """
     asked, unit = sent
     scales = unit * jnp.asarray(_SCALES, unit.dtype)
     return scaled_losses(asked.scores, *_examples(rows), asked.centre, scales, num_classes)

@@ -1,4 +1,8 @@
-"""The covariance that a method's server knows; it defines the metric in which the head is corrected."""
+"""The covariance of the features that a method's server knows, and the rounds in which it gets it.
+
+`corrected` uses it as a metric: it optimises the head in coordinates in which this covariance is the
+identity.
+"""
 
 from __future__ import annotations
 

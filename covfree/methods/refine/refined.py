@@ -71,13 +71,13 @@ class RefinePlan:
     """The static settings of `refined`.
 
     Attributes:
-        gram: for a ridge head, which scatter its Gram matrix contains (``scatter`` of `total_gram`); None for
-            LDA.
-        covariance: ``(params, *totals) -> Scatter``, the method's shrunk covariance.
-        directions: q, the largest number of directions of a round; None for as many as the head has
-            independent columns.
-        head: the method's ``head`` if it makes a nonlinear head, else None. As ``system`` it then gets the
-            result of `known_matrix`.
+        gram: None for an LDA head. For a ridge head, which scatter its Gram matrix contains (argument
+            ``scatter`` of `total_gram`).
+        covariance: ``(params, *totals) -> Scatter``, the method's own shrunk covariance, which is refined.
+        directions: q, the largest number of directions, vectors that the server sends in a round; None for as
+            many as the head has independent columns.
+        head: None for a linear head. Otherwise the method's function ``head``, which is called with the
+            result of `known_matrix` as the covariance.
     """
 
     gram: ScatterChoice | None
@@ -194,7 +194,7 @@ def _finish(
 
 
 def _keep(progress: Progress, rows: Rows) -> Progress:
-    """Return the state with ``rows``, the clients' class means, whose scatter later rounds need."""
+    """Store ``rows``, the clients' class means, in the server's state: later rounds need their scatter."""
     return progress._replace(rows=rows)
 
 

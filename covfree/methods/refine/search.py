@@ -1,6 +1,7 @@
-"""Solve A W = M, with A known only by its products, in a few rounds of many directions each.
+"""Solve A W = M in a few rounds, where only clients can multiply vectors by A.
 
-Block conjugate gradients, and a block BFGS step from an approximate inverse: see ``docs/refinement.md``.
+In each round the server sends several vectors, and receives their products with A. The method is block
+conjugate gradients, with a block BFGS step from an approximate inverse of A: see ``docs/refinement.md``.
 """
 
 from __future__ import annotations

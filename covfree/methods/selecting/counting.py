@@ -36,14 +36,14 @@ class Count(NamedTuple):
 
 
 class Known(NamedTuple):
-    """The server's state when all methods have made their heads, before and after clients count errors.
+    """The server's state once it has made the heads of all methods; clients then count the heads' errors.
 
     Attributes:
-        moments: the first `Moments` in the methods' states, by which the features' scale is checked; None if
-            there are none.
-        heads: the heads of all methods; those of methods that differ only in hyperparameters are stacked, see
-            `Maker.groups`.
-        sound: True for each head that is finite; the numbers of other heads are set to 0.
+        moments: the first `Moments` (class counts and sums) in the methods' states, to check the features'
+            scale; None if there are none.
+        heads: an entry for each group of methods that differ only in hyperparameters, see `Maker.groups`: the
+            heads of the group, stacked, or its only head.
+        sound: for each method, whether its head is finite; the numbers of other heads are set to 0.
         counted: the sum of the clients' `Count`; 0 before the round in which clients count.
     """
 

@@ -196,7 +196,10 @@ def select(candidates: Sequence[Method[H]], *, by: By = "errors", keep: float = 
 
 
 def _check(candidates: tuple[Method[Any], ...], keep: float) -> None:
-    """Raise unless there are at least two methods, one message serves all of them, and ``keep`` is valid."""
+    """Raise an error unless ``candidates`` are two or more methods whose clients send the same message.
+
+    An error is also raised if a method has a feature map or transforms, or if ``keep`` is not a valid share.
+    """
     if len(candidates) < 2:
         raise ValueError(f"candidates: expected two methods or more, got {len(candidates)}")
     first = candidates[0]

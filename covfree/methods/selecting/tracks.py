@@ -46,13 +46,14 @@ class Step:
 
 
 class Tracks(NamedTuple):
-    """The plan of the common rounds, in which several methods run together.
+    """A plan of rounds in which several methods run side by side, and equal computations are done once.
 
-    A round consists of steps. Each computes one state in `Running.tracks`, for the methods that share it.
+    A round consists of `Step` records. Each computes one new state for all the methods that share it.
 
     Attributes:
-        over_rows: for each round over rows, its steps.
-        over_examples: for each round over examples, its steps.
+        over_rows: the rounds in which clients use the rows that they would send, such as class means: the
+            steps of each round.
+        over_examples: the rounds in which clients use their examples: the steps of each round.
         ends: for each method, the index in `Running.tracks` of its state after all rounds.
     """
 

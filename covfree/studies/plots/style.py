@@ -138,10 +138,11 @@ def byte_axis(axis: Axis, most: int | None = None, unit: str = "B") -> None:
 
 
 def near(values: Mapping[T, np.ndarray], least: float) -> list[T]:
-    """Return the names of curves or points, the highest first, without those far below all others.
+    """Choose the curves or points to draw: all but those far below the others, which would squeeze them.
 
-    Those would squeeze the others: they are below by more than three times the others' range, or three times
-    ``least`` if the range is smaller. ``values`` has each one's values by its name.
+    ``values`` has the values of each curve by its name. The result is the names of the chosen ones, the
+    highest first. A curve is left out if it is below by more than three times the range of the others, or
+    three times ``least`` if the range is smaller. The two highest are always chosen.
 
     >>> near({"a": np.array([90.0, 94.0]), "b": np.array([3.0]), "c": np.array([95.0])}, least=1.0)
     ['c', 'a']
