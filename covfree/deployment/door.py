@@ -32,7 +32,7 @@ class Left(Refused):
     """The error of a site that leaves a round's secure sum; its text is shown only at this site.
 
     Attributes:
-        turn: the turn (one step of a round) from which on the site does not answer.
+        turn: the turn (one step of a round) that the site does not answer.
         answer: a message to the server that says so, without a number or a reason. If it is not sent, the
             server waits for the site until the deadline.
     """

@@ -97,8 +97,8 @@ def class_squares(rows: Rows, moments: Moments) -> Float[Array, "classes dim"]:
 def row_scatter(rows: Rows, num_classes: int) -> AnyArray:
     """Return Σ_r (n_r − 1) S_r, the scatter of all examples about the means of their rows.
 
-    A row r is the mean of n_r examples of a class at a client. Their covariance is S_r =
-    ``rows.covariance[r]``. The result is a matrix, a diagonal or one number, as each S_r is.
+    Row r is the mean of n_r examples, whose covariance is S_r = ``rows.covariance[r]``. The result is a
+    matrix, a diagonal or one number, as each S_r is.
     """
     valid = valid_rows(rows, num_classes)
     weight = jnp.maximum(row_counts(rows, valid) - 1, 0).astype(accumulation_dtype(rows.mean))

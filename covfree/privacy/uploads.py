@@ -272,8 +272,8 @@ def _limit(kind: Kind, weight: float) -> float:
     """Return the largest norm that a client's upload may have; a longer upload is scaled down to it.
 
     ``weight`` is the number of examples with which the client may count. Features are divided by the clip, so
-    each has norm 1 at most. For class sums, the limit is the norm of ``weight`` such examples of one class.
-    For the second moment of all features (``"matrix"``) it is 2·``weight``, covfree's choice.
+    each has norm 1 at most. For class sums, the limit is the norm of the sums of ``weight`` such examples of
+    one class. For the second moment of all features (``"matrix"``) it is 2·``weight``, covfree's choice.
     """
     return weight * (math.hypot(1, COUNT_SHARE, SQUARE_SHARE) if kind == "sums" else 2)
 

@@ -122,7 +122,7 @@ class Letter:
 
     @cached_property
     def received(self) -> Message:
-        """The message without padding, in data types that can be summed, see `as_received`."""
+        """The message as it is merged with others: without padding, in data types that can be summed."""
         return as_received(self.message)
 
 

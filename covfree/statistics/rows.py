@@ -1,4 +1,4 @@
-"""Compute the `Rows` of all clients at once: the mean of each of their classes, or of random subsets of it."""
+"""Compute the `Rows` of all clients at once: the mean of each of their classes, or of subsets of a class."""
 
 from __future__ import annotations
 

@@ -127,7 +127,8 @@ def safle(
     them.
 
     Bytes up of each client: 4·(3·d + D² + D·C + 2 + C) for d features, D = ⌈d·L/G⌉·2ᴳ mapped features and C
-    classes; 2 + C of the numbers are counts. The defaults give D = 8·d. Bytes down: 4·(d·(1 + L) + 1), as the seed is sent too.
+    classes; 2 + C of the numbers are counts. The defaults give D = 8·d. Bytes down: 4·(d·(1 + L) + 1), as the
+    seed is sent too.
 
     Args:
         num_buckets: L, the number of thresholds, and so of bits, of each feature.
