@@ -188,7 +188,7 @@ def head_of(method: Method[Any], known: NoisySums, grid: Grid, total: Upload) ->
     - the noise's expectation is subtracted from the scatter, and negative eigenvalues become 0;
     - the noise's largest eigenvalue (`noise_edge`) is added to the regulariser;
     - LDA has the biases −½ μᵀΣ⁻¹μ with the covariance Σ. Noise of variance v_c in each entry of a class mean
-    μ shifts them by −½ v_c tr Σ⁻¹ on average; this shift is undone.
+      μ shifts them by −½ v_c tr Σ⁻¹ on average; this shift is undone.
 
     Both sums are of features divided by the clip of ``grid``, so that squares do not overflow. The head takes
     features that are not divided.

@@ -82,7 +82,7 @@ class PrivateUpdates:
             like: a pytree with the structure, shapes and data types of an upload.
 
         Returns:
-            A pytree like this one.
+            A pytree of floats, with this structure.
         """
         return shaped(total.view(np.int64) * (self.clip / self.bound), like)
 

@@ -113,14 +113,14 @@ def fit_model(means: Means, num_classes: int) -> Model:
     Site k sends the mean x_k of its n_k examples of a class. There are three steps:
 
     - The class's centre is the geometric median (Weiszfeld) of the sites' means: an average of the x_j with
-    weights w_j. Site k is compared with the centre of the others, g_k = Σ_{j≠k} w_j x_j / W_k with W_k =
-    Σ_{j≠k} w_j. Var(g_k) = Σ_{j≠k} w_j²/n_j / W_k² times the variance of one example.
+      weights w_j. Site k is compared with the centre of the others, g_k = Σ_{j≠k} w_j x_j / W_k with
+      W_k = Σ_{j≠k} w_j. Var(g_k) = Σ_{j≠k} w_j²/n_j / W_k² times the variance of one example.
     - S = 0.6·d·mean(u uᵀ) + 0.4·I estimates the covariance of x_k − g_k, up to a factor. Here u is x_k − g_k
-    scaled to length 1, so that a few huge means cannot dominate S (mean(u uᵀ) is the spatial sign
-    covariance). The mean is over all sites and classes.
-    - The distance D² = ‖S^(−½)(x_k − g_k)‖² is expected to be σ²·v with v = 1/n_k + Var(g_k) + τ, where τ is
-    the variance of the usual shift between sites. τ is chosen such that log(D²/v) varies least (by median
-    deviation); σ² is the median of D²/v.
+      scaled to length 1, so that a few huge means cannot dominate S (mean(u uᵀ) is the spatial sign
+      covariance). The mean is over all sites and classes.
+    - The squared distance D² = ‖S^(−½)(x_k − g_k)‖² is expected to be σ²·v with v = 1/n_k + Var(g_k) + τ,
+      where τ is the variance of the usual shift between sites. τ is chosen such that log(D²/v) varies least
+      (by median deviation); σ² is the median of D²/v.
 
     Source: Weiszfeld (1937); Visuri, Koivunen and Oja (2000), Sign and rank covariance matrices.
     """

@@ -36,9 +36,9 @@ class RecursiveRidge:
         root: R, upper triangular with a diagonal above 0, with Rᵀ R = Fᵀ F + λI for the features F.
         total: sum of the features of each class.
         count: number of examples of each class.
-        margin: shows how much rounding errors have grown: by about 1/margin. It is 1 before any `downdate`,
-            and 0 after one that was refused. Otherwise it is the smallest squared pivot so far, about the
-            smallest fraction of uᵀRᵀRu that a `downdate` left, over all directions u.
+        margin: a number in [0, 1]; rounding errors have grown by about 1/margin. It is 1 before any
+            `downdate`, and 0 after one that was refused. Otherwise it is the smallest squared pivot so far,
+            about the smallest fraction of uᵀRᵀRu that a `downdate` left, over all directions u.
     """
 
     root: Float[Array, "*batch dim dim"]
