@@ -83,7 +83,8 @@ def read_processor(path: Path) -> Preprocessing:
         raise wrong("resample", "2 (bilinear) or 3 (bicubic)")
     size = config.get("size")
     cropped = config.get("do_center_crop", "crop_size" in config)
-    # If no type is named, images that are not cropped are squeezed to a square, as a batch has one size.
+    # Whether a size of one number means both sides, or the shorter side. If no type is named, it means both
+    # for images that are not cropped, as all images of a batch have one size.
     square = _TYPES.get(plain, not cropped and "crop_pct" not in config)
     if not isinstance(size, dict):
         size = {"height": size, "width": size} if square else {"shortest_edge": size}

@@ -114,7 +114,7 @@ def _map(stream: BinaryIO, archive: ZipFile, name: str) -> dict[str, np.ndarray]
             return {}
         shape, fortran_order, dtype = np.lib.format.read_array_header_1_0(member)
         header = member.tell()
-        # Read all of it: at the end, the archive verifies the checksum.
+        # Read the whole array once: at its end, `ZipFile` verifies the checksum, which a memory map does not.
         while member.read(_BLOCK):
             pass
     size = math.prod(shape) * dtype.itemsize

@@ -24,10 +24,10 @@ from covfree.core.scatter import Scatter as Scatter
 from covfree.core.scatter import as_scatter as as_scatter
 from covfree.core.types import AnyArray
 
-# A squared pivot below this many eps is rounding noise; the scaled matrix has a diagonal of about 1. If
-# features depend on one another exactly, Cholesky was seen to leave pivots of up to 2 eps (sizes 64 to 2048)
-# or below 0. In a float32 system of condition 1e6 pivots stay above 15 eps, even if half of its eigenvalues
-# are at the lower end.
+# Cholesky has failed if a squared pivot is below this many eps, with the matrix scaled to a diagonal of about
+# 1. If features depend on one another exactly, pivots of up to 2 eps or below 0 were seen (sizes 64 to 2048).
+# A float32 system of condition 1e6 keeps pivots above 15 eps, even if half of its eigenvalues are at the
+# lower end.
 _PIVOT_NOISE = 4.0
 
 
@@ -179,7 +179,8 @@ def diagnostics(factorisation: Factorisation) -> Diagnostics:
     core = scatter.core()
     values = eigh(core)[0] + scatter.shift
     cut = rank_cut(values)
-    hidden = scatter.dim - core.shape[0]  # eigenvalues that the smaller YYᵀ lacks: all equal the shift
+    # If a factor Y is stored, its core YYᵀ lacks this many eigenvalues of YᵀY + shift·I: all equal the shift.
+    hidden = scatter.dim - core.shape[0]
     kept = jnp.where(factorisation.deficient, values > cut, True)
     hidden_kept = jnp.logical_and(~factorisation.deficient, hidden > 0)
     # Eigenvalues below eps·λ_max may be rounding, and `eigh` may even return negative ones: raise all to

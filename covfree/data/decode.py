@@ -114,7 +114,7 @@ def _batches(
             try:
                 future.result()
             except damage as error:
-                # Give only the cause of the image set's error: that error, like `text`, names the image.
+                # The image set's error names the image, and so does `text`: give only that error's cause.
                 cause = error.__cause__ or error
                 reason = " ".join(str(cause).split()) or type(cause).__name__
                 text = f"images: {images.ids[index]}: cannot be read ({reason})"

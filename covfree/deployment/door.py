@@ -128,7 +128,8 @@ def judge(
         means, and how many failed; None if the description does not ask to judge sites.
     """
     method = algorithm.params.method
-    # Do not bound norms if clients send ridge solutions, as AFL's do: their matrices contain γI too.
+    # If clients send ridge solutions, as AFL's do, their matrices contain γI: derive no bound on norms from
+    # them.
     kind = Rules(2, method=method).kind if method.one_shot else None
     norm: Any = "derived" if description.max_norm is None else description.max_norm
     rules = Rules(

@@ -131,8 +131,8 @@ class Server(Standing):
         if self.finished:
             return self.description.max_bytes
         form = self._expected()
-        # A generous limit: eight times the plain upload, as masked numbers are 64-bit words; 1 KiB a site for
-        # the shares; and 1 MiB.
+        # A generous limit: eight times the plain upload, more than masks need, which make 64-bit words of its
+        # numbers; 1 KiB a site for the shares; and 1 MiB.
         upload = 8 * sum(x.nbytes for own in (form.sums, *form.tables) for x in own)
         return min(self.description.max_bytes, upload + 2**10 * len(self.description.sites) + 2**20)
 

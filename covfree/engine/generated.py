@@ -74,8 +74,8 @@ def _total_over_parts(client: Any, params: Any, sent: Any, part: Any, num_parts:
 
     zeros = zeros_of(terms, jnp.zeros((), jnp.int32))
     if how.axis_name is not None:
-        # Under shard_map the terms vary over devices, so the initial carry of the loop must be typed as
-        # varying.
+        # Under shard_map the terms vary over devices, and jax wants the loop's first carry typed as varying
+        # too: so add 0 times the device's number.
         device = jax.lax.axis_index(how.axis_name)
         zeros = jax.tree.map(lambda x: x + 0 * device.astype(x.dtype), zeros)
 

@@ -121,7 +121,8 @@ def _over_classes(
         def step(index: jax.Array, held: Any, members: jax.Array = members, size: int = size) -> Any:
             table, carry = held
             c = members[index]
-            # Near the table's end a slice starts before the class, so roll the class's rows to the front.
+            # A slice of ``size`` rows must lie within the table, so near its end the slice starts before the
+            # class. Then roll the class's rows to the front.
             first = jnp.minimum(start[c], length - size)
             skipped = start[c] - first
             number = jnp.arange(size, dtype=jnp.int32)

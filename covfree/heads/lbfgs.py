@@ -70,7 +70,8 @@ def _descend(loss: Callable[[Start], jax.Array], start: Start, num_steps: int) -
 
     def one_step(carry: tuple[Any, ...]) -> tuple[Any, ...]:
         point, state, value, slope, step = carry
-        # optax adds int32 to integers of the default type, which strict promotion refuses.
+        # optax adds int32 to integers of the default type: an error, if the user has set jax's strict
+        # promotion.
         with jax.numpy_dtype_promotion("standard"):
             updates, after = optimiser.update(slope, state, point, value=value, grad=slope, value_fn=loss)
         # optax keeps some numbers in the default type, which may be wider than the features' type.

@@ -136,7 +136,7 @@ def private_updates(
         raise ValueError(f"honest: expected at most the {most} clients, got {honest}")
     moved = 1 if neighbours == "add_remove" else 2
     deviation = 2.0**_LOG_DEVIATION * math.sqrt(honest)
-    # Allow for the last bit of float rounding, so that the cost is not above ρ.
+    # The factor 1 − 1e-12 makes up for float rounding, so that the cost is not above ρ.
     allowed = math.sqrt(2 * rho_for(epsilon, delta) / number) * deviation * (1 - 1e-12)
     # Sums on a finer grid could exceed the range of words and wrap around. If that range limits the grid, the
     # noise is larger than ε requires.

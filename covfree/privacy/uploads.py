@@ -120,7 +120,7 @@ class Grid:
         bound if it is replaced.
         """
         add = neighbours == "add_remove"
-        # Allow for the last bit of float rounding, so that the cost is not above ρ.
+        # The factor 1 − 1e-12 makes up for float rounding, so that the cost is not above ρ.
         most = math.sqrt(2 * rho) * _deviation(kind, log_deviation, noises) * (1 - 1e-12)
         count = square = 0
         if weight is not None:

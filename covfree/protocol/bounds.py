@@ -109,8 +109,8 @@ def _range(values: Iterable[float], least: float) -> _Range | None:
     if len(logs) < _FEWEST:
         return None
     median = float(np.median(logs))
-    # If the quartile lies between two values, take the lower: with four values, interpolation would include
-    # the largest.
+    # If the quartile lies between two values, take the lower: with four values, interpolation would use the
+    # largest, which would raise its own bound.
     upper = (float(np.quantile(logs, 0.75, method="lower")) - median) / 0.6745
     spread = max(1.4826 * float(np.median(np.abs(logs - median))), upper)
     factor = math.exp(min(max(_DEVIATIONS * spread, math.log(least)), _LARGEST))
@@ -144,7 +144,7 @@ class Limits:
         if not self._norms:
             return None
         if self._row is not None and self._whole_row is not None and self._squares is not None:
-            # The noise of a mean falls with its number of examples, so a mean of few examples may be larger.
+            # Noise makes a mean longer the fewer examples it has, so its bound is at least ``few``.
             few = _EACH * self._whole_row.median / np.maximum(size.number, 1)
             excess = size.square / np.maximum(self._row.most, few)
             if (excess > 1).any():

@@ -244,7 +244,8 @@ def rounds_to_meet(num_clients: int, per_round: int | float, share: float = 1.0)
     check_share("share", check_above_zero("share", share))
     # Round first: in floats 0.07·100 is 7.000000000000001, but 7 is meant.
     wanted = max(1, math.ceil(round(share * num_clients, 9)))
-    # The first round always adds `drawn` clients. Entries from `wanted` on stay 0: no rounds are left.
+    # Entry m is for the rounds that are left once m clients have taken part; from `wanted` on it stays 0. The
+    # first round always draws `drawn` new clients, so smaller m do not occur.
     mean, variance = np.zeros((2, num_clients + 1))
     for met in range(wanted - 1, drawn - 1, -1):
         weight = _new_clients(num_clients - met, met, drawn)

@@ -251,7 +251,8 @@ def _fit_groups(
     within = jnp.arange(group_size, dtype=jnp.int32)
     key = derive(key, "mixtures")
     label, client = owners
-    # Empty groups draw random numbers too, with keys that no real group has.
+    # Empty groups are fitted too, and draw random numbers. Give them client numbers below 0, so that no real
+    # group has their keys.
     client = jnp.where(size > 0, client, -1 - jnp.arange(len(size), dtype=client.dtype))
 
     def one_group(operand: tuple[jax.Array, ...]) -> Mixture:

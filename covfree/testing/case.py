@@ -130,7 +130,7 @@ class Case:
 
     @cached_property
     def _run(self) -> tuple[Any, dict[str, Any]]:
-        # Pass only leaves: stacked arrays would contradict the types of the records' fields.
+        # Pass only leaves: records with stacked arrays would contradict the types of their fields.
         structures: dict[str, Any] = {}
 
         def of_one(shared: Any, leaves: list[Any]) -> list[Any]:

@@ -162,8 +162,8 @@ def predicted_margins(
         part = 1 / (noise + strength * offset_trace)
         square, felt = strength * jnp.square(part), noise * part
 
-        # Squared distances between class means under H = (Σ̂ + γI)⁻¹ and under HΣ̂H. Outside the basis, H is
-        # ``hidden`` · I.
+        # ``distance`` and ``variance`` are squared distances between class means, (a − b)ᵀM(a − b) for means
+        # a and b: with M = H = (Σ̂ + γI)⁻¹, and with M = HΣ̂H. Outside the basis, H is ``hidden``·I.
         own, cross = products(means, jnp.stack([inverse, jnp.square(inverse) * spectrum]))
         out = jnp.stack([hidden, jnp.square(hidden) * floor])[:, None]
         own, cross = (

@@ -105,7 +105,7 @@ def fedran(
     Source: FedRAN (2026), arXiv 2606.11480, "Accurate and Resource-Efficient Federated Continual Learning". c
     and the defaults are covfree's.
     """
-    # `Any`, as the feature map turns the linear head into a `MappedHead`.
+    # `Any` for the type checker: the feature map makes a `MappedHead` of the linear head.
     method: Any = Method(
         check_strength("ridge", ridge),
         "fedran",

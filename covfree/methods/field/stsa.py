@@ -53,7 +53,7 @@ def stsa_e(
     Source: Guan, Zhu, Zhou, Liu, Wang, Luo and Gu (2025), arXiv 2506.01327, STSA-E. The paper's stages, in
     which new classes arrive, can be run with `covfree.collect` over several rounds.
     """
-    # `Any`, as the feature map turns the linear head into a `MappedHead`.
+    # `Any` for the type checker: the feature map makes a `MappedHead` of the linear head.
     method: Any = Method(
         check_strength("ridge", ridge),
         "stsa-e",

@@ -171,7 +171,7 @@ def _outside(span: jax.Array, step: jax.Array, residual: jax.Array) -> jax.Array
 
     any_others = np.random.default_rng(0).normal(size=step.shape)
     directions = jnp.asarray(any_others, step.dtype)
-    # If the part of a unit column outside the span is smaller than this, it is rounding.
+    # A unit column whose part outside the span is shorter than this lies in the span up to rounding.
     rounding = jnp.sqrt(jnp.finfo(step.dtype).eps)
     for columns in (residual, step):
         found, size = unit(beyond(unit(columns)[0]))

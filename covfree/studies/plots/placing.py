@@ -153,7 +153,8 @@ def _lines_meet(start: np.ndarray, ends: np.ndarray, boxes: np.ndarray) -> np.nd
     """Return [m, k]: whether lines from a point [2] to ends [m, 2] pass through boxes [k, 4]."""
     step = (ends - start)[:, None]
     step = np.where(step == 0, 1e-9, step)
-    # The parameter in [0, 1] where a line crosses each side: [m, k, x and y].
+    # The points of a line are start + p·step, with p from 0 to 1. Find the p at which the line crosses the
+    # box's sides: [m, k, x and y].
     low, high = (boxes[:, :2] - start) / step, (boxes[:, 2:] - start) / step
     enters, leaves = np.minimum(low, high), np.maximum(low, high)
     first, last = np.maximum(enters[..., 0], enters[..., 1]), np.minimum(leaves[..., 0], leaves[..., 1])
