@@ -18,10 +18,10 @@ from covfree.data.image_set import ImageSet, image_arrays, image_formats
 
 
 class _Tables(NamedTuple):
-    """Where the files of a data set that is split by user are.
+    """Where the files of a data set of images that is split by user are.
 
     Attributes:
-        train: the name of the CSV file with the training images and their users.
+        train: the name of the CSV file that lists the training images with their users.
         images: the name of the folder of images.
         download: a text that says what to download.
     """

@@ -109,10 +109,7 @@ def doubling(case: Case) -> None:
 
 
 def merging(case: Case) -> None:
-    """Joining two rows of a class with equal means changes the estimate A at most to aA + bI.
-
-    The joined row has the sum of both counts; a and b are any numbers.
-    """
+    """Joining two rows of a class with equal means changes an estimate A to aA + bI, with numbers a and b."""
     rows = paired(case.about.dim)
     first = np.flatnonzero((rows.label >= 0) & (np.arange(len(rows.label)) % 5 == 0))
     count, label = rows.count.copy(), rows.label.copy()

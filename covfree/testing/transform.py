@@ -146,7 +146,7 @@ def unbiased(case: Case) -> None:
 
 
 def reference(case: Case) -> None:
-    """The transform gives the means and counts of the user's formula ``reference``; passes without one."""
+    """If a formula ``reference`` is given, the transform's means and counts are those of this formula."""
     if case.about.reference is None:
         return
     for given in case.drawn:
