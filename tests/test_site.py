@@ -99,6 +99,7 @@ def driver():
         "gallery",
         "derivation",
         "methods",
+        "privacy",
         "refinement",
         "shift",
         "experiments/index",
@@ -129,6 +130,16 @@ def test_tables_of_the_first_pages_fit_a_telephone(page, site, driver):
     )
     assert right
     assert max(right) <= 390
+
+
+def test_names_in_tables_are_whole_on_a_telephone(site, driver):
+    show(driver, site / "methods.html", 390, until="document.querySelector('td .whole') !== null")
+    lines = driver.execute_script(
+        "return Array.from(document.querySelectorAll('td .whole'),"
+        " name => [name.innerText, name.getClientRects().length])"
+    )
+    assert ["fedcof-residuals-student", 1] in lines
+    assert {count for _, count in lines} == {1}
 
 
 def test_search_works_from_the_disk(site, driver):

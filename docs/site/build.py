@@ -32,7 +32,11 @@ PAGES = ("CONTRIBUTING.md", "CHANGELOG.md", "experiments/README.md", "benchmarks
 _LINK = re.compile(r"""(\]\(|src=")([^)\s#"]+)(#[^)\s]*)?(?=[)"])""")
 _CELL = re.compile(r"<td.*?</td>", re.DOTALL)
 _CODE = re.compile(r"(?<=<code>)[^<]+(?=</code>)")
-_ENDINGS = "(?:csv|html|jsonl?|md|np[yz]|onnx|pdf|png|pth?|py|safetensors|sh|svg|toml|tsv)"
+_SIGNS = re.compile(
+    r"(?P<name>-+\w+(?:-\w+)*|\w+(?:-\w+)+)"  # browsers break after hyphens
+    r"|[(=,:/](?=[^\s)])"
+    r"|\.(?!(?:csv|html|jsonl?|md|np[yz]|onnx|pdf|png|pth?|py|safetensors|sh|svg|toml|tsv)\b)(?=[a-z_])"
+)
 _DOCTEST = re.compile(r"^( *)```python\n(?= *>>> )", re.MULTILINE)
 
 
@@ -120,10 +124,14 @@ def breakable(html: str) -> str:
     '<td><code>fedcof(<wbr>head=<wbr>1.0)</code></td> <code>f(x)</code>'
     >>> breakable("<td><code>examples/two_hosts.py</code> <code>Strategy.fit</code></td>")
     '<td><code>examples/<wbr>two_hosts.py</code> <code>Strategy.<wbr>fit</code></td>'
+    >>> breakable("<td><code>--init fedcof-student</code></td>")
+    '<td><code><span class="whole">--init</span> <span class="whole">fedcof-student</span></code></td>'
     """
 
     def in_code(found: re.Match[str]) -> str:
-        return re.sub(rf"[(=,:/](?=[^\s)])|\.(?!{_ENDINGS}\b)(?=[a-z_])", r"\g<0><wbr>", found[0])
+        return _SIGNS.sub(
+            lambda at: f'<span class="whole">{at[0]}</span>' if at["name"] else f"{at[0]}<wbr>", found[0]
+        )
 
     return _CELL.sub(lambda cell: _CODE.sub(in_code, cell[0]), html)
 
