@@ -74,6 +74,7 @@ def test_no_data_types_are_mixed():
             jax.eval_shape(lambda call=call: jax.tree.leaves(call()))
 
 
+@pytest.mark.slow
 def test_no_data_types_are_mixed_under_x64():
     """Features and integers of either width."""
     clean = federations.make(0).clean

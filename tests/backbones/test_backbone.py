@@ -130,6 +130,7 @@ def test_gradients(request, images, name):
     assert not any(np.any(x) for x in jax.tree.leaves(gradients["batch_stats"]))
 
 
+@pytest.mark.slow
 def test_dropout_needs_a_key_whatever_the_norms_do(lite, images):
     chosen, params = lite
     apply = applied(chosen)

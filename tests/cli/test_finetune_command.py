@@ -240,6 +240,7 @@ def test_a_closed_form_stage_of_several_rounds(finetune):
         assert record["client_flops"] == direct.client_flops == sum(x["flops"] for x in direct.history)
 
 
+@pytest.mark.slow
 def test_interrupted_and_resumed_it_is_the_same_run(finetune, tmp_path):
     whole, cut = tmp_path / "whole", tmp_path / "cut"
     given = ("--init", "fedncm", "--algorithm", "fedavg", "--batch-size", 512)

@@ -53,6 +53,7 @@ def without_times(page: str) -> str:
     return re.sub(r"[\d.]+ m?s\b|data-number=\S+|--(?:out|report) \S+", "", in_one_line(page))
 
 
+@pytest.mark.slow
 def test_the_page_in_a_browser(folder):
     page, content = folder / "out" / "page.html", json.loads((folder / "out" / "results.json").read_text())
     driver = browser.chromium()

@@ -52,6 +52,7 @@ def kept(folder: Path) -> list[Path]:
     return sorted(folder.glob("compiled/*/*-cache"))
 
 
+@pytest.mark.slow
 @pytest.mark.skipif("AuthenticAMD" not in cache._processor(), reason="only AMD's processors are served")
 def test_a_later_command_finds_what_was_compiled(tmp_path):
     first, again = command(tmp_path), command(tmp_path)

@@ -123,6 +123,7 @@ def test_each_image_reads_the_prompts_nearest_to_its_feature(params, data):
     np.testing.assert_allclose(SCORES(model, others)[:1], scores[:1], rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_training_moves_prompts_and_head_alone(params, data):
     clients = np.arange(30) % 4
     options = {"key": KEY, "rounds": 8, "participation": 3}

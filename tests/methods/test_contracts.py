@@ -94,7 +94,18 @@ def strict():
 
 # Their parts are those of others.
 COMBINED = ["fedcof-components", "fedcof-random", "fedcof-residuals-student", "fedcof-spherical", "qda-means"]
-VARIANTS = [*COMBINED, "ensemble", "fedran", "fishermix", "proto-hyper"]
+VARIANTS = [
+    *COMBINED,
+    *(
+        "ensemble",
+        "fedcof-diagonal",
+        "fedcof-residuals",
+        "fedcof-student",
+        "fedran",
+        "fishermix",
+        "proto-hyper",
+    ),
+]
 
 
 @pytest.fixture(scope="module", params=[*sorted({*ONE_SHOT} - {*VARIANTS}), *slow(*VARIANTS)])

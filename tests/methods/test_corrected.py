@@ -98,6 +98,7 @@ def optimum(features, labels, covariance, mean, offset):
     return offset + white @ found[:-CLASSES].reshape(DIM, CLASSES) + found[-CLASSES:], objective(found)[0]
 
 
+@pytest.mark.slow
 def test_without_an_offset_it_is_logistic_regression_on_whitened_features():
     features, labels, _ = DATA
     method = covfree.corrected(covfree.fedcof(0.3, head=no_head), 80, penalty=PENALTY)
@@ -208,7 +209,7 @@ SCORED = {
 }
 
 
-FIRST = ["nearest mean", "Student"]
+FIRST = ["Student"]
 
 
 @pytest.mark.parametrize("name", [*FIRST, *slow(*(name for name in METHODS if name not in FIRST))])
@@ -263,6 +264,7 @@ def test_sums_parts_and_meshes(monkeypatch):
     chex.assert_trees_all_close(fit(method), expected, rtol=1e-3, atol=1e-3)
 
 
+@pytest.mark.slow
 def test_padding_counts_and_those_who_stay_away():
     method = covfree.corrected(covfree.fedcof(0.3), 2)
     expected = fit(method)
@@ -339,6 +341,7 @@ def test_the_unit_of_features_does_not_matter():
         np.testing.assert_allclose(centred(fit(method, data)(data[0].astype(np.float32))), one, atol=2e-3)
 
 
+@pytest.mark.slow
 def test_the_metric_far_from_zero_is_positive():
     # F Fᵀ − Nμμᵀ in float32, which rounds to 1 at a mean of 1,000.
     far = (DATA[0] + 1000).astype(np.float32), *DATA[1:]

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from scipy.special import erf
 from scipy.stats import norm
+from variants import slow
 
 import covfree
 from covfree import rounds, studies
@@ -23,7 +24,7 @@ PARTITIONS = np.arange(SIZE) % CLIENTS, np.argsort(np.argsort(LABELS, kind="stab
 DEEP = covfree.deepafl(2, 7, 6, ridge=0.3, layer_ridge=0.2, seed=4)
 SAFLE = covfree.safle(2, 3, ridge=0.5, seed=4)
 HOW = How(CLASSES, False)
-METHODS = pytest.mark.parametrize("method", [DEEP, SAFLE], ids=lambda m: m.name)
+METHODS = pytest.mark.parametrize("method", [SAFLE, *slow(DEEP)], ids=lambda m: m.name)
 
 
 def after(method, features, rounds):

@@ -123,6 +123,7 @@ def test_a_map_of_features_is_as_good_as_features_that_were_mapped(build):
     assert relative_error(other.head.weight, head.head.weight) > 1e-3
 
 
+@pytest.mark.slow
 def test_derivatives():
     """The default takes the strength that it chose as given; test_contracts differentiates by a number."""
     federation, weight = FEDERATION.clean, np.random.default_rng(0).normal(size=(DIM, CLASSES))

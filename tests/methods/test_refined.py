@@ -201,6 +201,7 @@ def test_an_exact_estimate_stays_as_it_is():
         assert float(search.error) < 1e-3
 
 
+@pytest.mark.slow
 def test_in_rounds_as_in_one_call():
     features, labels, clients = DATA
     expected = fit(METHOD)
@@ -220,6 +221,7 @@ def test_in_rounds_as_in_one_call():
     assert sum(record["bytes_down"] for record in done.history) == down
 
 
+@pytest.mark.slow
 def test_those_who_stay_away_do_not_bias_the_sum():
     """Clients alike but for their means: the others' products stand for those of the one that is missing."""
     rng = np.random.default_rng(3)

@@ -128,6 +128,7 @@ def test_what_candidates_share_is_done_once():
     assert covfree.sent_bytes(method, *DATA[1:], dim=DIM).total == own + 12 * 4 * 7
 
 
+@pytest.mark.slow
 def test_the_hash_is_uniform_and_tells_nothing():
     rng = np.random.default_rng(1)
     for features in (DATA[0], rng.integers(0, 2, (4000, 24)).astype(np.float32), np.arange(4000.0)[:, None]):

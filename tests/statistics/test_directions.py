@@ -187,6 +187,7 @@ def test_bounds_that_are_too_small_are_errors():
             directed_rows(np.float32(examples()), LABELS, OWNERS, **{**sizes, name: value})
 
 
+@pytest.mark.slow
 def test_derivatives_are_those_of_the_scatter():
     """Of Σ s_j² v_j v_jᵀ, by finite differences: vectors turn with the features."""
     rng = np.random.default_rng(3)

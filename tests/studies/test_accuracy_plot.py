@@ -93,6 +93,7 @@ def test_nothing_covers_anything(count, kind):
     assert ("moved apart" in " ".join(figure.axes[0].get_xlabel().split())) == (moved > 0)
 
 
+@pytest.mark.slow
 def test_families_have_a_colour_and_a_mark_of_their_own_and_every_method_has_a_family():
     assert len({family.colour for family in FAMILIES}) == len({f.mark for f in FAMILIES}) == len(FAMILIES)
     assert {entry.family for entry in registry().values()} == {family.title for family in FAMILIES}
