@@ -284,7 +284,10 @@ def _numbered(clients: Any) -> Any:
 
 
 def _features_of(method: Method[Any], features: Any) -> np.ndarray:
-    """Return the mapped features as a new array of float32 or float64, as callers may overwrite their own."""
+    """Apply the method's feature map, if it has one; return a new array of float32 or float64.
+
+    The array is always a copy: the caller may overwrite ``features`` before these examples are merged.
+    """
     if method.feature_map is not None:
         given = {"features": np.asarray(features)}
         padded = pad_rows(given, {"features": 0})["features"]

@@ -137,8 +137,8 @@ def _numbers(leaves: Iterable[Any]) -> int:
 def of_rounds(method: Method[Any], labels: AnyArray, clients: AnyArray, dim: int) -> list[Passed]:
     """Return the shapes of what clients receive and upload in each round, as a list of `Passed`.
 
-    Rounds over the rows of messages are left out: clients send one message in their place, see
-    `Method.message_rounds`.
+    The list leaves out the first `Method.message_rounds` rounds. The server computes these alone, from one
+    message of each client, whose bytes are not part of this list.
 
     Args:
         method: see `sent_bytes`.

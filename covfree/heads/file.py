@@ -198,9 +198,9 @@ def load_head(path: str | PathLike[str], *, network: Any = None) -> SavedHead:
 
     Args:
         path: the file.
-        network: needed if the file holds a trained network: ``finetune.NetworkMap(params, backbone,
-            preprocessing)`` with parameters of the same names and shapes; values come from the file. For
-            a user's own model: that model, with any parameters. The file contains no code.
+        network: needed for a trained network or a user's own model, as the file contains arrays but no code.
+            For a trained network: ``finetune.NetworkMap(params, backbone, preprocessing)``; otherwise the
+            model. Its parameters have the names and shapes of the file's, from which their values come.
 
     Returns:
         The head, its classes' names and its sizes.

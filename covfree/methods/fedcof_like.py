@@ -189,7 +189,7 @@ def with_inner(scatter: Scatter, inner: jax.Array | None) -> Scatter:
 
 
 def shared_covariance(method: Method[Any]) -> Callable[..., Scatter] | None:
-    """Return the function by which a FedCOF-like method's server computes the shrunk covariance.
+    """Return the function by which the server of a method like `fedcof` computes the shrunk covariance.
 
     The function returns the covariance even if the method's head is a ridge head, which is solved with a Gram
     matrix.

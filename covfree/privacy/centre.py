@@ -48,11 +48,11 @@ def centred(
 ) -> Float[np.ndarray, "examples mapped"]:
     """Apply the method's feature map, and subtract the public centre, if there is one; nothing is clipped.
 
-    If the map is a `PublicProjection`, the centre is a vector of features before the map.
+    If the map is a `PublicProjection`, the centre is given before the map, and is projected too.
 
     Raises:
-        ValueError: if the centre does not have the length of the features from which it is subtracted (for
-            a `PublicProjection`, of the features before it).
+        ValueError: if the centre's length is not that of the mapped features, or for a `PublicProjection`
+            not that of the features before the map.
     """
     mapped = _mapped(method, features)
     if centre is None:

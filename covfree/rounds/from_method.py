@@ -144,7 +144,7 @@ def _server(run: _Run, known: _Known, total: Any) -> _Known:
 
 def _result(run: _Run, known: _Known, memory: Any) -> Any:
     rounds = run.method.rounds
-    # There is no head before a round is done, nor after a round that gives none, unless it is the last.
+    # There is a head after the last round, and after each earlier round with `Round.head`.
     if not known.done or not (known.done == len(rounds) or rounds[known.done - 1].head):
         return None
     return solve_totals(run.method, *known.state)

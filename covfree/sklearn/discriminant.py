@@ -67,8 +67,8 @@ class FederatedDiscriminant(ClassifierMixin, BaseEstimator):
         Args:
             X: [examples, d] features.
             y: [examples] classes, of any type.
-            groups: [examples] the group of each example, of any type. None makes each example its own group:
-                ``fedcof`` is then linear discriminant analysis of the examples, with automatic shrinkage.
+            groups: [examples] the client of each example, of any type. None makes each example a client: the
+                default method, ``"fedcof"``, is then linear discriminant analysis with automatic shrinkage.
 
         Returns:
             The estimator.

@@ -253,7 +253,7 @@ def reference(case: Case) -> None:
 
 
 def gradients(case: Case) -> None:
-    """Derivatives are finite, agree with finite differences, and are 0 for padding."""
+    """Derivatives by the input are finite, agree with finite differences, and are 0 for padding."""
     for given in case.drawn:
         ways, numbers = case.way(given), case.moving(given)
         moved = [case.put(given, {**numbers, name: numbers[name] + STEP * way}) for name, way in ways.items()]

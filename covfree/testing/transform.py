@@ -58,7 +58,7 @@ def pytree(case: Case) -> None:
 
 
 def rows(case: Case) -> None:
-    """The result has a row for each given one: its label and client, a finite mean, a finite count ≥ 0."""
+    """Each row gives one row, with its label and its client, a finite mean, and a finite count ≥ 0."""
     for given in case.drawn:
         before, sent = given.rows, case.direct(given)
         assert isinstance(sent, Rows), f"expected Rows, got {type(sent).__name__}"

@@ -98,7 +98,7 @@ def _server(numbers: _Numbers, state: State, total: Update) -> State:
     mean = averaging.mean(total.change, total.weight)
     head = jax.tree.map(lambda x, change: x - change.astype(x.dtype), state.head, mean)
     used = (total.used > 0) & _kept(state)
-    # If no client changed any prompt, match all prompts.
+    # `summarise` leaves out prompts that no client changed; if none was changed, leave out none.
     used = jnp.where(used.any(), used, _kept(state))
     pool, size = summarise(
         table, state.size, used, state.networks, sweeps=numbers.sweeps, learning_rate=numbers.learning_rate
