@@ -1,4 +1,4 @@
-"""``covfree audit``: attacks the sums that clients send, to find out their examples and classes."""
+"""``covfree audit``: attacks that find clients' examples and classes in the sums that they send."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ from covfree.data.image_set import ImageSet, image_arrays, image_formats
 
 
 class _Tables(NamedTuple):
-    """Where the files of a data set of images that is split by user are.
+    """The files of a data set of images that is split by user.
 
     Attributes:
         train: the name of the CSV file that lists the training images with their users.

@@ -35,8 +35,8 @@ def _check_structure(head: Any, features: Any, labels: Any) -> None:
 def _check_values(head: Any, features: Any, labels: Any, numbers: Any) -> None:
     """Raise if a label is not below the head's number of classes, or a feature is not finite.
 
-    ``numbers`` are the features; only float arrays [examples, dim] are checked. Under ``jit`` nothing is
-    checked.
+    ``numbers`` are the features or None; only a float array [examples, dim] is checked. Under ``jit`` nothing
+    is checked.
     """
     # Under ``jit`` every new array is traced, even one made from concrete values: then checks are impossible.
     if is_traced(jax.device_put(np.float32(0))):

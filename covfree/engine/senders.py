@@ -33,7 +33,7 @@ def senders(rows: Rows) -> np.ndarray:
 
 
 def numbers_of(rows: Rows, known: np.ndarray, types: RowTypes, part_rows: int) -> np.ndarray:
-    """Number the clients that have rows from 0; return the number of each client in ``known``.
+    """Give each client that has rows a new number from 0; return the new number of each client in ``known``.
 
     ``known`` are their original numbers, sorted. Automatic shrinkage looks at a sample of clients: those with
     new numbers below 256. With at most 256 clients, the new number is the position in ``known``. Of more

@@ -64,10 +64,10 @@ def _given(strength: Any, *_: Any) -> tuple[jax.Array, jax.Array]:
 
 @partial(jit, static_argnums=0)
 def _asked(system: Callable[..., Any], params: Any, state: tuple[Any, ...]) -> list[Any]:
-    """Return the arguments with which ``system`` calls automatic shrinkage rules: a tuple for each call.
+    """Return the arguments, without the strength, that ``system`` passes to automatic shrinkage rules.
 
-    ``system`` makes a method's regularised matrix. Here it runs on ``params`` in which each automatic rule is
-    replaced by a function that only records its arguments.
+    There is a tuple for each call. ``system`` makes a method's regularised matrix. Here it runs on ``params``
+    in which each automatic rule is replaced by a function that only records its arguments.
     """
     asked = []
 

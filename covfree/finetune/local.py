@@ -94,9 +94,9 @@ def _draws(part: Any) -> bool:
 
 
 def _waits(part: Any) -> bool:
-    """Return whether an optimiser's state is one that sums gradients over several steps before it moves.
+    """Return whether a state is of an optimiser that sums gradients over several steps before it moves.
 
-    That is the state of `optax.MultiSteps` or `optax.apply_every`.
+    That is `optax.MultiSteps` or `optax.apply_every`.
     """
     return isinstance(part, (optax.MultiStepsState, optax.ApplyEvery))
 

@@ -151,8 +151,8 @@ def _leading(
     else:
         shown = values[:number]
         rows = jnp.where(shown > 0, jnp.sqrt(jnp.where(shown > 0, shown, 1)), 0)[:, None] * leading
-    # The client's residuals have ``degrees`` singular values above 0. Further ones are rounding: leave them
-    # out.
+    # The client's residuals have at most ``degrees`` singular values above 0. Leave out
+    # further ones, which are rounding.
     beyond = jnp.arange(len(values), dtype=degrees.dtype)
     others = jnp.where((beyond >= number) & (beyond < degrees), jnp.maximum(values, 0), 0)
     trace = others.sum()

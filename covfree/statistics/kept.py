@@ -15,8 +15,7 @@ from covfree.core.types import AnyArray
 # The number of leading bits of the hash that are compared with the share.
 _BITS = 24
 # A float64 feature is hashed in two float32 parts: the rounded number, and the rest. The rest is multiplied
-# by its column's multiplier xor _LOWER, another number. It is never 0, as multipliers are odd and _LOWER is
-# even.
+# by its column's multiplier xor _LOWER, which is never 0, as multipliers are odd and _LOWER is even.
 _LOWER = 0x5BD1E994
 
 

@@ -179,7 +179,7 @@ def rows_of(
 def _rows_of(
     features: Array, labels: Array, clients: Array, row: Array, num_rows: int, covariance: str | None
 ) -> Rows:
-    """Compute the mean, count, label and client of each row, like `rows_of`, but without a check.
+    """Compute the rows as `rows_of` does, but without a check.
 
     ``row`` is the index of each example's row. If ``num_rows`` is too small, examples are lost silently.
     """

@@ -106,7 +106,7 @@ def names_in(path: Path | None) -> tuple[str, ...] | None:
 
 
 def option_of(given: dict[str, Any]) -> str:
-    """Write the first key of ``given`` as a command-line option: ``client_column`` as ``--client-column``."""
+    """Return the option of the first key in ``given``: for ``client_column`` it is ``--client-column``."""
     return "--" + next(iter(given)).replace("_", "-")
 
 

@@ -16,8 +16,7 @@ from covfree.data import FeatureSet
 from covfree.data.partitions import PARTITIONERS
 from covfree.studies.names import parsed
 
-# For these partitioners ``alpha`` is a whole number: of a client's shards, or of its classes, as the value
-# says.
+# For these partitioners ``alpha`` is a client's number of shards or of classes; the values name which.
 COUNTED = {"shards": "shards", "pathological": "classes"}
 
 

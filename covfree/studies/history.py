@@ -27,9 +27,9 @@ class History:
         self._written, self._first, self._flops = 0, 0, np.zeros(0)
 
     def begin(self, records: list[Record], flops: np.ndarray) -> None:
-        """Start the history with ``records``, whose last is a closed-form stage; rounds of training follow.
+        """Start the history with ``records``, up to a closed-form stage or a random start; training follows.
 
-        ``flops`` has the operations of all clients together in each round of training after the stage.
+        ``flops`` has the operations of all clients together in each round of training that follows.
         """
         self.records, self._flops = list(records), flops
         self._first = self.records[-1]["round"]

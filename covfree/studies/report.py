@@ -206,7 +206,7 @@ def notes(results: Sequence[Result]) -> list[str]:
     """Return lines of text to print below a table of results; there may be none.
 
     If clients chose among methods, a line says how often they chose each. For methods in closed form, another
-    line gives the names by which the command line knows them.
+    line gives the names by which the command line knows them, where these are not the titles.
     """
     lines = []
     for method in dict.fromkeys(result.method for result in results if JOINT in result.method):

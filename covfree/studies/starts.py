@@ -95,8 +95,8 @@ def _schedule(settings: From, task: Task) -> np.ndarray:
     """Choose the clients that send statistics in the rounds before training.
 
     Returns:
-        [rounds, clients in a round] the clients' numbers. A single round of all clients if ``start_rounds``
-        is ``"once"``.
+        [rounds, clients in a round] the clients' numbers, −1 where a round has fewer. A single round of all
+        clients if ``start_rounds`` is ``"once"``.
     """
     number, rounds = int(task.clients.max()) + 1, settings.start_rounds
     if rounds == "once":

@@ -233,7 +233,8 @@ class Study:
         Returns:
             Three results: the file of runs, or None if the study has no folder; by the name of each method,
             its fingerprint, which tells whether a stored run is of this method or of another one with the
-            same name; and, for each `Cell` of the study, its last run in the file.
+            same name; and, by `Cell`, the last run of each cell in the file. If the study counts predictions,
+            runs without counts are left out.
         """
         prints = {
             name: fingerprint(each.method if isinstance(each, Variant) else each)

@@ -116,7 +116,7 @@ def log_likelihood(
 
 
 def gains(model: Model, prompts: Float[Array, "prompts dim"]) -> Float[Array, "prompts centres"]:
-    """Return, for each prompt and centre, what the prompt adds to `log_likelihood` if it comes from there.
+    """Return, for each prompt and centre, what the prompt adds to `log_likelihood` if that is its centre.
 
     For prompt w and centre i it is log N(w; θ_i, σ_i) + log(p_i/(1 − p_i)), without the constant with log 2π.
     """

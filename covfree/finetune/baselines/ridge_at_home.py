@@ -23,8 +23,8 @@ from covfree.heads import with_finite_scores
 # Candidates for λ, relative to the mean squared norm of the client's features; the first one nearly keeps the
 # global head.
 RATIOS = tuple(10.0**power for power in range(4, -4, -1))
-# Of the λ with errors at most this share above the least, the largest is taken. With one example all are
-# equal.
+# Of the λ with errors at most this share above the least error, the largest is taken. With one example all
+# errors are equal.
 EQUAL = 1e-4
 # The largest client number may be this many times the count of clients; a head is stored for each number.
 _GAPS = 2**10

@@ -34,7 +34,7 @@ class Update(NamedTuple):
     """A client's upload; all of its arrays are summed over clients.
 
     Attributes:
-        inner: the change of the client's model: its upload in `fedavg` with ``weighting="uniform"``.
+        inner: FedAvg's upload with weight 1, which has the change of the client's model.
         control: c_i⁺ − c_i, the round's change of c_i, the client's estimate of its mean gradient; see
             `scaffold`.
     """

@@ -48,8 +48,8 @@ def page_of(
 ) -> dict[str, Any]:
     """Return the page of a study's results, a dict for the template.
 
-    ``settings`` are shown; ``given`` are the options that repeat the command, None if the study was made in
-    Python; ``failed`` are messages about methods that failed.
+    ``settings`` are shown; ``given`` are the options that repeat the ``command``, which is None if the study
+    was made in Python; ``failed`` are messages about methods that failed.
     """
     places = list(dict.fromkeys(result.place for result in results))
     groups = [[result for result in results if result.place == place] for place in places]
