@@ -150,7 +150,7 @@ def priors(case: Case) -> None:
 
 
 def means(case: Case) -> None:
-    """For well separated classes of equal size, the head assigns each class mean to that class."""
+    """For well separated classes of equal size, the head assigns each class mean to its own class."""
     given = Given(
         np.eye(case.about.dim), np.full(CLASSES, 7), 7 * corners(case.about.dim), case.example.probes
     )
@@ -161,10 +161,7 @@ def means(case: Case) -> None:
 
 
 def variances(case: Case) -> None:
-    """More variance in one direction of the features does not raise its weight in the scores.
-
-    The weight is relative to that of another direction.
-    """
+    """More variance in one direction does not raise its weight in the scores relative to other directions."""
     dim = case.about.dim
     apart = np.zeros((CLASSES, dim))
     apart[:2, :2] = [[1, 1], [-1, -1]]

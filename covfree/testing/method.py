@@ -119,10 +119,7 @@ def pytree(case: Case) -> None:
 
 
 def vmap(case: Case) -> None:
-    """`fit` can be traced under ``vmap``, over the features and the method's float hyperparameters together.
-
-    Each element of the batch gets its own scores.
-    """
+    """`fit` can be traced under ``vmap`` over features and float hyperparameters; each input gets scores."""
     task = single(case.plain)
 
     def scores(features: Any, step: Any) -> Any:

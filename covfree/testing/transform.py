@@ -119,11 +119,7 @@ def order(case: Case) -> None:
 
 
 def unbiased(case: Case) -> None:
-    """The transform is unbiased: averaged over random keys, its means and counts are the expected ones.
-
-    The function ``unbiased_for`` computes the expected means and counts from the rows before the transform.
-    Without this function nothing is checked.
-    """
+    """Averaged over random keys, means and counts are those that ``unbiased_for`` returns, if it is given."""
     if case.about.unbiased_for is None:
         return
     before = select_rows(case.example.rows, used(case.example.rows))
