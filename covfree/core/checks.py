@@ -142,7 +142,7 @@ def check_example_structure(features: Any, labels: Any = None, clients: Any = No
 
 
 def _on_host(features: Any, labels: Any, clients: Any, most: int) -> bool:
-    """Return whether labels are at most ``most`` and features are finite, by NumPy; padding is not checked.
+    """Return whether labels are at most ``most``, and features finite except those of padding, by NumPy.
 
     The result is also False if the first 64 rows of features are so small that they may underflow to 0.
     After False, `check` looks at all rows.
@@ -159,7 +159,7 @@ def _on_device(features: jax.Array, labels: Any, clients: Any, most: int) -> boo
     """Return whether labels are ≤ ``most``, and features are finite and not all 0 or subnormal.
 
     Features, a jax array, are checked on their device, without a copy. Those of padding, with a label or
-    client below 0, need not be finite. If the result is False, `check` looks at features on the host.
+    client below 0, may be infinite, but NaN gives False. After False, `check` looks at features on the host.
     """
     integers = [array for array in (labels, clients) if array is not None]
     # Under a caller's ``jit``, computations on concrete arrays would otherwise be traced.
@@ -174,7 +174,7 @@ def _on_device(features: jax.Array, labels: Any, clients: Any, most: int) -> boo
 def _sound(features: jax.Array, kept: list[jax.Array]) -> jax.Array:
     """Return whether all features are finite, and the largest absolute value is neither 0 nor subnormal.
 
-    Rows are padding where one of the masks ``kept`` is False. Their features need not be finite.
+    Rows are padding where one of the masks ``kept`` is False. Their features may be infinite, but not NaN.
     """
     largest = jnp.abs(features).max(1)
     wrong = ~jnp.isfinite(largest)

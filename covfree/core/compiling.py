@@ -105,8 +105,8 @@ def jit(
             places = [i for i, x in enumerate(leaves) if isinstance(x, jax.Array | np.ndarray)]
 
             def of_arrays(arrays: list[Any]) -> _R:
-                # Make records of the arrays in here, where arrays are traced. As arguments, jax 0.6 would
-                # fill them with descriptions of arrays.
+                # Make records of the arrays in here, where arrays are traced: jax 0.6 would fill records that
+                # are arguments with descriptions of arrays.
                 given = dict(enumerate(leaves)) | dict(zip(places, arrays, strict=True))
                 args, kwargs = jax.tree.unflatten(structure, given.values())
                 return inside(*args, **kwargs)

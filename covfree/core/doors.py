@@ -79,7 +79,7 @@ def compiled(
 
 
 def _is_cut(leaf: Any) -> bool:
-    """Return whether ``leaf`` is a NumPy array that jax would convert to int32 though integers do not fit."""
+    """Return whether ``leaf`` is a NumPy array of integers beyond int32 that jax would not hold as int64."""
     if not isinstance(leaf, np.ndarray) or leaf.dtype.kind not in "iu" or leaf.size == 0:
         return False
     if jax.dtypes.canonicalize_dtype(leaf.dtype) == np.int64:

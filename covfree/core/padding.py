@@ -107,7 +107,7 @@ def _as_array(name: str, values: Any) -> Any:
 
 
 def pad_rows(arguments: dict[str, Any], fills: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a function's arguments with some arrays padded to `few_sizes` rows, so that few sizes compile.
+    """Return arguments with some arrays padded to `few_sizes` rows, so that functions compile for few sizes.
 
     Args:
         arguments: the arguments, by name.

@@ -148,7 +148,7 @@ class _Reader(pickle.Unpickler):
         self._path = path
 
     def find_class(self, module: str, name: str) -> Any:
-        """Return what stands for ``module.name``, a class or function that the pickle wants to call.
+        """Return what stands for ``module.name``, a class or function that the pickle names.
 
         Only names that tensors need are known; their stand-ins are harmless, such as a NumPy dtype for a
         torch storage. Any other name raises an error, before any code from the file runs.

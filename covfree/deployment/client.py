@@ -202,7 +202,7 @@ class Client(Machine):
         ``about`` and ``arrays`` are the broadcast's metadata and arrays.
 
         Raises:
-            Left: if this site did not answer the step before, or the broadcast must not be answered.
+            Left: if this site did not answer the step before, or an error forbids or prevents an answer.
             Refused: if the broadcast does not say how long an upload is.
         """
         number, step = self.description.place(turn)
@@ -249,7 +249,7 @@ class Client(Machine):
         return content, kept._replace(secret=b"" if step == STEPS[-1] else client.saved())
 
     def _same_came(self, kept: _Kept, arrays: Mapping[str, Any]) -> _Kept:
-        """Store in the site's state which sites uploaded to this secure sum, and return the new state.
+        """Return the site's state, in which the sites that uploaded to this secure sum are now stored.
 
         Args:
             kept: the site's state.

@@ -15,7 +15,7 @@ from covfree.rounds.algorithm import Algorithm
 
 
 class TooFew(RuntimeError):
-    """Raised by a server if a round has too few valid answers, and by `join` if no broadcast reaches a site.
+    """Raised by a server if a round has too few valid answers, and by `join` if no broadcast came in time.
 
     After the server's error the round is not lost: call `Server.open` again, and it takes more answers.
     """
@@ -128,8 +128,8 @@ def judge(
         means, and how many failed; None if the description does not ask to judge sites.
     """
     method = algorithm.params.method
-    # If clients send ridge solutions, as AFL's do, their matrices contain γI: derive no bound on norms from
-    # them.
+    # If clients send ridge solutions, as AFL's do, their matrices contain γI: bound no norms then, not even
+    # by the description's ``max_norm``.
     kind = Rules(2, method=method).kind if method.one_shot else None
     norm: Any = "derived" if description.max_norm is None else description.max_norm
     rules = Rules(

@@ -104,7 +104,7 @@ class PrivateSums:
     def method(self, method: Method[Any], fewest: int, seed: int) -> Private:
         """Make the `Private` method that adds noise to a method's uploads; see `covfree.privacy.private`.
 
-        ``fewest``, the least number of sites that close a round, and ``seed`` are those in `Description`.
+        ``fewest``, the least number of sites that must answer, and ``seed`` are those in `Description`.
 
         Raises:
             ValueError: if a number is out of range, or ``honest`` is above ``fewest``.

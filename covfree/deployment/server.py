@@ -131,8 +131,8 @@ class Server(Standing):
         if self.finished:
             return self.description.max_bytes
         form = self._expected()
-        # A generous limit: eight times the plain upload, more than masks need, which make 64-bit words of its
-        # numbers; 1 KiB a site for the shares; and 1 MiB.
+        # A generous limit: eight times the plain upload, as masks make a 64-bit word of each number; 1 KiB a
+        # site for the shares; and 1 MiB.
         upload = 8 * sum(x.nbytes for own in (form.sums, *form.tables) for x in own)
         return min(self.description.max_bytes, upload + 2**10 * len(self.description.sites) + 2**20)
 
@@ -298,10 +298,7 @@ class Server(Standing):
 
     @property
     def _plain(self) -> Steps:
-        """Return ``self._steps``, as type `Steps`; only for a federation without noise.
-
-        A federation with noise has `PrivateSteps`.
-        """
+        """Return ``self._steps``, as type `Steps`; not for a private method, which has `PrivateSteps`."""
         assert isinstance(self._steps, Steps)
         return self._steps
 

@@ -151,8 +151,8 @@ class Sums:
     def too_few(self, step: str, sites: Collection[int]) -> str:
         """Return a text that says which answers are needed; "" if the answers of ``sites`` are enough."""
         own, needed = self.session, self.session.least
-        # The quorum signs the list of uploads, from the step "mask" on. If each site shares masks with all
-        # others, the quorum is t + 1, a site and the t = ``threshold`` others that it needs in every step.
+        # From the step "mask" on a quorum must answer, as it must sign the list of uploads. If each site
+        # shares masks with all others, every step needs it: it is t + 1, a site and t = ``threshold`` others.
         if step in STEPS[2:] or own.degree == len(own.identities) - 1:
             needed = max(needed, own.quorum)
         if len(sites) < needed:

@@ -12,8 +12,8 @@ from jaxtyping import Bool, Int
 # A source of random bytes, such as `os.urandom`.
 RandomBytes: TypeAlias = Callable[[int], bytes]
 
-# The largest log₂ σ with which all products below fit in int64: a Laplace proposal is beyond 46σ only with a
-# probability of e⁻⁴⁶, and (46·2^24)² < 2^60.
+# Up to this log₂ σ, all products below fit in int64: a Laplace proposal is beyond 46σ only with a probability
+# of e⁻⁴⁶, and (46·2^24)² < 2^60.
 MAX_LOG_DEVIATION = 24
 
 

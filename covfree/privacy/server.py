@@ -196,8 +196,8 @@ def head_of(method: Method[Any], known: NoisySums, grid: Grid, total: Upload) ->
     with np.errstate(over="ignore"):  # the check below raises if a number overflows
         head = _head_of(method, known, grid, total)
     # Convert the head to features that are not divided by the clip. In LDA, divide the weights by it: all
-    # scores stay. In ridge regression, multiply the bias by it: all scores grow alike, and the weights'
-    # columns keep norm 1.
+    # scores stay. In ridge regression, multiply the bias by it: all scores scale alike, and the
+    # weights' columns keep norm 1.
     lda = method.name == "fedcgs" or _is_within_lda(method)
     part, factor = ("weight", 1 / grid.clip) if lda else ("bias", grid.clip)
     found = {name: np.asarray(getattr(head, name), np.float64) for name in ("weight", "bias")}
@@ -244,7 +244,7 @@ def _head_of(method: Method[Any], known: NoisySums, grid: Grid, total: Upload) -
 def _own_shrinkage(method: Method[Any]) -> Any:
     """Return γ if the method's shrinkage adds a fixed γI to the covariance; else 0.
 
-    Other shrinkage rules need the clients' class means, which are not sent: they are ignored.
+    Other shrinkage rules are ignored, as they need the clients' class means, which are not sent.
     """
     plain = diagonal_loading(0.0).rule
     return method.params.strength if method.params.rule is plain else 0.0

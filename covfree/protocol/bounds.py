@@ -79,9 +79,9 @@ class _Range(NamedTuple):
     """An upper bound on one quantity of clients, such as their number of examples, derived from its values.
 
     Attributes:
-        median: the median of the clients' values.
+        median: the median of the clients' values above 0.
         most: the bound.
-        clients: the number of clients.
+        clients: the number of clients with such a value.
     """
 
     median: float

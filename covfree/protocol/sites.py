@@ -73,11 +73,11 @@ def clip_sites(rows: Rows, *, num_classes: int, limit: float | int = 1.5) -> Row
     Against attackers, `diagnose_sites`, which excludes whole sites, is better (``docs/security.md``).
 
     A site's mean x of a class is compared with g, the centre of the other sites' means of this class. Its
-    distance, in units of the expected distance, is D/√v (see `fit_model`). Let r be D/√v divided by the
-    median of D/√v over all class means. If r is above ``limit``, x is replaced by g + (limit/r)(x − g), which
-    bounds its influence as Huber's function does. If a site has more than three times as many examples as
-    the median site, the counts of its class means are scaled down to three times; counts of rows that are no
-    class means stay.
+    distance is D, and √v is the expected distance, up to a factor (see `fit_model`). Let r be D/√v divided by
+    the median of D/√v over all class means. If r is above ``limit``, x is replaced by g + (limit/r)(x − g),
+    which bounds its influence as Huber's function does. If a site has more than three times as many examples
+    as the median site, the counts of its class means are scaled down to three times; counts of rows that are
+    no class means stay.
 
     Args:
         rows: the rows (class means) of all sites, such as ``collect(…).message.rows``. If a site has several

@@ -47,7 +47,7 @@ class Model(NamedTuple):
     """The result of `fit_model`: how far each site's class means lie from the other sites'.
 
     A row is the mean of one class at one site. The centre of a class is a robust mean of the sites' means of
-    it. Whitening multiplies by S^(−½). `fit_model` defines S, D, v and σ.
+    it. Whitening multiplies by L⁻¹, for S = LLᵀ. `fit_model` defines S, D, v and σ.
 
     Attributes:
         white: the rows' means, whitened.
@@ -114,7 +114,7 @@ def fit_model(means: Means, num_classes: int) -> Model:
 
     - The class's centre is the geometric median (Weiszfeld) of the sites' means: an average of the x_j with
       weights w_j. Site k is compared with the centre of the others, g_k = Σ_{j≠k} w_j x_j / W_k with
-      W_k = Σ_{j≠k} w_j. Var(g_k) = Σ_{j≠k} w_j²/n_j / W_k² times the variance of one example.
+      W_k = Σ_{j≠k} w_j. In units of one example's variance, Var(g_k) = Σ_{j≠k} w_j²/n_j / W_k².
     - S = 0.6·d·mean(u uᵀ) + 0.4·I estimates the covariance of x_k − g_k, up to a factor. Here u is x_k − g_k
       scaled to length 1, so that a few huge means cannot dominate S (mean(u uᵀ) is the spatial sign
       covariance). The mean is over all sites and classes.

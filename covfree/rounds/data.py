@@ -18,7 +18,7 @@ from covfree.rounds.checkpoint import Mark
 from covfree.rounds.cohort import Examples, Members
 
 # A function is compiled for each size to which clients are padded. Two sizes are merged if this adds fewer
-# padding examples than _SORTED: to sort so many in each round of a typical run takes as long as one
+# padding examples than _SORTED: to sort so many in each round of a typical run takes about as long as one
 # compilation.
 _SORTED = 2**16
 

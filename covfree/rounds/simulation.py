@@ -238,7 +238,7 @@ class Simulation(NamedTuple):
 
 
 def _items(here: np.ndarray, part: Any) -> np.ndarray:
-    """Concatenate the tables of a group of clients, without clients that only fill up the group.
+    """Concatenate the tables of a group of clients, without padding and lost uploads.
 
     Args:
         here: [clients] mask, False for clients to leave out.
