@@ -230,10 +230,9 @@ class FeatureWriter:
         return (done, skipped) if identity_of(identities[:done], skipped) == state.get("kept") else None
 
     def _kept(self, identities: Sequence[str], done: int, skipped: Mapping[int, str]) -> str:
-        """Return a hash of the ``identities`` (texts) of the first ``done`` examples that are not skipped.
+        """Return `identity_of` the first ``done`` examples, a hash of the identities of those not skipped.
 
-        ``skipped`` has the indices of the examples without features. The hash is that of `identity_of`, but
-        this method only adds the examples since its last call to the earlier hash.
+        Only the examples since the last call are hashed, and added to the earlier hash.
         """
         before, digest = self._hashed
         self._hashed = done, _hashed(digest, identities, skipped, before, done)

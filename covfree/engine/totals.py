@@ -114,8 +114,8 @@ class How(NamedTuple):
 
     Attributes:
         num_classes: C.
-        whole: True if all rows of a client must stay together, so that rows cannot be summed part by part;
-            see `Method.whole_clients`.
+        whole: True if all rows of a client must stay together, so that the rows of one call are not summed
+            in smaller parts; see `Method.whole_clients`.
         axis_name: under ``shard_map``, the mesh axes over which rows are sharded.
         few: whether all client numbers are below `SAMPLE`, the number of clients that automatic shrinkage
             samples. Then it uses all clients, and they keep their numbers (see `numbered`).

@@ -72,9 +72,8 @@ class Upload(NamedTuple):
 
     Attributes:
         uploads: the uploads of all candidates, stacked along a leading axis.
-        counted: for each candidate, the sum of its model's errors or losses on the examples that the client
-            keeps aside (does not train on); and the number of these examples. The model is the one that the
-            client received in this round.
+        counted: for each candidate, the sum of errors or losses, on the examples that the client keeps aside
+            (does not train on), of the model that it received; and the number of these examples.
     """
 
     uploads: Any

@@ -80,15 +80,15 @@ def place_labels(
 def _settle(
     points: np.ndarray, tried: list[tuple[np.ndarray, np.ndarray]], costs: list[np.ndarray], order: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Choose where each label is drawn: of its candidate boxes the one that costs least, given other labels.
+    """Choose a box for each label: the candidate that costs least, given the other labels.
 
-    Costs are high if labels overlap, or the lines from points to their labels cross.
+    Overlapping labels and crossing lines (from points to labels) cost more.
 
     Args:
         points: [labels, 2] the points to label.
         tried: for each label, its candidate boxes [m, 4], and the end [m, 2] of the line to each box.
-        costs: for each label, the cost [m] of each box by itself, without the other labels.
-        order: the order in which labels choose; each chooses several times, as the others move.
+        costs: for each label, the cost [m] of each box by itself.
+        order: the order in which labels choose, several times.
 
     Returns:
         For each label, the box, the end of the line to it, and the cost.
