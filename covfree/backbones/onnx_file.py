@@ -98,9 +98,10 @@ def from_onnx(
 
 
 def _entry(inputs: Any, path: Path, crop: int) -> tuple[str, int | None, bool]:
-    """Return the name of a model's only input, its batch size, and whether channels come before the sides.
+    """Return a model's only input: its name, its batch size, and whether channels precede height and width.
 
-    The batch size is None if it is free. Raise ValueError if the input is not of images of ``crop`` pixels.
+    The batch size is None if it is free. Raise ValueError unless the input is images in float32, of side
+    ``crop`` (or any).
     """
     shapes = {each.name: each.shape for each in inputs}
     shape = next(iter(shapes.values()), [])

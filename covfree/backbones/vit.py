@@ -114,9 +114,9 @@ _PERCEPTRON = ((".mlp.0.", ".mlp.3."), (".mlp.linear_1.", ".mlp.linear_2."))
 
 
 def renamings(**_: Any) -> tuple[Renaming, ...]:
-    """Return the functions from a parameter's name to its name in weight files of three libraries.
+    """Return three functions from a parameter's name to its name in a file of weights.
 
-    These are timm, a newer torchvision and an older one.
+    They are for files of timm, of a newer torchvision and of an older one, in this order.
     """
 
     def torchvision(first: str, second: str) -> Renaming:

@@ -92,11 +92,11 @@ def to_params(
         unused: tensors that a file may contain and that are ignored, by their names in the tree.
         source: where the tensors came from, for errors.
 
-    Raises:
-        ValueError: if names or shapes do not fit, or a number is not finite.
-
     Returns:
         The tree, in float32.
+
+    Raises:
+        ValueError: if names or shapes do not fit, or a number is not finite.
     """
     tensors = {name: value for name, value in tensors.items() if name.rpartition(".")[2] != _IGNORED}
     naming = max(namings, key=lambda names: len(set(names.values()) & set(tensors)))

@@ -165,7 +165,7 @@ def _test(z: jax.Array, relative: jax.Array, informative: jax.Array) -> ShiftTes
 
 
 def _normal(t: jax.Array, degrees: jax.Array) -> Float[Array, ""]:
-    """Convert a t statistic to the z score of nearly the same p value, by Wallace's approximation."""
+    """Convert Student's ``t``, of ``degrees`` degrees of freedom, to a z of about equal p value (Wallace)."""
     degrees = jnp.maximum(degrees, 1)
     size = jnp.sqrt(degrees * jnp.log1p(jnp.square(t) / degrees))
     return jnp.sign(t) * size * (8 * degrees + 1) / (8 * degrees + 3)

@@ -187,7 +187,7 @@ def loading(
 ) -> Float[Array, ""]:
     """Return the γ that a loading rule (`is_loading`) adds to the diagonal of Σ̂.
 
-    Such a rule needs no more of Σ̂ than these numbers.
+    Such a rule needs of Σ̂ only the three numbers below.
 
     Args:
         shrinkage: the rule.

@@ -65,7 +65,7 @@ class Shrinkage:
 
 
 def mean_variance(covariance: Scatter) -> Float[Array, ""]:
-    """Return tr(Σ̂)/d, the mean variance of the d features by a covariance Σ̂.
+    """Return tr(Σ̂)/d, the mean variance of d features whose covariance is Σ̂.
 
     If Σ̂ is stored as a factor Y (Σ̂ = YᵀY), the product is not formed.
     """

@@ -102,7 +102,7 @@ def roots_of(
         matrix = covariance(given)
         return cholesky(jnp.where(present, matrix, jnp.eye(matrix.shape[0], dtype=matrix.dtype)))
 
-    # One class after the other, for all covariances, or a batched factorisation, would need another copy.
+    # Take one class after the other: all covariances at once, or a batched factorisation, need another copy.
     return jax.lax.map(root, (classes, moments.present))
 
 

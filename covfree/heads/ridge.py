@@ -109,10 +109,10 @@ def _with_offset(
 
     Args:
         factors: ``factorise(G + λI)``, with G the Gram matrix and λ the ridge.
-        cross: B, a column for each class: the sum of its features.
-        feature_sum: s, the sum of all features.
-        target_sum: t, for each class the sum of the targets: its number of examples.
-        corner: N + λ, for N examples.
+        cross: B = Σ x yᵀ over features x and targets y; with one-hot targets each class's sum of features.
+        feature_sum: s = Σ x.
+        target_sum: t = Σ y; with one-hot targets the number of examples of each class.
+        corner: N + λ, for N examples, or examples of total weight N.
     """
     total = feature_sum[:, None]
     solved = solve(factors, jnp.concatenate([cross, total], axis=1))

@@ -96,8 +96,8 @@ def ends_of_draws(
     total = count.sum()
     edge = jnp.cumsum(count / jnp.where(total > 0, total, 1)) * jnp.asarray(num_samples, count.dtype)
     end = jnp.ceil(edge - jax.random.uniform(key, (), count.dtype)).astype(jnp.int32)
-    # Rounding may put the last edge below ``num_samples``. Let the last valid row end there all the same, so
-    # that padding after it gets no sample.
+    # Rounding may put the last edge below ``num_samples``: let the last valid row end at ``num_samples`` all
+    # the same. Padding after it then gets no sample.
     end = jnp.where(jnp.cumsum(valid) == valid.sum(), num_samples, jnp.clip(end, 0, num_samples))
     return jax.lax.cummax(jnp.where(valid, end, 0))
 

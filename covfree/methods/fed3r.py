@@ -58,8 +58,8 @@ def gram_merge(params: object, message: Message, num_classes: int) -> tuple[tupl
 def within_phase(params: Scalar, totals: tuple[Moments], rows: Rows, num_classes: int) -> Factor:
     """Compute what a client adds to the within-class scatter, a `Factor`; ``totals`` has the class means.
 
-    If ``rows`` are the client's examples, the sum over all clients is the exact scatter. If they are its
-    class means, the sum is FedCOF's estimate of it.
+    If ``rows`` are the client's examples, the sum over all clients is the exact scatter. If they are means of
+    its classes, or of subsets of them, the sum is FedCOF's estimate of it.
     """
     return Factor(within_factor(rows, totals[0]))
 

@@ -116,8 +116,8 @@ def fed3r_random(
 
     The kernel is exp(−‖x − y‖²/(2σ²)); σ must fit the scale of the features. With ``"auto"`` there are two
     rounds. In the first, each client sends its number of examples, Σ x and Σ ‖x‖². From these the server
-    computes the variance of all n examples, v = Σ ‖x‖²/n − ‖(Σ x)/n‖², and sends back σ = 4·√v. The second
-    round is Fed3R's. The paper has only that round, with σ = 1000, chosen for the features of its backbone.
+    computes the total variance of all n examples, v = Σ ‖x‖²/n − ‖(Σ x)/n‖², and sends back σ = 4·√v. The
+    second round is Fed3R's. The paper has only that round, with σ = 1000, chosen for its backbone's features.
 
     Bytes up, for K clients and M client-class pairs: 4·(K·D² + M·D). With ``"auto"`` a client sends sums of
     all C classes, even those that it lacks: for d features 4·K·(D² + C·D + 2·C + d + 3). Integer counts and

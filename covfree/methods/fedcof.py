@@ -206,9 +206,9 @@ def fedcof_oracle(
 
 
 def estimating(method: Method) -> tuple[Method, Within]:
-    """Return a method that estimates the within-class scatter from clients' class means, and its estimator.
+    """Return a method that estimates the within-class scatter from `Rows`, and its estimator, a `Within`.
 
-    The method is the given one if it has such an estimator (`Within`), or else FedCOF.
+    The method is the given one if it has such an estimator, or else FedCOF.
 
     Raises:
         ValueError: if the method's clients send heads.

@@ -36,11 +36,11 @@ class Spread(NamedTuple):
     """The total of the second round: ``scatter`` + ``inner`` is the unshrunk covariance within classes.
 
     Attributes:
-        scatter: the term from the class means that clients sent: a `Factor` from one client, a `Scatter` once
-            added up.
+        scatter: the term from the means of the rows (class means, or single examples): a `Factor` from one
+            client, a `Scatter` once added up.
         inner: the term from the variances that clients sent with the means: one for each feature, or one for
             all; None if they sent none.
-        statistics: further sums over the class means, which only the shrinkage rule needs.
+        statistics: further sums over the rows, which only the shrinkage rule needs.
     """
 
     scatter: Any

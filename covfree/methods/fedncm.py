@@ -11,7 +11,7 @@ from covfree.methods.summaries import send_class_means
 
 
 def moments_phase(params: object, totals: tuple[()], rows: Rows, num_classes: int) -> Moments:
-    """Compute the number of examples and the feature sum of each class, the first round of many methods."""
+    """Compute each class's number of examples and sum of features: the first round of many methods."""
     return first_moments(rows, num_classes)
 
 

@@ -69,7 +69,8 @@ class Round:
         broadcast: ``(params, state) -> sent``, what clients receive; None sends them the whole state.
         numbers: ``(params) -> params``, selects the hyperparameters that the other functions get; None
             selects all.
-        examples: whether each row is one example, even if rows were class means in earlier rounds.
+        examples: True if the rows are the client's examples, whatever it sent before; False if they are those
+            of the method's summary, such as class means.
         head: whether a head can be made from the state after this round. It always can after the last.
         fixed: whether the clients' terms do not depend on any number in ``params``. `covfree.select` then
             computes them once for methods that differ only in hyperparameters.

@@ -88,7 +88,7 @@ def _shrinkage(numbers: StudentNumbers) -> Shrinkage:
 def _means(rows: Rows, num_classes: int, examples: bool) -> Rows:
     """Return each client's class means as rows, from ``rows`` that are ``examples`` or already class means.
 
-    Examples are averaged. Of class means only the extra fields ``covariance`` and ``sketch`` are removed.
+    Examples are averaged. Class means only lose their fields ``covariance`` and ``sketch``.
     """
     return client_means(rows, num_classes) if examples else replace(rows, covariance=None, sketch=None)
 

@@ -119,7 +119,7 @@ def _class_means(
 ) -> Rows:
     """Compute the class means of all clients as `Rows`, ordered by client and class.
 
-    If ``options`` ask for subsets, as `client_rows` does, each random subset of a client's class has its own
+    If ``options`` ask for subsets, see `client_rows`, each random subset of a client's class has its own
     mean. ``sizes[0]`` is the number of rows, padding included.
     """
     return client_rows(features, labels, clients, num_rows=sizes[0], key=key, **options)

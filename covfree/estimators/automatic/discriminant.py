@@ -77,9 +77,9 @@ class Basis(NamedTuple):
             return product(product(rows, factor.T), vectors) * scale[None, :]
 
         means, inside = coordinates(centred), coordinates(offset)
-        # A row of `offset` (a z_j of `Offsets`) may be so long that the rounding errors of its coordinates
-        # exceed those along eigenvectors of small eigenvalues. Twice add the coordinates of what is missing,
-        # to restore these.
+        # A row of `offset` (a z_j of `Offsets`) may be so long that rounding errors exceed its coordinates
+        # along eigenvectors of small eigenvalues. Twice add the coordinates of what is missing, to restore
+        # these.
         for _ in range(2):
             inside += coordinates(offset - product(product(inside * scale[None, :], vectors.T), factor))
         outside = product(centred, centred.T) - product(means, means.T)

@@ -90,8 +90,8 @@ class _Case(NamedTuple):
     Attributes:
         margins: for each candidate γ, the predicted mean and variance of LDA's margins: an example's score of
             its own class minus the score of another class.
-        candidates: the values of γ from which one is chosen, in units of t.
-        scales: the values of s from which one is chosen.
+        candidates: the values of γ of which a weighted mean is taken, in units of t.
+        scales: the values of s of which a weighted mean is taken.
         expected: the most probable γ before the margins are known, in units of t.
         degrees: ν, the degrees of freedom of Σ̂.
         unit: t; 1 if ``seen`` is False.

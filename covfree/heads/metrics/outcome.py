@@ -102,8 +102,8 @@ def outcome_of(scores: Any, labels: Any) -> Outcome:
 def shares(outcome: Outcome, group: Any, among: Any, size: int) -> Float[Array, " groups"]:
     """Return the share of correct predictions in each group of examples, such as each class.
 
-    ``group`` is the number of each example's group, below ``size``. ``among`` is a mask of the examples that
-    count. A group without any has NaN.
+    ``group`` is the number of each example's group; an example with ``size`` or above is in none. ``among``
+    is a mask of the examples that count. A group without any has NaN.
     """
     right, every = (
         jnp.zeros(size, jnp.int32).at[group].add(part.astype(jnp.int32), mode="drop")

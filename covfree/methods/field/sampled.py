@@ -91,10 +91,10 @@ def ccvr(num_samples: int = _SAMPLES, *, l2: Scalar = _L2, seed: Scalar = 0) -> 
 
 
 def keep_phase(numbers: Any, totals: tuple[Moments], rows: Rows, num_classes: int) -> Table:
-    """Return what a client uploads if the server needs the rows of all clients: its own rows, in a `Table`.
+    """Return ``rows`` as a `Table`, for methods whose server needs the rows of all clients one by one.
 
-    Rows are class means or Gaussians of a mixture, for example. The server joins all clients' tables, where
-    it would add up other uploads.
+    The rows are the Gaussians of a client's mixtures, or its trained head. The clients' tables are joined,
+    where other terms are added up.
     """
     return Table(rows, jnp.asarray(rows.count) > 0)
 

@@ -226,8 +226,8 @@ def ask_losses(numbers: Numbers, state: tuple[Correction]) -> tuple[Asked, jax.A
 def losses_of(numbers: Numbers, sent: tuple[Asked, jax.Array], rows: Rows, num_classes: int) -> ScaledLosses:
     """Compute what a client uploads so that the server can choose β, a factor of the head's scores h₀(x).
 
-    For each candidate of β, this is the loss of the scores β·h₀(x), summed over the client's examples, which
-    are ``rows``. ``sent`` has the head h₀, and a unit: the candidates are fixed multiples of it.
+    It uploads, for each candidate of β, the loss of the scores β·h₀(x), summed over its examples (``rows``);
+    and their number. ``sent`` has h₀, and a unit: the candidates are fixed multiples of it.
     """
     asked, unit = sent
     scales = unit * jnp.asarray(_SCALES, unit.dtype)

@@ -71,8 +71,8 @@ class RefinePlan:
     """The static settings of `refined`.
 
     Attributes:
-        gram: None for an LDA head. For a ridge head, which scatter its Gram matrix contains (argument
-            ``scatter`` of `total_gram`).
+        gram: None for an LDA or Student head. For a ridge head, which scatter its Gram matrix contains
+            (argument ``scatter`` of `total_gram`).
         covariance: ``(params, *totals) -> Scatter``, the method's own shrunk covariance, which is refined.
         directions: q, the largest number of directions, vectors that the server sends in a round; None for as
             many as the head has independent columns.
@@ -156,8 +156,8 @@ def _images(
     """Multiply ``search.directions`` by A, the exact matrix of the linear system A W = M of the head.
 
     The clients' answers give the exact within-class scatter S only in part: ``image`` is S times the
-    directions, and ``trace`` is tr S. If ``gram`` is None, the head is LDA, and A is the shrunk covariance.
-    Otherwise A is the Gram matrix of a ridge head, and ``gram`` says which scatter it contains.
+    directions, and ``trace`` is tr S. If ``gram`` is None (LDA and Student heads), A is the shrunk
+    covariance. Otherwise A is the Gram matrix of a ridge head, and ``gram`` says which scatter it contains.
     """
     degrees = jnp.maximum(moments.within_degrees, 1)
     dim = search.right.shape[0]
@@ -182,7 +182,7 @@ def _finish(
     *,
     plan: RefinePlan,
 ) -> Any:
-    """Make the refined head after the last round.
+    """Make the head from the server's state, after any number of rounds of the refinement.
 
     An LDA or ridge head is made from the refined weights, ``search.weight``. Any other head is made by the
     method's own function, ``plan.head``, from `known_matrix`: a covariance that agrees with all products that

@@ -35,7 +35,7 @@ def _served(
 def _rounds(tracks: Tracks, maker: Maker, share_of_rows: float) -> list[Round]:
     """Make the rounds in which all methods run side by side; after the last one the server makes all heads.
 
-    In some rounds clients use their examples; in others the rows that they would send, such as class means.
+    In some rounds clients use their examples; in others the rows of their summary, such as class means.
     Clients keep a share of their examples aside, to choose a method by: ``maker.share``. In rounds over rows
     the share is ``share_of_rows``, which is above 0 only if each row is one example.
     """

@@ -35,7 +35,8 @@ class Step:
     Attributes:
         parent: the index in `Running.tracks`, before the round, of the state to start from.
         who: the index of the first method that shares the new state; its ``params`` are used.
-        each: the round of method ``who``; None if this method has no further round, and keeps its state.
+        each: the round of method ``who``; None if its rounds over rows (or over examples) have ended: it
+            keeps its state.
         received: `Method.received` of method ``who``, which stores clients' rows in the state.
     """
 
@@ -51,7 +52,7 @@ class Tracks(NamedTuple):
     A round consists of `Step` records. Each computes one new state for all the methods that share it.
 
     Attributes:
-        over_rows: the rounds in which clients use the rows that they would send, such as class means: the
+        over_rows: the rounds in which clients use the rows of the methods' summary, such as class means: the
             steps of each round.
         over_examples: the rounds in which clients use their examples: the steps of each round.
         ends: for each method, the index in `Running.tracks` of its state after all rounds.
@@ -65,8 +66,8 @@ class Tracks(NamedTuple):
 def side_by_side(methods: Sequence[Method[Any]]) -> Tracks:
     """Plan how several methods run at once: round i of the plan computes round i of every method.
 
-    Methods whose rounds were identical so far share one computation. The rounds that sum over rows (class
-    means) come before the rounds that sum over clients' examples, each numbered on its own.
+    Methods whose rounds were identical so far share one computation. The rounds that sum over rows (such as
+    class means) come before those that sum over clients' examples; each of the two kinds is numbered from 0.
     """
     track = [0] * len(methods)
     found: list[tuple[tuple[Step, ...], ...]] = []
@@ -90,7 +91,7 @@ def side_by_side(methods: Sequence[Method[Any]]) -> Tracks:
 
 
 def _likeness(each: Round | None, method: Method[Any], who: int) -> Any:
-    """Return a key for ``each``, the next round of ``method``; None if the method has no more rounds.
+    """Return a key for ``each``, a round of ``method``; None if its rounds of this kind have ended.
 
     If two methods have equal keys, their rounds make the same new state from equal states, so the round is
     run once for both. ``who`` is the method's index.
