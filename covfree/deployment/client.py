@@ -202,7 +202,7 @@ class Client(Machine):
         ``about`` and ``arrays`` are the broadcast's metadata and arrays.
 
         Raises:
-            Left: if this site did not answer the step before, or an error forbids or prevents an answer.
+            Left: if this site did not answer the step before, or any error prevents its answer.
             Refused: if the broadcast does not say how long an upload is.
         """
         number, step = self.description.place(turn)

@@ -251,7 +251,7 @@ class PrivateSteps:
 
 @dataclass(frozen=True)
 class Exact:
-    """An encoding of uploads for secure sums, for private methods, whose uploads are 64-bit integers.
+    """Encodes the uploads of private methods, which are 64-bit integers, for secure sums.
 
     Each integer becomes an unsigned word with the same 64 bits, so sums of words are exact sums of integers.
     (Methods that upload floats use `FixedPoint`.) The attributes are those of

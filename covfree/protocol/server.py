@@ -181,7 +181,7 @@ def _dim_of(before: Collected, dim: int | None) -> int | None:
 
 
 def _again(messages: Mapping[Any, Message] | Inbox, client: Any, counted: str | None) -> str | None:
-    """Describe the message of a client of which the server counted a message before; the first one counts.
+    """Describe a further message of a client that was counted before; the first message counts.
 
     ``counted`` is the receipt (a hash) of the first message. The text says whether the client sent the same
     message again, another one, or an unusable one. Return None if an `Inbox` still has the first one's file.
@@ -211,7 +211,7 @@ def _nothing(dim: int | None) -> Message:
 
 
 def merged(messages: Sequence[Message]) -> Message:
-    """Concatenate all messages' rows to one message, without a matrix.
+    """Concatenate all messages' rows into one message, without a matrix.
 
     Each metadata field comes from the first message that has it.
     """
