@@ -165,7 +165,7 @@ def _failed(repository: str, error: Exception) -> OSError:
 def _commit_now(hub: Any, repository: str, revision: str | None) -> str:
     """Return a text for an error: the commit to which ``revision``, a branch or tag, points now.
 
-    If it cannot be looked up, the text says why.
+    None is the default branch. If the commit cannot be looked up, the text says why.
     """
     errors = optional("huggingface_hub.errors", "pretrained")
     try:

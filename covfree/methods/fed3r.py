@@ -38,7 +38,7 @@ def gram_head(params: object, system: Scatter, totals: tuple[Any, ...], **option
     Args:
         params: not used.
         system: the regularised Gram matrix.
-        totals: sums over all clients; the first are the class sums, as `Moments`.
+        totals: sums over all clients; ``totals[0]`` has the class sums, as `Moments`.
         options: options of `ridge_head`.
     """
     return ridge_head(system, totals[0], **options)

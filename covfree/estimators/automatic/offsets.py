@@ -211,7 +211,7 @@ def _ratio(
 ) -> tuple[Float[Array, ""], Float[Array, ""]]:
     """Estimate how large client shift is: return estimates of ρ = tr Δ/tr Σ, and of tr(Σ)/d.
 
-    Both have maximum likelihood. Δ is the covariance of clients' offsets, and Σ that of the features of a
+    Both are by maximum likelihood. Δ is the covariance of clients' offsets, and Σ that of the features of a
     class at one client. ``square`` is ‖z_j‖²/d for the vectors z_j in ``offsets``, see `Offsets`. ``level``
     is tr(Σ̂)/d, and ``weight`` the weight of each class in Σ̂.
     """

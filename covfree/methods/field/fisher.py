@@ -88,8 +88,8 @@ def _drawn_head(
 ) -> LinearHead:
     """Train a linear head on features that the server draws, see `_drawn`.
 
-    Without ``rank`` it is a softmax head. With ``rank`` its scores are LDA's plus a trained linear map of
-    this rank, see `residual_head`.
+    Without ``rank`` it is a softmax head. With ``rank`` its scores are LDA's plus a trained linear map of at
+    most this rank, see `residual_head`.
     """
     classes = moments.count.shape[0]
     if rank is None and num_samples < classes:

@@ -206,7 +206,7 @@ def _asked(start: Head, scale: jax.Array, moments: Moments, point: jax.Array) ->
 
 
 def _first_asked(start: Head, moments: Moments, zero: jax.Array) -> Asked:
-    """Return the method's own head ``start`` as an `Asked`, in which clients receive corrected heads.
+    """Return the method's own head ``start`` as an `Asked`, the form in which clients receive heads.
 
     The head is not corrected yet: its scores keep their scale (β = 1), and the correction ``zero`` is all 0.
     """

@@ -107,8 +107,8 @@ def known_matrix(search: Search) -> Scatter:
     A′ agrees with all that the search knows: A′V = AV for the directions V, and A′W = M for the present W. It
     is positive definite. In the symbols of `Search` and `advance`, with Ã = P⁻¹ and G = VᵀAV,
     A′ = (Ã − ÃV(VᵀÃV)⁻¹VᵀÃ)/α + (AV)G⁻¹(AV)ᵀ, the inverse of αΠPΠᵀ + VG⁻¹Vᵀ. If the step length α is unknown,
-    it is taken as 1. If Ã is 0, as with a relative shrinkage if no class has two rows, tI replaces it, with
-    t = tr(VᵀAV)/q for the q columns of V.
+    it is taken as 1, and A′W may differ from M. If Ã is 0, as with a relative shrinkage if no class has two
+    rows, tI replaces it, with t = tr(VᵀAV)/q for the q columns of V.
     """
     start, span, images = search.inverse.scatter, search.span, search.images
     if not span.shape[1]:
@@ -127,11 +127,11 @@ def known_matrix(search: Search) -> Scatter:
 
 
 def _length(search: Search, span: jax.Array, images: jax.Array) -> jax.Array:
-    """Compute the best length α of the search's last step Z: W + αZ then solves A W = M with the least error.
+    """Compute the best length α of the search's last step Z: with αZ the error in solving A W = M is least.
 
-    α is tr(ZᵀR′) / tr(ZᵀAZ), or 0 unless both traces are positive. Z is ``search.step``, and R′
-    (``search.residual``) is M − A W for the W before the step. AZ is computed from ``images``, the products
-    of A with the directions in ``span``.
+    α is tr(ZᵀR′) / tr(ZᵀAZ), or 0 unless both traces are positive. Z is ``search.step``, and R′ is
+    ``search.residual``, that before the step (both times the vectors U of `_next`). AZ is computed from
+    ``images``, the products of A with the directions in ``span``.
     """
     step, residual = search.step, search.residual
     along, curvature = jnp.sum(step * residual), jnp.sum(step * product(images, product(span.T, step)))
