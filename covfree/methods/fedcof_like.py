@@ -88,15 +88,9 @@ def _system(
 ) -> Scatter:
     """Compute the matrix with which the head is solved, from the totals of the two rounds of sums.
 
-    If ``gram`` is None (for all heads but ridge heads), it is the shrunk within-class covariance. For a ridge
+    ``first`` and ``spread`` are these totals, and ``within`` estimates the within-class scatter. If ``gram``
+    is None (for all heads but ridge heads), the matrix is the shrunk within-class covariance. For a ridge
     head it is the Gram matrix that `gram_of` makes from this covariance.
-
-    Args:
-        shrinkage: the rule by which the covariance is shrunk.
-        first: the total of the first round, from ``within.first``.
-        spread: the total of the second round.
-        within: the estimator of the within-class scatter.
-        gram: which terms the Gram matrix has, see `gram_of`; or None.
     """
     moments = moments_of(first)
     scatter = spread.scatter if spread.inner is None else with_inner(spread.scatter, spread.inner)

@@ -135,14 +135,10 @@ def shared_directions(dim: int, rank: int, dtype: Any) -> jax.Array:
 
 
 def _system(numbers: StudentNumbers, first: Any, spread: Any, *own: Any, system: Any) -> Scatter:
-    """Compute the shrunk covariance that all classes share, as the method without a Student head does.
+    """Compute the shrunk covariance that all classes share, by ``system`` of the method without Student head.
 
-    Args:
-        numbers: the hyperparameters, of which the shrinkage is used.
-        first: the total of the first round.
-        spread: the total of the second round.
-        own: totals of later rounds, for each class's own scatter; not used here.
-        system: ``(shrinkage, first, spread) -> Scatter``, of the method without a Student head.
+    ``first`` and ``spread`` are the totals of its two rounds; ``own``, the totals of later rounds for each
+    class's own scatter, are not used.
     """
     return system(numbers.shrinkage, first, spread)
 
