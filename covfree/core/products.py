@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, Integer, Num
+from jaxtyping import Array, Bool, Float, Num
 
 # `symmetric_product` halves the columns twice, which leaves 5/8 of the work. It does not go on to blocks of
 # fewer than _SMALLEST columns, and multiplies factors of fewer than _FEWEST rows directly.
@@ -25,35 +25,6 @@ def magnitude(values: Float[Array, "..."]) -> Float[Array, ""]:
     """
     largest = jax.lax.stop_gradient(jnp.abs(values).max(initial=0))
     return jnp.where(largest > 0, largest, 1)
-
-
-# Factors that keep squares of numbers ≥ 0 in float32's range, if the numbers' sum is below 2⁻³⁰, up to 2³⁰,
-# or above. Powers of two cause no rounding. The compiler may square a factor first, so 2^±120 must be in
-# range too.
-_SCALES = (2.0**60, 1.0, 2.0**-60)
-
-
-def scale_for(total: Float[Array, ""]) -> tuple[Float[Array, ""], Integer[Array, ""]]:
-    """Choose s for numbers x ≥ 0 of sum ``total``, such that Σ (s x)² neither overflows nor vanishes.
-
-    Returns:
-        s, and its index i: entry i of ``squares_in_scales(x)`` is Σ (s x)².
-    """
-    which = (total > 2.0**-30).astype(jnp.int32) + (total > 2.0**30).astype(jnp.int32)
-    return jnp.asarray(_SCALES, total.dtype)[which], which
-
-
-def squares_in_scales(numbers: Float[Array, " numbers"]) -> Float[Array, "scales"]:
-    """Return Σ (s x)² over numbers x ≥ 0, once for each of three factors s.
-
-    Only with the right factor do the squares stay in float32's range. `scale_for` chooses it by the sum of
-    all numbers, which a client that has only some of them does not know. So clients compute the result for
-    every factor, and the results add up.
-    """
-    # Cap numbers at 2⁵⁰, so that with a wrong factor the sum of up to 2²⁷ squares is not infinite. With the
-    # right factor the cap changes nothing, if the sum of the numbers is below 2¹¹⁰.
-    scaled = jnp.minimum(numbers[None, :] * jnp.asarray(_SCALES, numbers.dtype)[:, None], 2.0**50)
-    return jnp.sum(jnp.square(scaled), axis=1)
 
 
 def divide_or_zero(

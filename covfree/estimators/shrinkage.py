@@ -9,6 +9,7 @@ of Σ̂ (`Freedom`), instead of the number of rows. For FedCOF's Σ̂, from K_c 
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import jax
@@ -17,7 +18,6 @@ from jaxtyping import Array, Float
 
 from covfree.core.checks import check_strength
 from covfree.core.linalg import Scatter
-from covfree.core.products import scale_for, squares_in_scales
 from covfree.core.types import Scalar
 from covfree.estimators.automatic import automatic
 from covfree.estimators.scatter import Freedom
@@ -150,13 +150,19 @@ def _convex(numerator: jax.Array, denominator: jax.Array, covariance: Scatter) -
     return 1 - weight, weight * mean_variance(covariance)
 
 
-def _in_scale(covariance: Scatter) -> tuple[Scatter, jax.Array]:
-    """Scale Σ̂ such that squares neither overflow nor vanish; return it, and the index of the factor.
+# Factors for a covariance whose trace is below 2⁻³⁰, up to 2³⁰, or above. They keep squares within float32's
+# range, and as powers of two cause no rounding. The compiler may square them, so their squares are in range
+# too.
+_SCALES = (2.0**60, 1.0, 2.0**-60)
+# In the scale that is used no row's squared norm is above these. In others they keep sums of squares finite.
+_CAPS = (2.0**50, 2.0**50, math.inf)
 
-    `scale_for` chooses the factor; the index is its place in `squares_in_scales`.
-    """
-    scale, which = scale_for(covariance.dim * mean_variance(covariance))
-    return covariance.scaled(scale), which
+
+def _in_scale(covariance: Scatter) -> tuple[Scatter, jax.Array]:
+    """Scale Σ̂ such that squares neither overflow nor vanish; return it, and the index in `_SCALES`."""
+    trace = covariance.dim * mean_variance(covariance)
+    which = (trace > 2.0**-30).astype(jnp.int32) + (trace > 2.0**30).astype(jnp.int32)
+    return covariance.scaled(jnp.asarray(_SCALES, trace.dtype)[which]), which
 
 
 def _oas(strength, covariance, moments, freedom, statistics):
@@ -223,9 +229,13 @@ def check_loading(shrinkage: Shrinkage) -> None:
 def _fourth_moment(factor, rows, moments, class_weight):
     """Compute what `ledoit_wolf` needs besides Σ̂: Σ_r (s ‖y_r‖²)², with y_r the rows of ``factor``.
 
-    There is one sum for each scale s of `squares_in_scales`, so that squares stay within float32's range.
+    There is one sum for each s in `_SCALES`, as `_in_scale` chooses s by the trace of Σ̂, which is known only
+    after all rows.
     """
-    return squares_in_scales(jnp.sum(jnp.square(factor), axis=1))
+    length = jnp.sum(jnp.square(factor), axis=1)
+    scales, caps = jnp.asarray(_SCALES, length.dtype), jnp.asarray(_CAPS, length.dtype)
+    scaled = jnp.minimum(length[None, :] * scales[:, None], caps[:, None])
+    return jnp.sum(jnp.square(scaled), axis=1)
 
 
 def _ledoit_wolf(strength, covariance, moments, freedom, statistics):

@@ -9,6 +9,7 @@ from contextlib import nullcontext, suppress
 import numpy as np
 import pytest
 from machines import MORE, Machines, assert_equal, check_kills, finish, padded
+from precision import assert_close
 
 from covfree.deployment import Description, Folder, Refused, SecureSums, Stopped, TooFew, join, serve
 from covfree.deployment.envelope import seal, unseal
@@ -48,6 +49,15 @@ def step(server, clients):
         assert receipt.reason is None, receipt
     server.close()
     return asked
+
+
+def test_fedran_sends_nothing_above_a_bound_that_fits_its_data(tmp_path):
+    """Squares of small numbers scaled up for float32 were 2¹⁰⁰."""
+    algorithm, heads = "fedran:num_directions=4:num_features=32", []
+    for name, sums in (("sums", SecureSums(1e6)), ("whole", None)):
+        with Machines(tmp_path / name, algorithm, MORE, sums=sums, fewest=3) as machines:
+            heads.append(finish(machines.server(), machines.clients()).head)
+    assert_close(heads[0].weight, heads[1].weight, 1e-3)
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,8 @@ import oracle
 import pytest
 from classifiers import assert_same_classifier, fit
 from federations import CLASSES
-from precision import FLOAT32, assert_close, assert_heads_close
+from jax.test_util import check_grads
+from precision import FLOAT32, assert_close, assert_heads_close, x64
 from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
 
 import covfree
@@ -66,6 +67,20 @@ def test_qda_of_a_strong_prior_is_linear_discriminant_analysis():
     strong, weak = (jax.nn.softmax(fit(covfree.qda(0.4, p), FEDERATION)(features)) for p in (1e4, 1.0))
     assert_close(strong, linear, 1e-2)
     assert np.abs(weak - linear).max() > 0.1
+
+
+def test_derivatives_of_qda():
+    rng = np.random.default_rng(0)
+    labels, clients = np.arange(30) % 3, np.arange(30) % 2
+    features = rng.normal(size=(30, 3)) @ rng.normal(size=(3, 3)) + np.eye(3)[labels]
+
+    @jax.jit
+    def loss(prior, features):
+        head = covfree.fit(covfree.qda(0.1, prior), features, labels, clients, num_classes=3)
+        return head(features).sum()
+
+    with x64():
+        check_grads(loss, (1.0, features), order=1, modes=("rev",), atol=1e-6, rtol=1e-6, eps=1e-5)
 
 
 def test_naive_bayes_ignores_correlations():

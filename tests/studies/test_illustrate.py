@@ -1,5 +1,10 @@
 """The pictures and the page of a study that was made in Python."""
 
+import dataclasses
+import re
+from pathlib import Path
+
+import numpy as np
 import pytest
 
 import covfree
@@ -38,6 +43,14 @@ def test_a_study_in_python_has_the_pictures_and_the_page_of_a_command(study, dra
     assert "How to repeat it" not in text
     assert "On the command line &lt;b&gt;" not in text
     assert ("Accuracy by class" in text) == told
+
+
+def test_settings_may_be_of_numpy_and_paths(tmp_path):
+    own = {"ridge": np.float32(0.5), "bins": np.arange(2), "cache": Path("a/b"), "how": {"at": Path("c")}}
+    study = dataclasses.replace(made([0.1]), seeds=np.arange(1), settings=own)
+    page, *_ = studies.illustrate(study, study.runs(), tmp_path)
+    shown = re.findall(r"<td>(.*?)</td>", page.read_text(encoding="utf-8"))
+    assert {"0.5", "0, 1", "a/b", "{&#34;at&#34;: &#34;c&#34;}"} <= set(shown)
 
 
 def test_no_runs_make_no_page(tmp_path):

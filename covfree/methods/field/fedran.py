@@ -9,7 +9,7 @@ import jax.numpy as jnp
 
 from covfree.core.checks import check_strength
 from covfree.core.linalg import Scatter
-from covfree.core.products import divide_or_zero, scale_for, squares_in_scales
+from covfree.core.products import divide_or_zero
 from covfree.core.types import Moments, Rows, Scalar
 from covfree.estimators import first_moments
 from covfree.estimators.directed import valid_directions
@@ -28,23 +28,11 @@ class _LeftOut(NamedTuple):
     Attributes:
         total: Σ_k c_k, with c_k a weighted mean of the squared singular values that client k does not send,
             see `fedran`.
-        squares: Σ_k (s c_k)² for several factors s; `mean` uses the s with which no square overflows.
+        squares: Σ_k c_k².
     """
 
     total: jax.Array
     squares: jax.Array
-
-    def mean(self) -> jax.Array:
-        """Return c = Σ_k c_k² / Σ_k c_k: the server adds cI in place of what clients did not send.
-
-        c is 0 if all c_k are 0, and NaN if they are too large for float32.
-        """
-        scale, which = scale_for(self.total)
-        total, squares = self.total * scale, self.squares[which]
-        mean = divide_or_zero(squares, total, squares > 0) / scale
-        # If the scaled total exceeds 2⁵⁰, `squares_in_scales` may have capped squares, so c is unknown. NaN
-        # raises an error; an infinite c would silently give a head of zeros.
-        return jnp.where(total > 2.0**50, jnp.nan, mean)
 
 
 _Totals: TypeAlias = tuple[Moments, Scatter, _LeftOut]
@@ -55,13 +43,15 @@ def _phase(
 ) -> tuple[Moments, Factor, _LeftOut]:
     directions = valid_directions(rows)
     sent = jnp.where(directions, jnp.asarray(sent_matrix(rows.covariance, "variance")), 0)
-    left_out = _LeftOut(sent.sum(), squares_in_scales(sent))
+    left_out = _LeftOut(sent.sum(), jnp.square(sent).sum())
     return first_moments(rows, num_classes), Factor(row_means(rows, directions)), left_out
 
 
 def _system(ridge: Scalar, totals: _Totals) -> Scatter:
     _, scatter, left_out = totals
-    return scatter.shifted(left_out.mean() + ridge)
+    # An infinite shift would give a head of zeros without an error; NaN raises one.
+    squares = jnp.where(jnp.isinf(left_out.squares), jnp.nan, left_out.squares)
+    return scatter.shifted(divide_or_zero(squares, left_out.total, left_out.squares > 0) + ridge)
 
 
 def fedran(
@@ -86,7 +76,7 @@ def fedran(
     tr R (R − cI)²; its minimum is at c = tr R² / tr R. The server does not know the cross terms tr R_k R_l
     ≥ 0 of two clients. Without them the quotient is Σ τ_k c_k / Σ τ_k, a lower bound. The weights τ_k are
     not sent and are replaced by c_k, as both grow with a client's examples. In float32, features above about
-    1e15 raise an error.
+    1e8 make c_k² infinite, and an error is raised; below about 1e-9 it underflows, and c is 0.
 
     The paper's server merges the clients' subspaces by QR and SVD. Here they are added without truncation,
     which gives the same Ĝ as a merge without truncation. `fedcof_residuals` sends directions about the class

@@ -6,7 +6,7 @@ import json
 import re
 import shlex
 from collections.abc import Mapping
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any
 
 from covfree.core.atomic import replacing
@@ -40,16 +40,18 @@ def as_html(page: Mapping[str, Any]) -> str:
 
 
 def shown(value: Any) -> str:
-    """Format a setting as text.
+    """Format a setting as text, NumPy's numbers and paths too.
 
     >>> shown([0.1, 0.5]), shown("lda"), shown(False)
     ('0.1, 0.5', 'lda', 'no')
     """
+    if hasattr(value, "tolist"):
+        value = value.tolist()
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, list | tuple):
         return ", ".join(map(shown, value))
-    return value if isinstance(value, str) else json.dumps(value)
+    return str(value) if isinstance(value, str | PurePath) else json.dumps(value, default=str)
 
 
 def unbroken(text: str) -> str:
