@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import fields
 from pathlib import Path
@@ -13,7 +13,7 @@ from typing import Annotated, Any, TypeVar
 import typer
 
 import covfree
-from covfree.backbones import backbone
+from covfree.backbones import BACKBONES, backbone
 from covfree.cli.options import (
     NETWORK,
     WeightsFile,
@@ -39,6 +39,7 @@ from covfree.deployment import (
     serve,
     stopping,
 )
+from covfree.deployment.differences import differences
 from covfree.deployment.envelope import SERVER, check_own, unseal, write
 from covfree.deployment.folder import clock
 from covfree.deployment.site import extractor_of
@@ -173,9 +174,14 @@ def new_command(
         extractor = extractor_of(network, weights)
         dim = backbone(backbone_of(network)).num_features
         uses = {"dim": dim, **extractor, "class_names": names_in(class_names)}
+    known = [*registry(), *trained()]
     names = [each.partition(":")[0].strip() for each in algorithm.split(JOINT)]
-    if unknown := [name for name in names if name not in (*registry(), *trained())]:
-        known = [*registry(), *trained()]
+    several = [each.strip() for each in algorithm.split(",")]
+    if len(several) > 1 and all(each.partition(":")[0] in registry() for each in several):
+        raise ValueError(
+            f"--algorithm: expected one, got {algorithm!r}; to let sites choose, write {JOINT.join(several)}"
+        )
+    if unknown := [name for name in names if name not in known]:
         raise ValueError(
             f"--algorithm: expected one of {', '.join(known)}, got {unknown[0]!r}{nearest(unknown[0], known)}"
         )
@@ -278,6 +284,12 @@ def join_command(
       covfree federation join shared --key berlin.key --images photos --state berlin --out head.npz
     """
     _check_out(out)
+    if (images is None) == (features is None):
+        raise ValueError(f"expected --images or --features, got {'neither' if images is None else 'both'}")
+    if not (shared / "federation.json").exists():
+        raise FileNotFoundError(
+            f"{shared}: no federation.json; check the path, or wait until the server's side has written it"
+        )
     folder = Folder(shared)
     description = folder.description
     if identity is not None and identity != description.identity:
@@ -290,8 +302,16 @@ def join_command(
         told = ", the name of the file of --key" if site is None else ""
         raise ValueError(f"--site: expected one of {', '.join(description.sites)}, got {name!r}{told}")
     # Check the key before features are computed.
-    description.check_key(name, private)
-    own, algorithm = load_site(description, state, features=features, images=images, weights=weights)
+    _check_key(key, private, description.sites, name)
+    with _as_inputs(state / "features.npz"):
+        own, algorithm = load_site(description, state, features=features, images=images, weights=weights)
+    if features is not None and description.extractor and not {*description.extractor} & {*own.uses}:
+        known = description.extractor.get("backbone") in BACKBONES
+        how = f"--spec {shared / 'federation.json'}" if known else "--backbone …"
+        raise ValueError(
+            f"--features: {features} does not say what made its features; covfree extract {how} --images … "
+            f"--out … makes a file that fits ({'; '.join(differences(description.agreed, own.uses))})"
+        )
     examples = private, own.features, own.labels
     made: dict[str, Any] = {"uses": own.uses, "algorithm": algorithm}
     with _as_options(), Client(description, name, state, *examples, **made) as client:
@@ -372,6 +392,17 @@ def _as_options() -> Iterator[None]:
         raise
 
 
+@contextmanager
+def _as_inputs(kept: Path) -> Iterator[None]:
+    """Reword errors about the arguments of `load_site` to name options; ``kept`` is its feature file."""
+    try:
+        yield
+    except ValueError as error:
+        advice = f"changed; remove it to extract again, or take it as it is: --features {kept}"
+        text = str(error).replace("changed; remove it, or write to another file", advice)
+        raise ValueError(f"--{text}" if text.startswith(("features: ", "images: ")) else text) from error
+
+
 def _key(path: Path) -> Any:
     """Read a private key; if the file is missing, the error says how to make one."""
     if not path.is_file():
@@ -382,11 +413,16 @@ def _key(path: Path) -> Any:
 def _server_key(path: Path, own: Description) -> Any:
     """Read a private key, and check that it is that of the federation's server."""
     private = _key(path)
+    _check_key(path, private, {SERVER: own.server}, SERVER)
+    return private
+
+
+def _check_key(path: Path, private: Any, keys: Mapping[str, str], name: str) -> None:
+    """Raise ValueError, with the key's file, unless ``private`` is the private key of ``keys[name]``."""
     try:
-        check_own({SERVER: own.server}, SERVER, private)
+        check_own(keys, name, private)
     except ValueError as error:
         raise ValueError(f"--{error}, in {path}") from error
-    return private
 
 
 def _public_keys(folder: Path, server: str) -> dict[str, str]:
@@ -395,9 +431,19 @@ def _public_keys(folder: Path, server: str) -> dict[str, str]:
     if keys.get(SERVER) == server:
         del keys[SERVER]
     if not keys:
+        there = "which is no folder" if folder.exists() else "which does not exist"
+        there = "which has none of a site" if folder.is_dir() else there
         raise ValueError(
-            f"--sites: expected a folder with the sites' public keys, NAME.pub; got {str(folder)!r}"
+            f"--sites: expected a folder with the sites' public keys, NAME.pub; got {str(folder)!r}, {there}"
         )
+    owner = {server: "the server (--key)"}
+    for name, own in sorted(keys.items()):
+        if own in owner:
+            raise ValueError(
+                f"--sites: expected another public key for each site and the server, got that of "
+                f"{owner[own]} in {folder / name}.pub"
+            )
+        owner[own] = f"{name}.pub"
     return keys
 
 
@@ -410,7 +456,10 @@ def _numbers(name: str, text: str | None, kind: type[Part], needed: Sequence[str
         return None
     names = [each.name for each in fields(kind)]
     example = ":".join(f"{each}=…" for each in needed or names[:1])
-    _, own = parsed(f"{name}:{text}" if text else name, f"--{name}: expected such as {example}")
+    try:
+        _, own = parsed(f"{name}:{text}" if text else name, f"--{name}: expected such as {example}")
+    except ValueError as error:
+        raise ValueError(str(error).replace(f"{name}:{text}", str(text))) from error
     if unknown := [each for each in own if each not in names]:
         raise ValueError(f"--{name}: expected names among {_listed(names)}, got {unknown[0]}")
     if missing := [each for each in needed if each not in own]:

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from covfree.core.registries import nearest
 from covfree.data.dataset import StrPath
 from covfree.data.image_set import ImageSet, decode_image, image_formats
 
@@ -218,7 +219,8 @@ def _numbered(
     if len(number) < len(names):
         raise ValueError(f"class_names: expected each once, got {', '.join(names)}")
     if unknown := sorted(set(classes) - set(names)):
-        raise ValueError(f"{root}: class {unknown[0]!r} is none of class_names")
+        known = f"{_few([*names])}{nearest(unknown[0], names)}"
+        raise ValueError(f"{root}: class {unknown[0]!r} is none of class_names: {known}")
     labels = np.array([number[name] for name in classes], np.int32)
     if class_names is None:
         for label in np.setdiff1d(labels, labels[~is_test]):

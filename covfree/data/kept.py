@@ -92,9 +92,12 @@ def _reuse(path: Path, key: Mapping[str, Any], examples: LabelledSet, on_damaged
     skipped = dict(zip(ids, reasons, strict=True))
     if differing := differences(file.key, key):
         if not _same_images(file, key, examples):
+            told = ""
+            if hasattr(examples, "identities") and all(each.startswith("images: ") for each in differing):
+                told = f": names, sizes or modification times of images in {examples.name} changed"
             raise ValueError(
-                f"{path}: holds features of something else ({'; '.join(differing)}); remove it, or write to "
-                "another file"
+                f"{path}: holds features of something else ({'; '.join(differing)}){told}; remove it, or "
+                "write to another file"
             )
         skipped = {name: skipped[name] for name in examples.ids if name in skipped}
     _check_skipped(str(path), list(skipped), on_damaged)

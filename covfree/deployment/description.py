@@ -32,6 +32,7 @@ from covfree.secure.words import Encoding
 
 _VERSION = 1
 _PARTS: dict[str, Any] = {"sums": SecureSums, "private": PrivateSums}
+_CHANGED = "it was changed, or is of another version of covfree: ask the server's side for its file"
 
 
 @dataclass(frozen=True)
@@ -306,10 +307,15 @@ class Description:
             version = fields.pop("version")
             if version != _VERSION:
                 raise ValueError(f"version: expected {_VERSION}, got {version!r}")
+            _check_entries(cls, fields)
+            for name in {*_PARTS} & {*fields}:
+                _check_entries(_PARTS[name], fields[name])
             parts = {name: part(**fields[name]) for name, part in _PARTS.items() if name in fields}
             return cls(**{**fields, "class_names": tuple(fields["class_names"]), **parts})
         except (ValueError, TypeError, KeyError, AttributeError) as error:
-            raise ValueError(f"{path}: expected the description of a federation ({error})") from error
+            raise ValueError(
+                f"{path}: expected the description of a federation ({error}); {_CHANGED}"
+            ) from error
 
     def _fields(self) -> dict[str, Any]:
         names = (each.name for each in dataclasses.fields(self) if each.name not in _PARTS)
@@ -321,3 +327,15 @@ class Description:
 
     def _json(self) -> str:
         return json.dumps(self._fields(), sort_keys=True, separators=(",", ":"))
+
+
+def _check_entries(kind: type, found: Mapping[str, Any]) -> None:
+    """Raise ValueError if a dataclass's JSON entries, ``found``, have an unknown name, or one is missing."""
+    own = dataclasses.fields(kind)
+    for name in found:
+        if name not in {each.name for each in own}:
+            raise ValueError(f"unknown entry {name!r}")
+    missing = dataclasses.MISSING
+    for each in own:
+        if each.name not in found and each.default is missing and each.default_factory is missing:
+            raise ValueError(f"no entry {each.name!r}")

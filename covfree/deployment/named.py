@@ -64,7 +64,10 @@ def algorithm_named(
         try:
             return as_algorithm(method, num_classes=num_classes, uploads="sums")
         except ValueError as error:
-            raise ValueError(f"algorithm: expected one whose uploads are sums, got {text!r}") from error
+            raise ValueError(
+                "algorithm: expected one whose uploads are sums, such as fedncm, fed3r, fedcof, "
+                f"fedcof-refined or fedavg (docs/secure-sums.md), got {text!r}"
+            ) from error
     name = text.partition(":")[0].strip()
     if name not in trained():
         known = [*registry(), *trained()]

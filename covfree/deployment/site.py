@@ -93,14 +93,18 @@ def load_site(
     from covfree.studies.extraction import extract
 
     if (images is None) == (features is None):
-        raise ValueError("features: expected a file of features or a folder of images, got both or none")
+        got = "neither" if images is None else "both"
+        raise ValueError(f"features: expected a file of features, or a folder of images; got {got}")
     if images is None:
         assert features is not None
         if description.train != "head":
             raise ValueError("features: expected images, as a network is trained; got a file of features")
         return read_site(features, description), None
     if not Path(images).is_dir():
-        raise ValueError(f"images: expected a folder with one folder of images a class, got {str(images)!r}")
+        what = "a file" if Path(images).exists() else "which does not exist"
+        raise ValueError(
+            f"images: expected a folder with one folder of images a class, got {str(images)!r}, {what}"
+        )
     if description.train != "head":
         network = load_network(description, weights)
         found = image_folder(images, class_names=description.class_names)

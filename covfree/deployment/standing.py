@@ -37,7 +37,7 @@ class Choice(NamedTuple):
     def __str__(self) -> str:
         """Return a line of text: how many sites chose which candidate, and all candidates' errors or losses.
 
-        If no site counted, the line says that the first candidate was taken.
+        If no site counted, or several candidates are equal, the line says that the first one was taken.
         """
         if not self.counted:
             return f"no site counted {self.by}, so the first candidate was taken: {self.taken}"
@@ -46,7 +46,9 @@ class Choice(NamedTuple):
             for name, mean in self.means.items()
         )
         kept = f"{self.by} on {self.counted:,} examples kept aside"
-        return f"{self.sites} sites chose {self.taken}; {kept}: {shown}"
+        ties = [*self.means.values()].count(self.means[self.taken])
+        tied = f", the first of {ties} with equal {self.by}" if ties > 1 else ""
+        return f"{self.sites} sites chose {self.taken}{tied}; {kept}: {shown}"
 
 
 class Standing(Machine):

@@ -54,3 +54,11 @@ def test_behind_sums_the_server_says_it_too(tmp_path):
 def test_a_choice_without_examples_says_so():
     choice = Choice("fedncm", {"fedncm": float("nan"), "fedcof": float("nan")}, "errors", 0, 0)
     assert str(choice) == "no site counted errors, so the first candidate was taken: fedncm"
+
+
+def test_a_tie_is_no_win():
+    choice = Choice("fedncm", {"fedcof": 0.25, "fedncm": 0.125, "qda": 0.125}, "errors", 16, 3)
+    assert str(choice) == (
+        "3 sites chose fedncm, the first of 2 with equal errors; errors on 16 examples kept aside: "
+        "fedcof 25.0 %, fedncm 12.5 %, qda 12.5 %"
+    )

@@ -264,7 +264,7 @@ def test_commands_name_what_is_missing(tmp_path, monkeypatch, capsys):
     named, private = [*new, "--like", "named.npz"], "epsilon=8:delta=1e-6"
     for words, text in [
         (["status", "shared"], "shared: no federation.json; covfree federation new writes it"),
-        (["join", "shared", *own], "shared: no federation.json; covfree federation new writes it"),
+        (["join", "shared", *own], "shared: no federation.json; check the path, or wait until the server"),
         (
             [*new, "--like", "bare.npz"],
             "expected an array class_names in bare.npz (covfree extract writes one), or ",

@@ -96,7 +96,7 @@ def test_four_sites_and_a_server_by_the_commands_of_the_page(tmp_path, monkeypat
         (["--site", "paris"], "site: expected one of berlin, oslo, rome, wien, got 'paris'"),
         (
             ["--images", "nothing"],
-            "one folder of images a class, got 'nothing'",
+            "--images: expected a folder with one folder of images a class, got 'nothing', which does not",
         ),
     ):
         assert run([*JOIN[:3], *other, *words]) == 2
@@ -105,7 +105,9 @@ def test_four_sites_and_a_server_by_the_commands_of_the_page(tmp_path, monkeypat
     np.savez("r.npz", features=np.ones((4, 1280), np.float32), labels=np.zeros(4, np.int32))
     capsys.readouterr()
     assert run([*JOIN[:3], "--features", "r.npz", *other[2:]]) == 2
-    assert "site rome: backbone: expected efficientnet_lite0, got none" in capsys.readouterr().err
+    told = capsys.readouterr().err
+    assert "r.npz does not say what made its features; covfree extract --spec shared/federation.json" in told
+    assert "backbone: expected efficientnet_lite0, got none" in told
     (tmp_path / "other.pth").write_bytes(b"no weights")
     assert run([*JOIN[:3], *other, "--weights", "other.pth"]) == 2
     assert "weights: expected 579344248a93…, got" in capsys.readouterr().err

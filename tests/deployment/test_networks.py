@@ -1,8 +1,11 @@
 """FedAdam on a network between machines: the simulation's bits, from images and weights that agree."""
 
 import dataclasses
+import os
+import shutil
 import sys
 import threading
+from pathlib import Path
 
 import jax
 import numpy as np
@@ -141,6 +144,30 @@ def test_the_site_app_of_flower_answers_with_a_network(tiny, tmp_path, monkeypat
         assert server.take(reply).reason is None
         server.close()
         assert server.finished
+
+
+def test_a_site_whose_photos_changed_since(tiny, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    draw_photos(tmp_path / "photos")
+    Path("classes.txt").write_text("\n".join(NAMES))
+    Path("keys").mkdir()
+    for name in (*SIZES, "server"):
+        assert run(["federation", "key", f"{name}.key"]) == 0
+        shutil.move(f"{name}.pub", "keys")
+    new = ["federation", "new", "shared", "--sites", "keys", "--key", "server.key", "--weights", tiny]
+    assert run([*new, "--class-names", "classes.txt", "--backbone", RESNET.name]) == 0
+    join = ["federation", "join", "shared", "--key", "oslo.key", "--state", "o", "--out", "o.npz"]
+    join += ["--wait", "0", "--weights", tiny, "--images"]
+    assert run([*join, "photos"]) == 2
+    assert "photos: class 'berlin' is none of class_names: blue, dark, grey" in capsys.readouterr().err
+    assert run([*join, "photos/oslo"]) == 3
+    os.utime("photos/oslo/blue/0.png", (1, 1))
+    capsys.readouterr()
+    assert run([*join, "photos/oslo"]) == 2
+    told = capsys.readouterr().err
+    assert "here): names, sizes or modification times of images in oslo changed; remove it to extract" in told
+    assert told.rstrip().endswith("or take it as it is: --features o/features.npz")
+    assert run([*join[:-1], "--features", "o/features.npz"]) == 3
 
 
 def test_what_no_network_can_be(tmp_path):
