@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from covfree.core.atomic import replacing
 from covfree.data.dataset import StrPath
+from covfree.methods import Method
 from covfree.studies import report
 from covfree.studies.federation import LeftOut
 from covfree.studies.page import page_of, write_page
@@ -49,10 +51,11 @@ def present(
         say(f"wrote {page}")
     if study.folder is None:
         return
-    written = [study.folder / "results.json"]
+    folder = Path(study.folder)
+    written = [folder / "results.json"]
     with replacing(written[0]) as draft:
         draft.write((content + "\n").encode())
-    written += [path for path in _plot(study, results, study.folder) if path.suffix == ".png"]
+    written += [path for path in _plot(study, results, folder) if path.suffix == ".png"]
     pictures = " (also as PDF and SVG)" if len(written) > 1 else ""
     say(f"wrote {' and '.join(map(str, written))}{pictures}")
 
@@ -72,16 +75,28 @@ def illustrate(study: Study, runs: Iterable[Run], folder: StrPath) -> list[Path]
     Raises:
         ValueError: if there are no runs.
     """
-    results = summarise(runs, study.titles)
+    kinds = {name: way.name for name, way in study.methods.items() if isinstance(way, Method)}
+    results = [replace(result, kind=kinds.get(result.method, "")) for result in summarise(runs, study.titles)]
     if not results:
-        raise ValueError("runs: expected at least one run, got none")
+        once = "; an iterator is read once: give list(study.runs())" if isinstance(runs, Iterator) else ""
+        raise ValueError(f"runs: expected at least one run, got none{once}")
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
-    lists = {"dataset": list(study.datasets), "methods": list(study.methods), "seeds": list(study.seeds)}
-    page, title = folder / "page.html", _title(study, results)
-    shown = {**lists, **study.settings}
+    page, title, seeds = folder / "page.html", _title(study, results), list(study.seeds)
+    shown = {**_federations(study), "methods": list(study.methods), "seeds": seeds, **study.settings}
     write_page(page_of(None, title, results, study.datasets, shown, {}, _failed(study)), page)
     return [page, *_plot(study, results, folder)]
+
+
+def _federations(study: Study) -> dict[str, Any]:
+    """Return the data sets, and the distinct settings of federations, by the names of options."""
+    given: dict[str, Any] = {"dataset": list(study.datasets)}
+    if all(load(0).clients is not None for load in study.datasets.values()):
+        return {**given, "clients": "the data's own"}
+    for name in ("clients", "partition", "alpha"):
+        places = [place for place in study.federations if name != "alpha" or place.partition != "iid"]
+        given[name] = list(dict.fromkeys(getattr(place, name) for place in places))
+    return {name: value for name, value in given.items() if value}
 
 
 def _plot(study: Study, results: Sequence[Result], folder: Path) -> list[Path]:

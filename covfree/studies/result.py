@@ -92,11 +92,15 @@ class Run:
 
 @dataclass(frozen=True)
 class Result:
-    """A method's runs on one federation, over all seeds; computes means, medians and standard deviations."""
+    """A method's runs on one federation, over all seeds; computes means, medians and standard deviations.
+
+    ``kind`` is the name that the library gives to the method, if a study in Python calls it otherwise.
+    """
 
     method: str
     title: str
     runs: tuple[Run, ...]
+    kind: str = ""
 
     @property
     def place(self) -> tuple[str, Federation | None]:

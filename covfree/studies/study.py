@@ -15,6 +15,7 @@ import numpy as np
 from covfree.core.checks import check_type
 from covfree.core.gathered import is_large
 from covfree.data import FeatureSet
+from covfree.data.dataset import StrPath
 from covfree.methods import Method
 from covfree.studies.federation import Federation, left_out, several
 from covfree.studies.fingerprint import fingerprint
@@ -91,7 +92,7 @@ class Study:
     seeds: Iterable[int]
     figures: Sequence[str] = ()
     predictions: bool = False
-    folder: Path | None = None
+    folder: StrPath | None = None
     settings: Mapping[str, Any] = field(default_factory=dict)
     failed: dict[Cell, str] = field(default_factory=dict)
 
@@ -107,6 +108,8 @@ class Study:
                 raise TypeError(f"methods: {name}: expected a method, got a {type(method).__name__}")
         several("federations", self.federations, "federations")
         several("seeds", self.seeds, "seeds")
+        if self.folder is not None:
+            self.folder = Path(self.folder)
         # Make lists, as iterators can be read only once, and Python integers, as json rejects NumPy's.
         self.federations = list(self.federations)
         self.seeds = [operator.index(seed) for seed in dict.fromkeys(self.seeds)]
@@ -142,19 +145,20 @@ class Study:
         """
         if self.folder is None:
             return
+        folder = Path(self.folder)
         for training in self.trainings:
             for seed in self.seeds:
                 own = self.kept_with(training, seed)
-                check_settings(training.folder(self.folder, seed), own, resume)
-        if self.trainings and not resume and holds_trainings(self.folder):
+                check_settings(training.folder(folder, seed), own, resume)
+        if self.trainings and not resume and holds_trainings(folder):
             text = "holds runs; --resume goes on with them, or give another folder"
-            raise ValueError(f"--out: {self.folder} {text}")
+            raise ValueError(f"--out: {folder} {text}")
         if len(self.trainings) == len(self.methods):
             return
         now = {name: contents_of(load(0)) for name, load in self.datasets.items()}
-        check_settings(self.folder, self.settings, resume)
-        check_data(self.folder, now)
-        write_settings(self.folder, self.settings, data=now)
+        check_settings(folder, self.settings, resume)
+        check_data(folder, now)
+        write_settings(folder, self.settings, data=now)
 
     def kept_with(self, training: Training, seed: int) -> dict[str, Any]:
         """Return the settings that are saved in a training's folder, by name.
@@ -243,7 +247,7 @@ class Study:
         }
         if self.folder is None or not prints:
             return None, prints, {}
-        kept, cells, done = RunFile(self.folder / RUNS), set(self.cells), dict[Cell, Run]()
+        kept, cells, done = RunFile(Path(self.folder) / RUNS), set(self.cells), dict[Cell, Run]()
         for run, method in kept.runs:
             if prints.get(run.method, method) != method:
                 what = f"another method named {run.method!r} (its settings or code differ)"
@@ -316,7 +320,8 @@ class _Place:
         for each in study.trainings:
             start_of(each.start, task)
         more = {"settings": study.kept_with(training, seed), "predictions": study.predictions}
-        return run_training(training, task, out=study.folder, listener=listener, **more)
+        out = None if study.folder is None else Path(study.folder)
+        return run_training(training, task, out=out, listener=listener, **more)
 
     def _task(self, of_pixels: bool) -> Task:
         """Return the `Task` with features as inputs or, if ``of_pixels``, images; it is made only once."""

@@ -249,7 +249,8 @@ def test_the_headline_says_how_sure_it_is():
         "D is left out: with 1 of 1 seed it has no test accuracy.",
     ]
     level = headline([ahead, close], 100, "bytes up")
-    assert level[0] == "A and C are level at the top: 92.50 ± 0.50 % and 92.33 % test accuracy over 3 seeds."
+    both = "A and C are level at the top: 92.50 ± 0.50 % and 92.33 ± 0.58 %"
+    assert level[0] == f"{both} test accuracy over 3 seeds."
     assert level[1].startswith("The seeds do not tell the two apart")
     assert level[2] == "A takes 1.0 kB (bytes up); C comes within a point of it for 500 B."
     one = [Scored("A", {0: 0.9}, 1000), Scored("B", {0: 0.8}, 1000)]
@@ -267,14 +268,13 @@ def test_the_headline_says_how_sure_it_is():
     assert alone[1:] == ["E is left out: with 1 of 2 seeds it has no test accuracy."]
     assert behind([second, lost, ahead]) == ["−1.90 ± 0.10", "–", "best"]
     assert over_places([[ahead, second], [second], [ahead, close]]) == [
-        "A is at the top in test accuracy on 2 of 3 federations (tied with another method on 1), B on 1, "
-        "C on 1 (tied with another method on 1)."
+        "A has the highest mean test accuracy on 2 of 3 federations (level with C on 1), B on 1."
     ]
     assert over_places([[ahead, second], [second]]) == [
         "A has the highest test accuracy on 1 of 2 federations, B on 1."
     ]
     two = headline([Scored("A", {0: 0.9, 1: 0.8}, 1), Scored("B", {0: 0.8, 1: 0.8}, 1)], 100, "bytes up")
-    assert two[0].startswith("A and B are not told apart by 2 seeds: 85.00 ± 7.07 % and 80.00 %")
+    assert two[0].startswith("A and B are not told apart by 2 seeds: 85.00 ± 7.07 % and 80.00 ± 0.00 %")
     # A fixed split and clients of the data's own: no seed changes anything.
     fixed = headline([Scored("A", {0: 0.9, 1: 0.9}, 1), Scored("B", {0: 0.8, 1: 0.8}, 1)], 100, "bytes up")
     assert fixed[1:3] == [
@@ -322,12 +322,18 @@ def test_ties_are_said():
     first, second = Scored("A", {0: 0.925}, 1000), Scored("B", {0: 0.92500001}, 4000)
     worse = Scored("A", {0: 0.9}, 1000)
     assert over_places([[first, second], [first]]) == [
-        "A is at the top in test accuracy on all 2 federations (tied with another method on 1), B on 1 "
-        "(tied with another method on 1)."
+        "A has the highest mean test accuracy on all 2 federations (level with B on 1)."
     ]
     assert over_places([[first, second], [worse, second], [lost_of("C"), first]]) == [
-        "B is at the top in test accuracy on 2 of 3 federations (tied with another method on 1), A on 2 "
-        "(tied with another method on 1)."
+        "B has the highest mean test accuracy on 2 of 3 federations (level with A on 1), A on 1."
+    ]
+    assert over_places([[first, second]] * 2) == [
+        "No method is surely the best: B has the highest mean test accuracy on all 2 federations "
+        "(level with A on 2)."
+    ]
+    three = [Scored(title, {0: 0.925}, 1) for title in "CDE"]
+    assert over_places([[first, *three], [first]]) == [
+        "A has the highest mean test accuracy on all 2 federations (level with others on 1)."
     ]
 
 

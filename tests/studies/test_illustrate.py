@@ -56,3 +56,25 @@ def test_settings_may_be_of_numpy_and_paths(tmp_path):
 def test_no_runs_make_no_page(tmp_path):
     with pytest.raises(ValueError, match="runs: expected at least one run, got none"):
         studies.illustrate(made([0.1]), [], tmp_path)
+
+
+def test_an_iterator_that_was_read_is_told_from_no_runs(tmp_path):
+    study = made([0.1])
+    with pytest.raises(ValueError, match=r"got none; an iterator is read once: give list\(study.runs\(\)\)"):
+        studies.illustrate(study, iter([]), tmp_path)
+
+
+def test_the_page_tells_the_federations_and_a_folder_may_be_text(tmp_path):
+    study = dataclasses.replace(made([0.1, 1.0]), folder=str(tmp_path / "kept"))
+    page, *_ = studies.illustrate(study, study.runs(), tmp_path)
+    assert (tmp_path / "kept" / "runs.jsonl").exists()
+    text = page.read_text(encoding="utf-8")
+    for name, value in (("clients", "6"), ("partition", "inner_dirichlet"), ("alpha", "0.1, 1.0")):
+        assert f'<th scope="row">{name}</th><td>{value}</td>' in text
+
+
+def test_a_method_of_any_name_has_the_mark_of_its_family(tmp_path):
+    study = made([0.1])
+    _, *pictures = studies.illustrate(study, study.runs(), tmp_path)
+    (drawn,) = (path for path in pictures if path.suffix == ".svg")
+    assert ">class means</text>" in drawn.read_text(encoding="utf-8")

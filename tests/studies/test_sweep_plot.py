@@ -77,7 +77,7 @@ def test_methods_without_the_number_are_horizontal_lines(tmp_path):
         figure = sweep.draw("", BY_SHRINKAGE, "shrinkage")
     (axes,) = figure.axes
     labels = [text.get_text() for text in figure.legends[0].texts]
-    assert labels == ["NCM", "COF (shrinkage=auto)", "COF (head=ridge)"]
+    assert labels == ["NCM (no shrinkage set)", "COF (shrinkage=auto)", "COF (head=ridge)"]
     flat, auto, swept = (line for line in axes.lines)
     assert [*flat.get_ydata(), *auto.get_ydata()] == [80, 80, 90, 90]
     # Sorted, and not on a logarithmic axis, as one is 0.
@@ -87,6 +87,26 @@ def test_methods_without_the_number_are_horizontal_lines(tmp_path):
     files = sweep.plot(tmp_path / "by.png", "title", BY_SHRINKAGE, "shrinkage")
     assert [file.suffix for file in files] == [".png", ".pdf", ".svg"]
     assert all(file.stat().st_size > 1000 for file in files)
+
+
+@pytest.mark.parametrize(
+    ("rise", "label"), [(0.02, "test accuracy, %"), (0.3, "test accuracy, %\n(scales differ)")]
+)
+def test_panels_have_the_same_scale_unless_that_squeezes_one(rise, label):
+    """The second panel is higher by ``rise``."""
+    places = [
+        result("a", "A", 0.6 + rise * (clients == 20) + 0.02 * (alpha == 1), alpha=alpha, clients=clients)
+        for clients in (10, 20)
+        for alpha in (0.1, 0.3, 1)
+    ]
+    with style.style():
+        figure = sweep.draw("", places, "alpha")
+    few, many = figure.axes
+    assert few.get_ylabel() == label
+    assert (few.get_ylim() == many.get_ylim()) == (rise < 0.1)
+    for axes in figure.axes:
+        ((_, shown),) = curves(axes).values()
+        assert axes.get_ylim()[0] < shown.min() < shown.max() < axes.get_ylim()[1]
 
 
 def test_zero_has_a_place_beside_decades_and_dollars_are_text():

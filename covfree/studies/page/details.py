@@ -44,6 +44,7 @@ def detail(
     by_client = (
         measured_client_accuracy(predictions.values()) if measured else _expected(predictions, partitions)
     )
+    together = "" if measured or len(predictions) == 1 else f", {len(predictions)} seeds together"
     words = []
     if len(worst):
         words.append(f"worst class {names[worst[0]]}: {100 * accuracy[worst[0]]:.1f} %")
@@ -59,7 +60,7 @@ def detail(
         "classes": [_class_bar(names[c], counts[c], accuracy[c]) for c in worst[:_SHOWN]],
         "classes_text": "; ".join(left_out),
         "spread": histogram(accuracy, "classes") if len(worst) > _SHOWN else None,
-        "clients": histogram(by_client, "clients"),
+        "clients": histogram(by_client, f"clients{together}"),
         "clients_title": (
             "on each client's own test examples"
             if measured

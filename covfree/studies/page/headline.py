@@ -162,38 +162,51 @@ def behind(scored: Sequence[Scored]) -> list[Cell]:
 def over_places(places: Sequence[Sequence[Scored]]) -> list[str]:
     """Return a sentence, in a list: which methods are the most accurate, and on how many federations.
 
-    ``places`` has the methods' `Scored` for each federation. A method tied with the best one counts as best
-    too, and the sentence says so. Methods that are best nowhere are not named.
+    ``places`` has the methods' `Scored` for each federation. The sentence says which methods are level with
+    the best one (`_at_the_top`), and on how many federations.
     """
     tops = [_at_the_top(order) for each in places if (order := ranked(each))]
     if not tops:
         return ["No method has a test accuracy with all seeds."]
-    firsts = Counter(title for titles in tops for title in titles)
-    ties = Counter(title for titles in tops for title in titles if len(titles) > 1)
-    (title, number), *others = firsts.most_common()
-    total = len(tops)
+    often = Counter(title for highest, _ in tops for title in highest)
+    level: dict[str, list[list[str]]] = {}
+    for highest, close in tops:
+        # Of methods with the same accuracy, the one that has the highest one most often comes first.
+        first = max(highest, key=lambda title: often[title])
+        level.setdefault(first, []).append([title for title in highest + close if title != first])
+    (title, among), *others = sorted(level.items(), key=lambda one: -len(one[1]))
+    total, number = len(tops), len(among)
     of = f"all {total}" if number == total else f"{number} of {total}"
-    best = "is at the top in test accuracy" if ties else "has the highest test accuracy"
-    words = [f"{title} {best} on {of} federations{_tied(ties[title])}"]
-    words += [f"{other} on {count}{_tied(ties[other])}" for other, count in others]
-    return [f"{', '.join(words)}."]
+    tied = [bool(titles) for each in level.values() for titles in each]
+    words = [f"{title} has the highest {'mean ' * any(tied)}test accuracy on {of} federations{_level(among)}"]
+    words += [f"{other} on {len(each)}{_level(each)}" for other, each in others]
+    return [f"{'No method is surely the best: ' * all(tied)}{', '.join(words)}."]
 
 
-def _at_the_top(order: Sequence[Scored]) -> list[str]:
-    """Return the titles of the methods that have the highest mean accuracy, as printed.
+def _at_the_top(order: Sequence[Scored]) -> tuple[list[str], list[str]]:
+    """Return the titles of the methods that have the highest mean accuracy, as printed, and of those close.
 
-    If only one has it, the second best is added if the 95 % interval of their difference contains 0. The
-    methods ``order`` are sorted, best first.
+    If only one has the highest, the second best is close if the 95 % interval of their difference contains 0.
+    The methods ``order`` are sorted, best first.
     """
     best = percent(order[0].mean, None)
-    level = [one.title for one in order if percent(one.mean, None) == best]
-    if len(order) > len(level) == 1 and (found := interval(order[1].over(order[0]))) and found[1] >= 0:
-        level.append(order[1].title)
-    return level
+    highest = [one.title for one in order if percent(one.mean, None) == best]
+    if len(order) > len(highest) == 1 and (found := interval(order[1].over(order[0]))) and found[1] >= 0:
+        return highest, [order[1].title]
+    return highest, []
 
 
-def _tied(number: int) -> str:
-    return f" (tied with another method on {number})" if number else ""
+def _level(among: Sequence[Sequence[str]]) -> str:
+    """Say in parentheses with which methods a method is level, and on how many federations.
+
+    ``among`` has the titles of the level ones for each federation where the method is the best.
+    """
+    rivals = Counter(title for titles in among for title in titles)
+    if not rivals:
+        return ""
+    if len(rivals) > 2:
+        return f" (level with others on {sum(map(bool, among))})"
+    return f" (level with {' and '.join(f'{title} on {number}' for title, number in rivals.items())})"
 
 
 def _ahead(best: Scored, second: Scored, share: str, over: str) -> list[str]:
@@ -215,7 +228,8 @@ def _ahead(best: Scored, second: Scored, share: str, over: str) -> list[str]:
         sure = f"95 % interval {low} to {high}, {wins}"
         return [first, f"It is {mean:.2f} points above {second.title} ({sure})."]
     level = "level at the top" if len(apart) > 2 else "not told apart by 2 seeds"
-    both = f"{best.title} and {second.title} are {level}: {share} % and {100 * second.mean:.2f} %"
+    other = percent(second.mean, stdev(second.accuracy.values()) if len(second.accuracy) > 1 else None)
+    both = f"{best.title} and {second.title} are {level}: {share} % and {other} %"
     why = f"{mean:.2f} points, 95 % interval {low} to {high}"
     return [f"{both} test accuracy {over}.", f"The seeds do not tell the two apart (difference {why})."]
 

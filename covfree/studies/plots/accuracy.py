@@ -58,7 +58,7 @@ def draw(title: str, results: Sequence[Result], width: float | None = None) -> F
     axes = figure.subplots()
     set_limits(axes, points)
     axes.set_ylabel("test accuracy, %")
-    if len({point.family for point in points}) > 1:
+    if any(point.family is not OTHER for point in points):
         add_legend(figure, points)
     notes = []
     if any(point.deviation is not None for point in points):

@@ -42,7 +42,7 @@ class Point(NamedTuple):
     """A method in the picture.
 
     Attributes:
-        method: the method's name, with its arguments.
+        method: the method's name, with its arguments, or the library's name for it.
         title: the method's title in the picture.
         size: bytes of all clients together, mean over the seeds.
         accuracy: accuracy in percent, mean over the seeds.
@@ -66,7 +66,7 @@ def point_of(result: Result, down: bool) -> Point:
     """Make a result's `Point`; its bytes are those that clients send or, with ``down``, send and receive."""
     mean, deviation = result.accuracy
     spread = None if deviation is None else 100 * deviation
-    return Point(result.method, result.title, result.bytes(down), 100 * mean, spread)
+    return Point(result.kind or result.method, result.title, result.bytes(down), 100 * mean, spread)
 
 
 def pareto_front(points: Sequence[Point]) -> list[int]:

@@ -84,7 +84,9 @@ def draw(title: str, results: Sequence[Result], number: str, *, narrow: bool = F
     )
     columns = 1 if narrow else min(len(panels), _PANELS)
     lines = -(-len(panels) // columns)
-    longest = max(figures.text_width(f"{curve} (below the axes)") for curve in curves) + 5 * figures.TYPE
+    labels = {curve: curve + _without(number, curve, points) for curve in curves}
+    longest = max(figures.text_width(f"{label} (below the axes)") for label in labels.values())
+    longest += 5 * figures.TYPE
     fits = len(panels) == 1 and longest < 72 * figures.COLUMN
     width = figures.PHONE if narrow else figures.COLUMN if fits else figures.PAGE
     figure = figures.new_figure(width, 0.7 + 2.0 * lines + 0.15 * len(curves))
@@ -109,12 +111,13 @@ def draw(title: str, results: Sequence[Result], number: str, *, narrow: bool = F
         axes.grid()
     for axes in every[len(panels) :]:
         axes.set_axis_off()
+    words = _share(list(every[: len(panels)]))
     for axes in every[::columns]:
-        axes.set_ylabel("test accuracy, %")
+        axes.set_ylabel(f"test accuracy, %{words}")
     figures.legend_below(
         figure,
         [
-            Line2D([], [], label=curve + " (below the axes)" * (curve in below), **style)
+            Line2D([], [], label=labels[curve] + " (below the axes)" * (curve in below), **style)
             for curve, style in styles.items()
         ]
         + [figures.band()] * any(result.accuracy[1] is not None for result in results),
@@ -144,6 +147,31 @@ def _point(result: Result, number: str) -> _Point:
     # Remove the swept number from the title's parentheses, such as (shrinkage=0.1, head=ridge).
     title = re.sub(rf"(, )?\b{number}=[^,)]*(?(1)|(, )?)", "", result.title).replace(" ()", "")
     return _Point(result.place, title, float(own), result)
+
+
+def _without(number: str, curve: str, points: Sequence[_Point]) -> str:
+    """Return a note for a method's legend entry if the method was given no ``number`` at all, else ""."""
+    given = any(point.place is not None for point in points if point.curve == curve)
+    if given or number in _WORDS or f"{number}=" in curve:
+        return ""
+    return f" (no {number.replace('_', ' ')} set)"
+
+
+def _share(panels: Sequence[Axes]) -> str:
+    """Give all panels the same limits of accuracy, unless that squeezes one to less than a third.
+
+    Return words for the axes' label: that their scales differ, if they do.
+    """
+    panels = [axes for axes in panels if not axes.get_autoscaley_on()]  # those with an accuracy
+    if not panels:
+        return ""
+    limits = np.array([axes.get_ylim() for axes in panels])
+    low, high = limits[:, 0].min(), limits[:, 1].max()
+    if 3 * np.ptp(limits, axis=1).min() < high - low:
+        return "\n(scales differ)"
+    for axes in panels:
+        axes.set_ylim(low, high)
+    return ""
 
 
 def _is_number(value: Any) -> TypeGuard[float]:
