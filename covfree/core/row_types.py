@@ -92,7 +92,7 @@ def exact_counts(counts: Sequence[Any]) -> np.ndarray:
     """Concatenate the counts of several `Rows`, exactly: in float64 if their sum exceeds int32.
 
     Without x64, jax converts int64 to int32, which may overflow, but float64 to float32, which only rounds.
-    `summable_again` converts the counts back to int32.
+    `summable_again` converts counts back once their sum fits int32.
     """
     found = np.concatenate(counts)
     wide = found.dtype.kind in "iu" and count_sum(found) > _INT32

@@ -118,7 +118,7 @@ def begin(params: tuple[Any, ...], running: Running, maker: Maker) -> tuple[Know
 
 
 def each_head(params: tuple[Any, ...], heads: tuple[Head, ...], maker: Maker) -> list[Head]:
-    """Split stacked heads: return a list with one head for each method, in the order of the methods.
+    """Split stacked heads: return a list with one head for each method, in the order of ``params``.
 
     ``heads`` has an entry for each group of methods that differ only in hyperparameters (`Maker.groups`): the
     heads of the group, stacked along a first axis; or just the head, if the group is a single method.
