@@ -78,13 +78,20 @@ def key_command(
       covfree federation key berlin.key
     """
     beside = out.with_suffix(".pub")
-    if out == beside or not out.parent.is_dir():
+    if out.suffix.casefold() == beside.suffix or not out.parent.is_dir():
         raise ValueError(f"expected a file such as site.key in a folder that is there, got {str(out)!r}")
-    if found := [file for file in (out, beside) if file.exists()]:
+    try:
+        public = new_key(out)
+        try:
+            with beside.open("x", encoding="ascii") as file:
+                file.write(f"{public}\n")
+        except OSError:
+            out.unlink()  # only this call has seen it
+            raise
+    except FileExistsError as error:
         raise ValueError(
-            f"{found[0]} exists, and a key is never replaced: use it, or give another name than {out}"
-        )
-    beside.write_text(f"{new_key(out)}\n")
+            f"{error.filename} exists, and a key is never replaced: use it, or give another name than {out}"
+        ) from error
     say(f"wrote {out}, which you must keep secret, and the public key {beside}")
 
 
@@ -377,7 +384,8 @@ def status_command(shared: Shared) -> None:
     print(f"{own.named(turn)} is open" + ("" if expires is None else f" until {clock(expires)}"))
     for site in own.sites:
         reason = opened.about["left_out"].get(site)
-        print(f"  {site}: {_answered(folder, turn, site) if reason is None else f'left out: {reason}'}")
+        found = _answered(folder, opened.about, site) if reason is None else f"left out: {reason}"
+        print(f"  {site}: {found}")
     raise typer.Exit(_NO_HEAD)
 
 
@@ -405,7 +413,7 @@ def _as_inputs(kept: Path) -> Iterator[None]:
 
 def _key(path: Path) -> Any:
     """Read a private key; if the file is missing, the error says how to make one."""
-    if not path.is_file():
+    if path.is_dir() or not path.exists():  # a pipe is fine
         raise ValueError(f"--key: no such file: {path}; covfree federation key makes one")
     return load_key(path)
 
@@ -502,17 +510,21 @@ def _promised(own: Description, promise: Promise) -> str:
     return str(promise).replace(UNMASKED, masks)
 
 
-def _answered(folder: Folder, turn: int, site: str) -> str:
-    path = folder.answers(turn) / f"{site}.message"
+def _answered(folder: Folder, asked: dict[str, Any], site: str) -> str:
+    path = folder.answers(asked["turn"]) / f"{site}.message"
     if not path.exists():
         return "not yet"
     try:
         about = unseal(folder.read(path), folder.description.sites).about
     except Refused as error:
         return f"not sound: {error}"
-    if about.get("left") is True:
-        return "left this sum; its own command says why"
-    return "answered" if about["sender"] == site else f"wrong: signed by {about['sender']}"
+    if about["sender"] != site:
+        return f"wrong: signed by {about['sender']}"
+    if any(about.get(name) != asked[name] for name in ("federation", "turn")):
+        return "wrong: it answers another round or federation"
+    if about.get("left") is not True:
+        return "answered"  # perhaps before the round was opened again: answers that came stay
+    return "left this sum; its own command says why" if about.get("nonce") == asked["nonce"] else "not yet"
 
 
 def _head_file(head: Any, server: Server) -> bytes:

@@ -109,10 +109,14 @@ class Folder:
         return data
 
     def asked(self) -> Opened | None:
-        """Return the server's latest broadcast with a valid signature; None if there is none."""
+        """Return the server's latest valid broadcast of this federation; None if there is none."""
         for path in reversed(_new(self.path / "asks", {})):
             with suppress(OSError, Refused):
-                return unseal(self.read(path), {SERVER: self.description.server})
+                opened = unseal(self.read(path), {SERVER: self.description.server})
+                about = opened.about
+                own = (about.get("kind"), about.get("federation")) == ("ask", self.description.identity)
+                if own and type(about.get("turn")) is int:
+                    return opened
         return None
 
 
@@ -157,9 +161,7 @@ def serve(
 def _check_state(server: Server, folder: Folder) -> None:
     """Raise ValueError if the shared folder is at a later round than the server's own folder."""
     asked, named = folder.asked(), server.description.named
-    turn = -1
-    if asked is not None and asked.about.get("federation") == server.description.identity:
-        turn = asked.about["turn"]
+    turn = -1 if asked is None else asked.about["turn"]
     if server.finished or not (folder.ended or turn > server.turn):
         return
     place = f"has ended ({folder.end.name})" if folder.ended else f"is at {named(turn)}"
@@ -288,8 +290,13 @@ def join(
             try:
                 answer = client.answer(folder.read(path))
             except Left as error:
-                folder.put(folder.answers(error.turn) / f"{client.site}{SUFFIX}", error.answer)
-                _tell(str(error), told, say)
+                file = folder.answers(error.turn) / f"{client.site}{SUFFIX}"
+                if _answers(folder, file, error):
+                    text = f"; the answer in {file} stays: another process with another --state made it"
+                    _tell(f"{error}{text}", told, say)
+                else:
+                    folder.put(file, error.answer)
+                    _tell(str(error), told, say)
                 continue
             except Refused as error:
                 _tell(f"a broadcast was refused: {error}", told, say)
@@ -307,6 +314,15 @@ def join(
                 "this folder? The same command goes on from here"
             )
         time.sleep(poll)
+
+
+def _answers(folder: Folder, file: Path, error: Left) -> bool:
+    """Whether a file has an answer by the site that leaves to the broadcast that it leaves unanswered."""
+    sites = folder.description.sites
+    with suppress(OSError, Refused):
+        found = unseal(folder.read(file), sites).about
+        return "left" not in found and {**found, "left": True} == unseal(error.answer, sites).about
+    return False
 
 
 def _tell(text: str, told: set[str], say: Say) -> None:

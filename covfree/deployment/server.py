@@ -27,6 +27,7 @@ from covfree.secure import STEPS
 from covfree.secure.holders import nothing_left
 
 _LEFT = "left: the site takes no further part in this sum; its own command says why"
+_LEFT_AGAIN = "doubled: the same message again: this site has no part in this sum"
 
 
 class Server(Standing):
@@ -110,8 +111,9 @@ class Server(Standing):
             site = opened.about["sender"]
             self._check(opened, site, data)
             if opened.about.get("left") is True:
+                again = site in self._left or site not in self._there
                 self._left.add(site)
-                raise Refused(_LEFT, site)
+                raise Refused(_LEFT_AGAIN if again else _LEFT, site)
             examples = 0
             if self.description.sums is None:
                 examples = self._upload(opened).examples
@@ -123,6 +125,8 @@ class Server(Standing):
             return self._aside(site, reason_of(error))
         write(self._file(site), data)
         self.taken[site] = examples
+        # An answer counts although the site left before, by a process with another folder.
+        self._left.discard(site)
         return Receipt(site, None)
 
     @property
@@ -163,7 +167,7 @@ class Server(Standing):
             if self._left:
                 out += f"; left this sum: {', '.join(sorted(self._left))}"
             bound = None if self.description.sums is None else self.description.sums.bound
-            if self._step == "mask" and bound is not None:
+            if self._left and self._step == "mask" and bound is not None:
                 out += (
                     f"; a site leaves if a number of its upload is above bound={bound:g} of --sums: ask "
                     "these sites what their command said; a larger bound needs a new federation"
@@ -282,8 +286,6 @@ class Server(Standing):
             raise Refused(f"late: round {turn} {'is closed' if closed else 'is not open'}", site)
         if (reason := self.left_out.get(site)) is not None:
             raise Refused(f"left out: {reason}", site)
-        if site in self._left:
-            raise Refused("doubled: the same message again: this site has left the sum", site)
         if site in self.taken:
             same = self._file(site).read_bytes() == data
             raise Refused("doubled: the same message again" if same else "doubled: the first counts", site)

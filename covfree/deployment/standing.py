@@ -88,9 +88,7 @@ class Standing(Machine):
     def missing(self) -> list[str]:
         """The sites whose answers to the open round may still come: not those that left or were left out."""
         gone = {*self.taken, *self.left_out, *self._left}
-        # In a secure sum, only sites that answered the previous step go on.
-        there = self.history[-1]["sites"] if self._step in STEPS[1:] else self._numbers
-        return [site for site in there if site not in gone]
+        return [site for site in self._there if site not in gone]
 
     @property
     def result(self) -> Any:
@@ -113,6 +111,12 @@ class Standing(Machine):
         counted = int(told["counted"])
         sites = int((self._counted == self._counted.max()).sum()) if counted else 0
         return Choice(names[int(told["taken"])], dict(zip(names, found, strict=True)), by, counted, sites)
+
+    @property
+    def _there(self) -> list[str]:
+        """The sites from which the open turn takes answers."""
+        # In a secure sum, only sites that answered the previous step go on.
+        return self.history[-1]["sites"] if self._step in STEPS[1:] else [*self._numbers]
 
     @property
     def _step(self) -> str:

@@ -1,5 +1,6 @@
 """Commands of a federation given again: over folders of a finished one, of another, or after a loss."""
 
+import os
 import shutil
 import threading
 from pathlib import Path
@@ -114,6 +115,13 @@ def test_commands_given_again_say_what_they_found_and_what_to_do(finished, capsy
         text = told(command("serve", "other", *words))
         assert "--key: expected the private key of 'server' in the description, got" in text
         assert name in text
+    # A key may come from a pipe, as of a program that decrypts it.
+    reading, writing = os.pipe()
+    os.write(writing, Path("server.key").read_bytes())
+    os.close(writing)
+    words = ["--key", f"/dev/fd/{reading}", "--reason", "x"]
+    assert run(command("stop", "other", *words)) == 0
+    os.close(reading)
     words = [*joining("other", "oslo", "t"), "--key"]
     assert "--key: no such file: rome.key; covfree federation key makes one" in told([*words, "rome.key"])
     assert "got 'server', the name of the file of --key" in told([*words, "server.key"])
@@ -126,10 +134,14 @@ def test_a_key_pair_is_never_written_over(tmp_path, monkeypatch, capsys):
     assert "expected a file such as site.key" in capsys.readouterr().err
     assert run(command("key", "site.key")) == 0
     kept = Path("site.pub").read_text()
-    for name, there in (("site.key", "site.key"), ("site.pem", "site.pub")):
+    Path("link.pub").symlink_to("nowhere")
+    for name, there in (("site.key", "site.key"), ("site.pem", "site.pub"), ("link.key", "link.pub")):
         capsys.readouterr()
         assert run(command("key", name)) == 2
         assert f"{there} exists, and a key is never replaced: use it, or" in capsys.readouterr().err
     assert Path("site.pub").read_text() == kept
+    assert not any(Path(name).exists() for name in ("site.pem", "link.key", "nowhere"))
+    assert run(command("key", "other.PUB")) == 2
+    assert "expected a file such as site.key" in capsys.readouterr().err
     assert run(command("key", "nowhere/site.key")) == 2
     assert "in a folder that is there" in capsys.readouterr().err

@@ -11,7 +11,8 @@ import pytest
 from machines import MORE, Machines, assert_equal, check_kills, finish, padded
 from precision import assert_close
 
-from covfree.deployment import Description, Folder, Refused, SecureSums, Stopped, TooFew, join, serve
+from covfree.cli.app import run
+from covfree.deployment import Client, Description, Folder, Refused, SecureSums, Stopped, TooFew, join, serve
 from covfree.deployment.envelope import seal, unseal
 from covfree.deployment.steps import Steps
 from covfree.deployment.sums import Sums
@@ -225,8 +226,11 @@ def test_too_few_is_named_and_the_step_is_opened_again(tmp_path):
         asked = server.open()
         for site in ("rome", "oslo"):
             server.take(clients[site].answer(asked))
-        with pytest.raises(TooFew, match="round 1 of 1, step mask: expected answers of 4 sites at least"):
+        with pytest.raises(
+            TooFew, match="round 1 of 1, step mask: expected answers of 4 sites at least"
+        ) as caught:
             server.close()
+        assert "bound" not in str(caught.value)  # no site left
         machines.now.seconds += 61
         again = server.open()
         assert again != asked
@@ -268,12 +272,65 @@ def test_a_site_whose_numbers_exceed_the_bound_leaves_and_nobody_waits(sizes, tm
         assert any("left: the site takes no further part in this sum" in line for line in heard)
         sent = unseal((folder.answers(2) / "oslo.message").read_bytes(), machines.description.sites)
         assert sent.arrays == {}  # it says that it leaves, and no more
+        assert sum("set aside: left" in line for line in heard) == 1
         if len(sizes) > 3:
             assert server.history[-1]["sites"] == [site for site in sorted(sizes) if site != "oslo"]
             assert said["oslo"][-1].startswith("round 1 of 1, step unmask: expected to have answered")
         else:
             assert "missing: none; left this sum: oslo; a site leaves if a number" in str(caught.value)
             assert "bound=250 of --sums" in str(caught.value)
+
+
+def test_an_answer_counts_although_another_process_of_the_site_left(tmp_path):
+    with make(tmp_path / "machines", "fedcof:shrinkage=0.1", deadline=60) as machines:
+        server, own = machines.server(), machines.description
+        own.save(tmp_path / "federation.json")
+        folder = Folder(tmp_path)
+        path = folder.answers(1) / "rome.message"
+        step(server, machines.clients())
+        # The site rome is started with another --state folder: it has not answered the step before.
+        asked = server.open()
+        folder.put(folder.ask(1), asked)
+        wrong = Client(
+            own, "rome", tmp_path / "wrong", machines.key("rome"), *padded("rome"), now=machines.now
+        )
+        machines.alive["wrong"] = wrong
+        said = list[str]()
+        for there in (None, machines.client("rome").answer(asked)):
+            if there is not None:
+                folder.put(path, there)
+            with pytest.raises(TooFew):
+                join(wrong, folder, poll=0.01, wait=0.0, say=said.append)
+            assert ("the answer in" in said[-1]) == (there is not None)
+            receipt = server.take(path.read_bytes())
+            assert (receipt.reason or "valid").startswith("left" if there is None else "valid")
+            assert ("rome" in server.missing, "rome" in server.taken) == (False, there is not None)
+        assert path.read_bytes() == there
+
+
+def test_status_believes_a_site_about_itself_alone(tmp_path, capsys):
+    with make(tmp_path / "machines", deadline=60) as machines:
+        server, own = machines.server(), machines.description
+        own.save(tmp_path / "federation.json")
+        folder, asked = Folder(tmp_path), server.open()
+        folder.put(folder.ask(0), asked)
+        # What is signed by the server, but no broadcast of a round, is passed over.
+        folder.put(folder.ask(99), server.stop("why"))
+        assert folder.asked().about["turn"] == 0
+        about = unseal(machines.client("rome").answer(asked), own.sites).about
+
+        def told(signer: str = "rome", **changes) -> str:
+            text = {**about, "sender": signer, "left": True, **changes}
+            folder.put(folder.answers(0) / "rome.message", seal(machines.key(signer), text, {}))
+            assert run(["federation", "status", str(tmp_path)]) == 3
+            (line,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("  rome: ")]
+            return line.removeprefix("  rome: ")
+
+        assert told() == "left this sum; its own command says why"
+        assert told("oslo") == "wrong: signed by oslo"
+        assert told(turn=1) == told(federation="0") == "wrong: it answers another round or federation"
+        # It left before the round was opened again.
+        assert told(nonce="0") == "not yet"
 
 
 def test_too_few_says_how_many_are_enough():
