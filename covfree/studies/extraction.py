@@ -1,4 +1,4 @@
-"""Compute features of images and texts for commands, with a progress bar and a summary."""
+"""Compute features of images and texts for the command line, with a progress bar and a summary."""
 
 from __future__ import annotations
 

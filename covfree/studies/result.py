@@ -123,7 +123,10 @@ class Result:
         return fmean(value(run) for run in self.runs)
 
     def bytes(self, down: bool = False) -> float:
-        """Return the mean over runs of the bytes that all clients send, or with ``down`` send and receive."""
+        """Return the mean over runs of the bytes that all clients send, without counts and labels.
+
+        With ``down``, bytes that clients receive are added.
+        """
         return self.mean(lambda run: run.sent.statistics + (run.received if down else 0))
 
     def median(self, value: Callable[[Run], float]) -> float:

@@ -87,9 +87,10 @@ class Maker:
 
 
 def begin(params: tuple[Any, ...], running: Running, maker: Maker) -> tuple[Known]:
-    """Make the head of each method, and return the server's next state (`Known`), which contains the heads.
+    """Make the head of each method; return the state with these heads, whose errors clients count next.
 
-    ``running`` has the state of each method after its last round, from which its head is made.
+    ``params`` has the ``params`` of each method, and ``running`` its state after its last round. ``maker``
+    makes the head from both.
     """
     heads, sound = [], [jnp.ones((), bool)] * len(params)
     for group in maker.groups(params):
