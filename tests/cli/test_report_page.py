@@ -197,7 +197,7 @@ def test_many_federations(cli, tmp_path):
         driver.quit()
     text = page.read_text(encoding="utf-8")
     assert text.count('<details class="place">') == 2
-    assert "FedCOF (LDA, automatic γ) has the highest test accuracy on all 2 federations." in text
+    assert "FedCOF (LDA, automatic γ) has the highest test accuracy on both federations." in text
     assert "expected: each client&#39;s mean of the classes&#39; accuracies" in text
 
 
@@ -322,18 +322,18 @@ def test_ties_are_said():
     first, second = Scored("A", {0: 0.925}, 1000), Scored("B", {0: 0.92500001}, 4000)
     worse = Scored("A", {0: 0.9}, 1000)
     assert over_places([[first, second], [first]]) == [
-        "A has the highest mean test accuracy on all 2 federations (level with B on 1)."
+        "A has the highest mean test accuracy on both federations (level with B on 1)."
     ]
     assert over_places([[first, second], [worse, second], [lost_of("C"), first]]) == [
         "B has the highest mean test accuracy on 2 of 3 federations (level with A on 1), A on 1."
     ]
     assert over_places([[first, second]] * 2) == [
-        "No method is surely the best: B has the highest mean test accuracy on all 2 federations "
+        "No method is surely the best: B has the highest mean test accuracy on both federations "
         "(level with A on 2)."
     ]
     three = [Scored(title, {0: 0.925}, 1) for title in "CDE"]
     assert over_places([[first, *three], [first]]) == [
-        "A has the highest mean test accuracy on all 2 federations (level with others on 1)."
+        "A has the highest mean test accuracy on both federations (level with others on 1)."
     ]
 
 

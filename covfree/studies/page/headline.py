@@ -176,7 +176,8 @@ def over_places(places: Sequence[Sequence[Scored]]) -> list[str]:
         level.setdefault(first, []).append([title for title in highest + close if title != first])
     (title, among), *others = sorted(level.items(), key=lambda one: -len(one[1]))
     total, number = len(tops), len(among)
-    of = f"all {total}" if number == total else f"{number} of {total}"
+    every = "both" if total == 2 else f"all {total}"
+    of = every if number == total else f"{number} of {total}"
     tied = [bool(titles) for each in level.values() for titles in each]
     words = [f"{title} has the highest {'mean ' * any(tied)}test accuracy on {of} federations{_level(among)}"]
     words += [f"{other} on {len(each)}{_level(each)}" for other, each in others]
