@@ -108,7 +108,11 @@ def train_own(
     key: PRNGKey,
     penalty: Callable[[Any, Any], Any] | None = None,
 ) -> tuple[Own, dict[str, Any]]:
-    """Train the model that a client keeps in its memory ``own``; return the new memory and the metrics."""
+    """Train the model that a client keeps in its memory ``own``; return the new memory and the metrics.
+
+    ``model`` is the one from which all clients started: its frozen parameters are used, and its trained ones
+    are the optimiser's ``anchor``. For ``penalty`` see `Training`.
+    """
     local = training(
         model, own.trained, own.statistics, data, key, round=own.round, penalty=penalty, anchor=model.trained
     )

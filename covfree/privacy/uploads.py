@@ -80,8 +80,9 @@ class Grid:
         bound: the largest norm of the integers: of an example's features if ``weight`` is None, else of a
             client's upload.
         both: whether a client's sums and matrix are scaled down by one factor, as the client may send both.
-        count: the integer that stands for one example in a class's count; 0 for a matrix, or with ``weight``.
-        square: the integer that stands for a squared norm of B²; 0 in the same cases.
+        count: the integer that one example adds to its class's count; 0 for a matrix, or with ``weight``.
+        square: the integer that an example of norm B adds to its class's sum of squared norms; 0 in the same
+            cases.
     """
 
     kind: Kind
