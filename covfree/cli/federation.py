@@ -328,9 +328,8 @@ def join_command(
         try:
             content, stopped = join(client, folder, poll=poll, wait=wait and 60 * wait, say=say)
         except (TooFew, Stopped) as error:
-            if isinstance(error, Stopped):
-                say("the server stopped; run the same command again once the server runs again")
-            say(str(error))
+            again = "; if the server runs again, give the same command again"
+            say(f"the server stopped: {error}{again}" if isinstance(error, Stopped) else str(error))
             raise typer.Exit(_NO_HEAD) from None
     write(out, content)
     say(f"wrote {out}" if stopped is None else f"wrote {out}; the federation stopped early: {stopped}")

@@ -37,6 +37,7 @@ class _Kept(NamedTuple):
         secret: the saved `covfree.secure.Client` of an unfinished secure sum; empty if there is none.
         came: the numbers of the sites that the server listed as uploaders in the last secure sum; this site
             signed the list.
+        gone: the round whose secure sum this site left, and the text that says why; −1 if there is none.
     """
 
     before: Any
@@ -44,6 +45,7 @@ class _Kept(NamedTuple):
     turn: int = -1
     secret: bytes = b""
     came: Any = ()
+    gone: tuple[int, str] = (-1, "")
 
 
 class Client(Machine):
@@ -167,9 +169,7 @@ class Client(Machine):
         the metadata of the broadcast that the site does not answer.
         """
         reply = {**self._reply(asked, 0), "left": True}
-        return Left(
-            f"{self.description.named(asked['turn'])}: {text}", asked["turn"], seal(self._key, reply, {})
-        )
+        return Left(text, asked["turn"], seal(self._key, reply, {}))
 
     def _upload(self, turn: int, about: Mapping[str, Any], arrays: Mapping[str, Any]) -> tuple[Upload, _Kept]:
         """Return the site's upload for a turn, and the site's state after the turn.
@@ -215,11 +215,11 @@ class Client(Machine):
         if step == STEPS[0]:
             client = secure.Client(*own)
         elif turn != self.turn + 1 or not kept.secret:
-            raise self._leaving(
-                about,
-                "expected to have answered the step before; this site has no part in this round's sum and "
-                "waits for the next",
+            text = (
+                f"{self.description.named(turn)}: expected to have answered the step before; this site has "
+                "no part in this round's sum and waits for the next"
             )
+            raise self._leaving(about, kept.gone[1] if kept.gone[0] == number else text)
         else:
             client = secure.Client.restored(*own, kept.secret)
 
@@ -243,9 +243,10 @@ class Client(Machine):
             content = answer(step, client, self._number, arrays, words)
         except Exception as error:
             # After any error take no further part in this round: nobody may probe what the site would answer.
+            text = f"{self.description.named(turn)}: {error}; this site takes no further part in this sum"
             if self._asked:
-                self._keep(self._asked, self._answer, self._kept._replace(secret=b""))
-            raise self._leaving(about, f"{error}; this site takes no further part in this sum") from error
+                self._keep(self._asked, self._answer, self._kept._replace(secret=b"", gone=(number, text)))
+            raise self._leaving(about, text) from error
         return content, kept._replace(secret=b"" if step == STEPS[-1] else client.saved())
 
     def _same_came(self, kept: _Kept, arrays: Mapping[str, Any]) -> _Kept:
@@ -278,7 +279,7 @@ class Client(Machine):
         }
         arrays |= {"answer": np.frombuffer(answer, np.uint8), "secret": np.frombuffer(kept.secret, np.uint8)}
         arrays["came"] = np.asarray(kept.came, np.int32)
-        about = {**reply, "kind": "kept", "computed": kept.turn}
+        about = {**reply, "kind": "kept", "computed": kept.turn, "gone": kept.gone}
         write(self._path, seal(self._key, about, arrays))
         self.turn, self._answer, self._asked, self._kept = reply["turn"], answer, dict(reply), kept
 
@@ -352,5 +353,7 @@ class Client(Machine):
         about, arrays = unseal(self._path.read_bytes(), self.description.sites)
         before, after = (unflattened(memory, arrays, name) for name in ("before", "after"))
         came = tuple(arrays["came"].tolist())
-        self._kept = _Kept(before, after, about["computed"], arrays["secret"].tobytes(), came)
+        number, why = about.get("gone", (-1, ""))  # drafts of 0.1.0 did not write it
+        secret = arrays["secret"].tobytes()
+        self._kept = _Kept(before, after, about["computed"], secret, came, (number, why))
         self.turn, self._asked, self._answer = about["turn"], about, arrays["answer"].tobytes()

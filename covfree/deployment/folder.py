@@ -202,11 +202,11 @@ def _serve(
             say(f"site {site}: left out: {reason}")
     if server.stopped is not None:
         say(server.stopped)
-    if server.choice is not None:
-        say(str(server.choice))
     if (result := server.result) is None:
         raise ValueError(f"expected a result, got none: {server.stopped}")
     folder.put(folder.end, server.end(file_of(result)))
+    if server.choice is not None:
+        say(str(server.choice))
 
 
 def _closes(server: Server) -> bool:

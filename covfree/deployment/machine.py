@@ -25,6 +25,10 @@ from covfree.rounds.algorithm import Algorithm
 SUFFIX = ".message"
 
 
+class Unlike(Refused):
+    """Raised for arrays in a valid message that are not those expected."""
+
+
 class Machine:
     """The base class of `Server` and `Client` (a site).
 
@@ -46,7 +50,7 @@ class Machine:
 
         Raises:
             ValueError: if another process uses the folder, it belongs to another federation, or its state is
-                damaged.
+                damaged, or of another version or method.
         """
         self.description, self._key, self._now = description, key, now
         self._algorithm = description.make_algorithm() if algorithm is None else algorithm
@@ -76,6 +80,12 @@ class Machine:
             write(name, description.identity.encode())
             try:
                 self._load()
+            except (Unlike, KeyError) as error:
+                raise ValueError(
+                    f"folder: expected the state of this version and method in {folder}, got one written by "
+                    f"another version or for another method ({error}); go on with that one, or make a new "
+                    "federation"
+                ) from error
             except Refused as error:
                 raise ValueError(
                     f"folder: expected the state that this machine wrote to {folder}, got a damaged one "
@@ -107,7 +117,7 @@ def unflattened(like: Any, arrays: Mapping[str, np.ndarray], name: str) -> Any:
     """Build a pytree with the structure of ``like`` from a message's arrays ``name.0``, ``name.1``, ….
 
     Raises:
-        Refused: if an array is missing, or has another shape or data type.
+        Unlike: if an array is missing, or has another shape or data type.
     """
     leaves, tree = jax.tree.flatten(like)
     found = []
@@ -115,7 +125,7 @@ def unflattened(like: Any, arrays: Mapping[str, np.ndarray], name: str) -> Any:
         own = arrays.get(f"{name}.{i}")
         if own is None or own.shape != leaf.shape or own.dtype != leaf.dtype:
             got = None if own is None else f"{own.dtype}{list(own.shape)}"
-            raise Refused(f"{name}.{i}: expected {leaf.dtype}{list(leaf.shape)}, got {got}")
+            raise Unlike(f"{name}.{i}: expected {leaf.dtype}{list(leaf.shape)}, got {got}")
         # JAX would truncate 64-bit numbers, so keep them in NumPy.
         found.append(jnp.asarray(own) if canonicalize_dtype(own.dtype) == own.dtype else own)
     return tree.unflatten(found)

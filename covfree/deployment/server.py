@@ -172,9 +172,10 @@ class Server(Standing):
                     f"; a site leaves if a number of its upload is above bound={bound:g} of --sums: ask "
                     "these sites what their command said; a larger bound needs a new federation"
                 )
+            missing = ", ".join(self.missing)
             raise TooFew(
-                f"{self.description.named(self.turn)}: expected {too_few}; missing: "
-                f"{', '.join(self.missing) or 'none'}{out}"
+                f"{self.description.named(self.turn)}: expected {too_few}"
+                f"{missing and f'; missing: {missing}'}{out}"
             )
         sizes = {site: self._file(site).stat().st_size for site in (*sites, SERVER)}
         record: dict[str, Any] = {
@@ -289,10 +290,6 @@ class Server(Standing):
         if site in self.taken:
             same = self._file(site).read_bytes() == data
             raise Refused("doubled: the same message again" if same else "doubled: the first counts", site)
-        if self._same and site not in self._same:
-            raise Refused(
-                "late: all rounds need the sites of the first, and this one was not among them", site
-            )
         if opened.about.get("nonce") != self._asked["nonce"]:
             raise Refused("replayed: it answers another opening of this round", site)
         if self.is_over:

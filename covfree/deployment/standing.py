@@ -25,7 +25,7 @@ class Choice(NamedTuple):
         means: each candidate's mean error or loss, by its name; NaN without examples.
         by: what was counted: ``"errors"`` or ``"losses"``.
         counted: the number of examples kept aside.
-        sites: the number of sites that counted.
+        sites: the number of sites that took part, also those that kept no example aside.
     """
 
     taken: str
@@ -35,7 +35,7 @@ class Choice(NamedTuple):
     sites: int
 
     def __str__(self) -> str:
-        """Return a line of text: how many sites chose which candidate, and all candidates' errors or losses.
+        """Return a line of text: how many sites took part, their choice, and candidates' errors or losses.
 
         If no site counted, or several candidates are equal, the line says that the first one was taken.
         """
@@ -48,7 +48,7 @@ class Choice(NamedTuple):
         kept = f"{self.by} on {self.counted:,} examples kept aside"
         ties = [*self.means.values()].count(self.means[self.taken])
         tied = f", the first of {ties} with equal {self.by}" if ties > 1 else ""
-        return f"{self.sites} sites chose {self.taken}{tied}; {kept}: {shown}"
+        return f"{self.sites} sites took part and chose {self.taken}{tied}; {kept}: {shown}"
 
 
 class Standing(Machine):
@@ -81,8 +81,10 @@ class Standing(Machine):
 
     @property
     def left_out(self) -> dict[str, str]:
-        """For each site set aside at a round's end, the reason. Later uploads of such a site do not count."""
-        return {site: reason for record in self.history for site, reason in record["rejected"].items()}
+        """For each site whose later uploads do not count, the reason."""
+        late = "all rounds need the sites of the first, and this one was not among them"
+        gone = {site: late for site in self._numbers if self._same and site not in self._same}
+        return gone | {site: why for record in self.history for site, why in record["rejected"].items()}
 
     @property
     def missing(self) -> list[str]:
@@ -101,8 +103,14 @@ class Standing(Machine):
 
         None if the algorithm has no candidates (see `covfree.select`), or before sites could choose.
         """
+        try:
+            return self._choice()
+        except Exception:  # an algorithm of the user's own may report anything; its head is worth more
+            return None
+
+    def _choice(self) -> Choice | None:
         told = self._steps.report(self._state)
-        if "taken" not in told:
+        if "taken" not in told or self._counted.max() < 0:
             return None
         by = "errors" if "errors" in told else "losses"
         found, names = np.asarray(told[by]).tolist(), candidates_in(self.description.algorithm)

@@ -10,6 +10,8 @@ import pytest
 from machines import examples
 
 from covfree.cli.app import run
+from covfree.deployment import load_key
+from covfree.deployment.envelope import seal, unseal
 
 SITES = ("berlin", "oslo")
 NEW = ["--sites", "keys", "--key", "server.key", "--like", "berlin.npz", "--algorithm", "fedcof-refined"]
@@ -100,7 +102,15 @@ def test_commands_given_again_say_what_they_found_and_what_to_do(finished, capsy
     shutil.copy("other/federation.json", "shared")
     assert run(command("status", "shared")) == 3
     Path("shared/federation.json").write_bytes(description)
-    # State that was cut short.
+    # State of another version, and state that was cut short.
+    public = Path("server.pub").read_text().strip()
+    about, arrays = unseal(Path("s/state.message").read_bytes(), {"server": public})
+    kept = Path("s/state.message").read_bytes()
+    for changed in ({**arrays, "state.0": np.zeros(1)}, {k: v for k, v in arrays.items() if k != "counted"}):
+        Path("s/state.message").write_bytes(seal(load_key("server.key"), about, changed))
+        text = told(serving("shared", "s"))
+        assert "in s, got one written by another version or for another method (" in text
+    Path("s/state.message").write_bytes(kept)
     state = Path("s/state.message")
     state.write_bytes(state.read_bytes()[:-9])
     text = told(serving("shared", "s"))

@@ -1,11 +1,16 @@
 """What sites chose among candidates: the server's lines say it, and the head's file."""
 
-from machines import MORE, SIZES, Machines, examples
+import dataclasses
+
+import numpy as np
+import pytest
+from machines import CLASSES, DIM, MORE, SIZES, Machines, examples
 
 import covfree
 from covfree.cli.federation import _head_file
 from covfree.deployment import Folder, SecureSums, serve
 from covfree.deployment.standing import Choice
+from covfree.rounds import as_algorithm
 
 CHOICE = "fedncm-or-fedcof:shrinkage=0.1"
 
@@ -42,13 +47,33 @@ def run(folder, sites, **fields) -> tuple[list[str], Folder]:
 def test_the_server_says_what_sites_chose(tmp_path):
     said, _ = run(tmp_path, SIZES)
     kept = sum(int(covfree.kept_aside(examples(site)[0], 0.1).sum()) for site in SIZES)
-    assert said[-1].startswith("3 sites chose fed")
+    assert said[-1].startswith("3 sites took part and chose fed")
     assert f"; errors on {kept} examples kept aside: fedncm " in said[-1]
 
 
 def test_behind_sums_the_server_says_it_too(tmp_path):
     said, _ = run(tmp_path, MORE, sums=SecureSums(1e6), fewest=3)
-    assert said[-1].startswith("5 sites chose fed")
+    assert said[-1].startswith("5 sites took part and chose fed")
+
+
+@pytest.mark.parametrize(
+    ("report", "after"),
+    [
+        ({"taken": 3}, None),
+        ({"taken": 3, "counted": 5, "errors": [0.5]}, None),
+        ({"taken": 0, "counted": 5, "losses": [0.5]}, "candidate 0"),
+    ],
+)
+def test_an_algorithm_of_ones_own_may_report_anything(report, after, tmp_path):
+    own = as_algorithm(covfree.fedncm(), num_classes=CLASSES)
+    own = dataclasses.replace(own, report=lambda params, state: report)
+    with Machines(tmp_path, "fedncm-or-fedcof:shrinkage=0.1", extractor={}) as machines:
+        server = machines.server(own)
+        # No site could choose before the first round is done.
+        assert server.choice is None
+        server._counted[:] = 0
+        assert (server.choice and server.choice.taken) == after
+        assert _head_file(covfree.LinearHead(np.zeros((DIM, CLASSES)), np.zeros(CLASSES)), server)
 
 
 def test_a_choice_without_examples_says_so():
@@ -59,6 +84,6 @@ def test_a_choice_without_examples_says_so():
 def test_a_tie_is_no_win():
     choice = Choice("fedncm", {"fedcof": 0.25, "fedncm": 0.125, "qda": 0.125}, "errors", 16, 3)
     assert str(choice) == (
-        "3 sites chose fedncm, the first of 2 with equal errors; errors on 16 examples kept aside: "
-        "fedcof 25.0 %, fedncm 12.5 %, qda 12.5 %"
+        "3 sites took part and chose fedncm, the first of 2 with equal errors; errors on 16 examples kept "
+        "aside: fedcof 25.0 %, fedncm 12.5 %, qda 12.5 %"
     )

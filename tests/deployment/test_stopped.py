@@ -88,6 +88,8 @@ def test_the_command_ends_the_server_and_sites(tmp_path, monkeypatch, capsys):
     for thread in threads:
         thread.join(10)
     assert codes == {"server": 3, "oslo": 3}
+    told = "the server stopped: rome has other photos; if the server runs again, give the same command again"
+    assert told in capsys.readouterr().err
     assert run(["federation", "status", "shared"]) == 3
     assert "stopped: rome has other photos" in capsys.readouterr().out
     # Started again, they go on with the answer that was taken.

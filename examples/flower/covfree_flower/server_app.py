@@ -52,6 +52,6 @@ def main(grid: Grid, context: Context) -> None:
             )
             for site, reason in done["rejected"].items():
                 print(f"site {site}: left out: {reason}", flush=True)
+        save_head(server.result, config["out"], class_names=own.class_names, dim=own.dim)
         if server.choice is not None:
             print(server.choice, flush=True)
-        save_head(server.result, config["out"], class_names=own.class_names, dim=own.dim)
