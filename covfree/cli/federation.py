@@ -41,7 +41,7 @@ from covfree.deployment import (
 )
 from covfree.deployment.differences import differences
 from covfree.deployment.envelope import SERVER, check_own, unseal, write
-from covfree.deployment.folder import clock
+from covfree.deployment.folder import clock, without
 from covfree.deployment.site import extractor_of
 from covfree.finetune import registry as trained
 from covfree.methods import registry
@@ -367,8 +367,11 @@ def status_command(shared: Shared) -> None:
     )
     print("uploads: " + ("the server sees each" if own.sums is None else "hidden in secure sums"))
     print("noise: " + ("none" if own.promise is None else _promised(own, own.promise)))
-    if folder.ended:
+    if (last := folder.last()) is not None:
         print("ended")
+        # Drafts of 0.1.0 did not say whose uploads counted.
+        if text := without(own.sites, last.get("counted", own.sites)):
+            print(text)
         return
     try:
         folder.check_stop()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from contextlib import suppress
 from datetime import datetime
 from os import PathLike
@@ -61,10 +61,15 @@ class Folder:
     @property
     def ended(self) -> bool:
         """Whether the last broadcast of this federation is in the folder; its signature is checked."""
+        return self.last() is not None
+
+    def last(self) -> dict[str, Any] | None:
+        """Return the metadata of the last broadcast of this federation; None if there is no valid one."""
         with suppress(OSError, Refused):
             about, _ = unseal(self.read(self.end), {SERVER: self.description.server})
-            return (about.get("kind"), about.get("federation")) == ("end", self.description.identity)
-        return False
+            if (about.get("kind"), about.get("federation")) == ("end", self.description.identity):
+                return about
+        return None
 
     def check_stop(self) -> None:
         """Raise `Stopped` with the reason if the server has stopped."""
@@ -207,6 +212,14 @@ def _serve(
     folder.put(folder.end, server.end(file_of(result)))
     if server.choice is not None:
         say(str(server.choice))
+    if text := without(sites, server.counted):
+        say(text)
+
+
+def without(sites: Collection[str], counted: Collection[str]) -> str:
+    """Return a text that says which sites' uploads are in the head, and which not; "" if all are."""
+    out = ", ".join(site for site in sites if site not in counted)
+    return out and f"in the head: {', '.join(counted)}; not in it: {out}"
 
 
 def _closes(server: Server) -> bool:

@@ -258,7 +258,7 @@ class Server(Standing):
 
     def end(self, content: bytes) -> bytes:
         """Make the last broadcast: it says that all is done, and carries ``content``, the head's file."""
-        about = {**self._about("end", None), "stopped": self.stopped, "nonce": ""}
+        about = {**self._about("end", None), "stopped": self.stopped, "nonce": "", "counted": self.counted}
         return seal(self._key, about, {"file": np.frombuffer(content, np.uint8)})
 
     def stop(self, reason: str) -> bytes:

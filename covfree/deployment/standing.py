@@ -121,6 +121,11 @@ class Standing(Machine):
         return Choice(names[int(told["taken"])], dict(zip(names, found, strict=True)), by, counted, sites)
 
     @property
+    def counted(self) -> list[str]:
+        """The sites of which at least one upload counted, and so is in the result."""
+        return [site for site, number in self._numbers.items() if self._counted[number] >= 0]
+
+    @property
     def _there(self) -> list[str]:
         """The sites from which the open turn takes answers."""
         # In a secure sum, only sites that answered the previous step go on.

@@ -251,7 +251,7 @@ def test_too_few_is_named_and_the_step_is_opened_again(tmp_path):
 
 
 @pytest.mark.parametrize("sizes", [list(MORE), ["berlin", "oslo", "rome"]])
-def test_a_site_whose_numbers_exceed_the_bound_leaves_and_nobody_waits(sizes, tmp_path):
+def test_a_site_whose_numbers_exceed_the_bound_leaves_and_nobody_waits(sizes, tmp_path, capsys):
     # Only oslo has a number above the bound, 305 in its Gram matrix; there is no deadline.
     said, heard = {site: list[str]() for site in sizes}, list[str]()
     shared = tmp_path / "shared"
@@ -284,6 +284,9 @@ def test_a_site_whose_numbers_exceed_the_bound_leaves_and_nobody_waits(sizes, tm
         if len(sizes) > 3:
             assert server.history[-1]["sites"] == [site for site in sorted(sizes) if site != "oslo"]
             assert text == said["oslo"][-1]  # once, not at each step
+            assert heard[-1] == "in the head: berlin, rome, wien, york; not in it: oslo"
+            assert run(["federation", "status", str(shared)]) == 0
+            assert f"ended\n{heard[-1]}\n" in capsys.readouterr().out
         else:
             assert "got 2; left this sum: oslo; a site leaves if a number" in str(caught.value)
             assert "bound=250 of --sums" in str(caught.value)
