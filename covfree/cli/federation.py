@@ -85,8 +85,10 @@ def key_command(
         try:
             with beside.open("x", encoding="ascii") as file:
                 file.write(f"{public}\n")
-        except OSError:
+        except OSError as error:
             out.unlink()  # only this call has seen it
+            if not isinstance(error, FileExistsError):
+                beside.unlink(missing_ok=True)
             raise
     except FileExistsError as error:
         raise ValueError(

@@ -32,7 +32,8 @@ def _options(plain: bool) -> dict[str, bool | int]:
     """Return the compiler's options: on CPUs `_QUICK` with `_LEVEL` or, if ``plain``, `_PLAIN`; else none.
 
     Flags that ``XLA_FLAGS`` sets are left out, and `_QUICK` for releases of jaxlib that may not know it: XLA
-    refuses unknown flags. The options are computed once; later changes of ``XLA_FLAGS`` have no effect.
+    refuses unknown flags. The options are computed once; later changes of ``XLA_FLAGS``, or of
+    jax's ``jax_disable_most_optimizations``, have no effect.
     """
     if jax.default_backend() != "cpu":
         return {}

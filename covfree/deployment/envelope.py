@@ -64,8 +64,12 @@ def new_key(path: str | PathLike[str]) -> str:
     """
     key = _keys().Ed25519PrivateKey.generate()
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    with os.fdopen(descriptor, "w", encoding="ascii") as file:
-        file.write(f"{key.private_bytes_raw().hex()}\n")
+    try:
+        with os.fdopen(descriptor, "w", encoding="ascii") as file:
+            file.write(f"{key.private_bytes_raw().hex()}\n")
+    except OSError:
+        os.unlink(path)  # half a key, on a full disk
+        raise
     return public_key(key)
 
 

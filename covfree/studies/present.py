@@ -91,7 +91,7 @@ def illustrate(study: Study, runs: Iterable[Run], folder: StrPath) -> list[Path]
 def _federations(study: Study) -> dict[str, Any]:
     """Return the data sets, and the distinct settings of federations, by the names of options."""
     given: dict[str, Any] = {"dataset": list(study.datasets)}
-    if all(load(0).clients is not None for load in study.datasets.values()):
+    if all(load(next(iter(study.seeds))).clients is not None for load in study.datasets.values()):
         return {**given, "clients": "the data's own"}
     for name in ("clients", "partition", "alpha"):
         places = [place for place in study.federations if name != "alpha" or place.partition != "iid"]
@@ -128,7 +128,7 @@ def _failed(study: Study) -> list[str]:
 
 def _load(study: Study) -> Any:
     (load,) = study.datasets.values()
-    return load(0)
+    return load(next(iter(study.seeds)))
 
 
 def _one(study: Study, lost: Sequence[LeftOut]) -> str:
@@ -145,7 +145,7 @@ def _several(study: Study, lost: Sequence[str]) -> str:
     clients, partitions, alphas = (
         {getattr(place, name) for place in study.federations} for name in ("clients", "partition", "alpha")
     )
-    own = [name for name, load in study.datasets.items() if load(0).clients is not None]
+    own = [name for name, load in study.datasets.items() if load(next(iter(study.seeds))).clients is not None]
     words, seeds = [" and ".join(study.datasets)], len(list(study.seeds))
     if own:
         words.append(f"clients of its own in {' and '.join(own)}")

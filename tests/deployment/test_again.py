@@ -155,3 +155,16 @@ def test_a_key_pair_is_never_written_over(tmp_path, monkeypatch, capsys):
     assert "expected a file such as site.key" in capsys.readouterr().err
     assert run(command("key", "nowhere/site.key")) == 2
     assert "in a folder that is there" in capsys.readouterr().err
+
+
+def test_a_full_disk_leaves_no_half_of_a_key(tmp_path, monkeypatch):
+    resource = pytest.importorskip("resource")
+    monkeypatch.chdir(tmp_path)
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (64, hard))  # a key has 65 bytes
+    try:
+        assert run(command("key", "site.key")) != 0
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert not list(tmp_path.iterdir())
+    assert run(command("key", "site.key")) == 0

@@ -51,6 +51,7 @@ def test_the_server_says_what_sites_chose(tmp_path):
     assert f"; errors on {kept} examples kept aside: fedncm " in said[-1]
 
 
+@pytest.mark.slow
 def test_behind_sums_the_server_says_it_too(tmp_path):
     said, _ = run(tmp_path, MORE, sums=SecureSums(1e6), fewest=3)
     assert said[-1].startswith("5 sites took part and chose fed")

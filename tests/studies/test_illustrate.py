@@ -73,6 +73,13 @@ def test_the_page_tells_the_federations_and_a_folder_may_be_text(tmp_path):
         assert f'<th scope="row">{name}</th><td>{value}</td>' in text
 
 
+def test_data_need_to_know_only_the_studys_seeds(tmp_path):
+    study = made([0.1])
+    known = {name: {3: load(3)}.__getitem__ for name, load in study.datasets.items()}
+    study = dataclasses.replace(study, seeds=[3], datasets=known)
+    assert studies.illustrate(study, study.runs(), tmp_path)
+
+
 def test_a_method_of_any_name_has_the_mark_of_its_family(tmp_path):
     study = made([0.1])
     _, *pictures = studies.illustrate(study, study.runs(), tmp_path)
