@@ -310,7 +310,7 @@ def join(
                 else:
                     folder.put(file, error.answer)
                     _tell(str(error), told, say)
-                continue
+                break  # earlier rounds are over
             except Refused as error:
                 _tell(f"a broadcast was refused: {error}", told, say)
                 continue

@@ -68,7 +68,8 @@ class Server(Standing):
     def open(self) -> bytes:
         """Open the round and return its broadcast; while the round is open, return the same broadcast.
 
-        If a round passed its deadline with too few answers, it is opened again; answers already taken stay.
+        If a round had too few answers at its deadline, or because sites left its sum, it is opened again;
+        answers already taken stay.
         """
         if self.finished:
             raise ValueError(
@@ -164,15 +165,21 @@ class Server(Standing):
                 self._file(site).unlink(missing_ok=True)
                 del self.taken[site]
             out = "".join(f"; left out: {site}: {why}" for site, why in (self.left_out | rejected).items())
-            if self._left:
-                out += f"; left this sum: {', '.join(sorted(self._left))}"
-            bound = None if self.description.sums is None else self.description.sums.bound
-            if self._left and self._step == "mask" and bound is not None:
-                out += (
-                    f"; a site leaves if a number of its upload is above bound={bound:g} of --sums: ask "
-                    "these sites what their command said; a larger bound needs a new federation"
-                )
             missing = ", ".join(self.missing)
+            if left := sorted(self._left & {*self._there}):
+                bound, why = None if self.description.sums is None else self.description.sums.bound, ""
+                if self._step == "mask" and bound is not None:
+                    why = (
+                        f"if a number of its upload is above bound={bound:g} of --sums (a larger bound needs "
+                        "a new federation), or "
+                    )
+                out += (
+                    f"; left this sum: {', '.join(left)}: ask these sites what their command said; a site "
+                    f"leaves {why}if it was started with another --state: start it with its own"
+                )
+                # Open the step anew, also in a new process: what these sites sent shall not end it again.
+                self._file(SERVER).unlink(missing_ok=True)
+                self._asked, self._left = None, set()
             raise TooFew(
                 f"{self.description.named(self.turn)}: expected {too_few}"
                 f"{missing and f'; missing: {missing}'}{out}"

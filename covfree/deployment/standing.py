@@ -104,7 +104,9 @@ class Standing(Machine):
         None if the algorithm has no candidates (see `covfree.select`), or before sites could choose.
         """
         try:
-            return self._choice()
+            found = self._choice()
+            str(found)  # a report that cannot be formatted is none
+            return found
         except Exception:  # an algorithm of the user's own may report anything; its head is worth more
             return None
 
@@ -122,8 +124,15 @@ class Standing(Machine):
 
     @property
     def counted(self) -> list[str]:
-        """The sites of which at least one upload counted, and so is in the result."""
-        return [site for site, number in self._numbers.items() if self._counted[number] >= 0]
+        """The sites of which at least one upload is in the result; counts of errors alone are not in it."""
+        own, rounds = self.description, len(self._items)
+        if len(candidates_in(own.algorithm)) > 1 and rounds == own.num_rounds:
+            rounds -= 1  # in the last round sites only chose among the candidates
+        turns = range(rounds)
+        if own.sums is not None:
+            turns = range(STEPS.index("mask"), rounds * len(STEPS), len(STEPS))
+        found = {site for turn in turns for site in self.history[turn]["sites"]}
+        return [site for site in self._numbers if site in found]
 
     @property
     def _there(self) -> list[str]:
@@ -190,10 +199,11 @@ class Standing(Machine):
         # Sites that said that they do not answer the open turn. Not on disk: asked again, they say so again.
         self._left = set[str]()
         asked = self._file(SERVER)
-        if self.finished or not asked.exists():
+        if self.finished or not asked.parent.exists():
             return
         remove_abandoned(asked.parent)
-        self._asked = unseal(asked.read_bytes(), own).about
+        if asked.exists():  # `Server.close` removes it if sites left
+            self._asked = unseal(asked.read_bytes(), own).about
         for site in self._numbers:
             if (file := self._file(site)).exists():
                 self.taken[site] = unseal(file.read_bytes(), self.description.sites).about["examples"]

@@ -57,12 +57,25 @@ def test_behind_sums_the_server_says_it_too(tmp_path):
     assert said[-1].startswith("5 sites took part and chose fed")
 
 
+def test_a_site_that_only_chose_is_not_in_the_head(tmp_path):
+    with Machines(tmp_path, CHOICE, MORE, fewest=3, extractor={}) as machines:
+        server, clients = machines.server(), machines.clients()
+        while not server.finished:
+            asked = server.open()
+            for site in set(MORE) - {"oslo" if server.history else "rome"}:
+                assert server.take(clients[site].answer(asked)).reason is None
+            server.close()
+        assert server.choice.sites == 4
+        assert server.counted == machines.server().counted == ["berlin", "oslo", "wien", "york"]
+
+
 @pytest.mark.parametrize(
     ("report", "after"),
     [
         ({"taken": 3}, None),
         ({"taken": 3, "counted": 5, "errors": [0.5]}, None),
         ({"taken": 0, "counted": 5, "losses": [0.5]}, "candidate 0"),
+        ({"taken": 0, "counted": 5, "losses": [[0.5, 0.5]]}, None),  # which has no line of text
     ],
 )
 def test_an_algorithm_of_ones_own_may_report_anything(report, after, tmp_path):

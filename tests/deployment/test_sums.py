@@ -13,6 +13,7 @@ from precision import assert_close
 
 from covfree.cli.app import run
 from covfree.deployment import Client, Description, Folder, Refused, SecureSums, Stopped, TooFew, join, serve
+from covfree.deployment.door import Left
 from covfree.deployment.envelope import seal, unseal
 from covfree.deployment.steps import Steps
 from covfree.deployment.sums import Sums
@@ -288,8 +289,15 @@ def test_a_site_whose_numbers_exceed_the_bound_leaves_and_nobody_waits(sizes, tm
             assert run(["federation", "status", str(shared)]) == 0
             assert f"ended\n{heard[-1]}\n" in capsys.readouterr().out
         else:
-            assert "got 2; left this sum: oslo; a site leaves if a number" in str(caught.value)
+            assert "got 2; left this sum: oslo: ask " in str(caught.value)
             assert "bound=250 of --sums" in str(caught.value)
+            # Asked again it leaves again, and why is said.
+            said["oslo"].clear()
+            server.take(clients["berlin"].answer(again := server.open()))
+            with pytest.raises(Left, match="upload: expected numbers of at most 250") as left:
+                clients["oslo"].answer(again)
+            assert (server.take(left.value.answer).reason or "").startswith("left: ")
+            assert server.missing == []
 
 
 def test_an_answer_counts_although_another_process_of_the_site_left(tmp_path):
@@ -317,6 +325,45 @@ def test_an_answer_counts_although_another_process_of_the_site_left(tmp_path):
             assert (receipt.reason or "valid").startswith("left" if there is None else "valid")
             assert ("rome" in server.missing, "rome" in server.taken) == (False, there is not None)
         assert path.read_bytes() == there
+
+
+def test_a_federation_goes_on_after_a_site_started_with_the_wrong_state(tmp_path):
+    with make(tmp_path / "machines", "fedcof:shrinkage=0.1") as machines:
+        server, clients, own = machines.server(), machines.clients(), machines.description
+        for _ in range(7):
+            step(server, clients)
+        asked = server.open()
+        wrong = Client(
+            own, "rome", tmp_path / "wrong", machines.key("rome"), *padded("rome"), now=machines.now
+        )
+        machines.alive["wrong"] = wrong
+        with pytest.raises(Left) as left:
+            wrong.answer(asked)
+        assert (server.take(left.value.answer).reason or "").startswith("left: ")
+        for site in set(MORE) - {"rome"}:
+            assert server.take(clients[site].answer(asked)).reason is None
+        assert server.missing == []  # nobody is waited for
+        with pytest.raises(TooFew, match=r"left this sum: rome: .* another --state: start it with its own"):
+            server.close()
+        server = machines.server()
+        assert server.open() != asked
+        assert (server.take(left.value.answer).reason or "").startswith("replayed: ")
+        assert server.missing == ["rome"]
+        step(server, {"rome": clients["rome"]})
+        assert_equal(finish(server, clients), of_integers(own, [list(MORE)] * own.num_rounds))
+
+
+def test_a_site_that_joins_late_is_not_said_to_have_left(tmp_path):
+    with make(tmp_path, deadline=60) as machines:
+        server, clients = machines.server(), machines.clients()
+        for _ in range(2):
+            step(server, {site: clients[site] for site in MORE if site != "rome"})
+        with pytest.raises(Left) as left:
+            clients["rome"].answer(server.open())
+        server.take(left.value.answer)
+        with pytest.raises(TooFew) as caught:
+            server.close()
+        assert str(caught.value).endswith("got 0; missing: berlin, oslo, wien, york")
 
 
 def test_a_site_that_was_not_in_the_first_round_is_not_waited_for(tmp_path, capsys):
