@@ -147,7 +147,8 @@ class Server(Standing):
         The order of the answers does not matter.
 
         Raises:
-            TooFew: if too few sites have valid answers. The round can still take more: call `open` again.
+            TooFew: if too few sites have valid answers. The round can still take more: call `open` again,
+                before any `take` or `close`.
             ValueError: if no round is open.
         """
         if self._asked is None:
