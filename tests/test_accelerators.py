@@ -35,14 +35,19 @@ def lowered(function, *arguments):
     return text
 
 
-@pytest.mark.parametrize("name", registry())
-def test_a_method_of_several_federations_is_one_batched_factorisation(name):
+def scores_of(name):
+    """A method's head for the examples that it scores."""
     method = registry()[name].make()
 
     def scores(features, key):
         return covfree.fit(method, features, LABELS, CLIENTS, num_classes=3, key=key)(features)
 
-    text = lowered(jax.vmap(scores, (0, None)), FEATURES, jax.random.key(0))
+    return scores
+
+
+@pytest.mark.parametrize("name", registry())
+def test_a_method_of_several_federations_is_one_batched_factorisation(name):
+    text = lowered(jax.vmap(scores_of(name), (0, None)), FEATURES, jax.random.key(0))
     factorised = re.findall(r"custom_call @cusolver_\w+\(.*?: \(tensor<([\dx]+)xf32>", text)
     # The matrix of counts, which lanes share, has no axis of lanes.
     assert {shape for shape in factorised if not shape.startswith("2x")} <= {"256x256"}
@@ -69,12 +74,7 @@ def in_loops(module):
 
 @pytest.mark.parametrize("name", registry())
 def test_factorisations_are_in_loops_where_all_at_once_would_need_too_much_memory(name):
-    method = registry()[name].make()
-
-    def scores(features, key):
-        return covfree.fit(method, features, LABELS, CLIENTS, num_classes=3, key=key)(features)
-
-    traced = jax.jit(scores).trace(jax.ShapeDtypeStruct((60, 5), jnp.float32), jax.random.key(0))
+    traced = jax.jit(scores_of(name)).trace(jax.ShapeDtypeStruct((60, 5), jnp.float32), jax.random.key(0))
     looped = in_loops(traced.lower(lowering_platforms=("cuda",)).compiler_ir())
     assert bool(looped) == (name in LOOPED), looped
 
