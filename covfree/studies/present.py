@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from covfree.core.atomic import replacing
+from covfree.data import FeatureSet
 from covfree.data.dataset import StrPath
 from covfree.methods import Method
 from covfree.studies import report
@@ -91,7 +92,7 @@ def illustrate(study: Study, runs: Iterable[Run], folder: StrPath) -> list[Path]
 def _federations(study: Study) -> dict[str, Any]:
     """Return the data sets, and the distinct settings of federations, by the names of options."""
     given: dict[str, Any] = {"dataset": list(study.datasets)}
-    if all(load(next(iter(study.seeds))).clients is not None for load in study.datasets.values()):
+    if len(_with_clients(study)) == len(study.datasets):
         return {**given, "clients": "the data's own"}
     for name in ("clients", "partition", "alpha"):
         places = [place for place in study.federations if name != "alpha" or place.partition != "iid"]
@@ -126,9 +127,20 @@ def _failed(study: Study) -> list[str]:
     return [f"{study.name(cell)}: failed, and is left out: {error}" for cell, error in study.failed.items()]
 
 
-def _load(study: Study) -> Any:
-    (load,) = study.datasets.values()
-    return load(next(iter(study.seeds)))
+def _loaded(study: Study) -> dict[str, FeatureSet]:
+    """Return the study's data sets by name, as its first seed gives them."""
+    seed = next(iter(study.seeds))
+    return {name: load(seed) for name, load in study.datasets.items()}
+
+
+def _with_clients(study: Study) -> list[str]:
+    """Return the names of the data sets that say whose each example is."""
+    return [name for name, data in _loaded(study).items() if data.clients is not None]
+
+
+def _load(study: Study) -> FeatureSet:
+    (data,) = _loaded(study).values()
+    return data
 
 
 def _one(study: Study, lost: Sequence[LeftOut]) -> str:
@@ -145,7 +157,7 @@ def _several(study: Study, lost: Sequence[str]) -> str:
     clients, partitions, alphas = (
         {getattr(place, name) for place in study.federations} for name in ("clients", "partition", "alpha")
     )
-    own = [name for name, load in study.datasets.items() if load(next(iter(study.seeds))).clients is not None]
+    own = _with_clients(study)
     words, seeds = [" and ".join(study.datasets)], len(list(study.seeds))
     if own:
         words.append(f"clients of its own in {' and '.join(own)}")
