@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import fields
 from pathlib import Path
@@ -14,6 +14,7 @@ import typer
 
 import covfree
 from covfree.backbones import BACKBONES, backbone
+from covfree.cli.federation_keys import check_key, public_keys, read_key, server_key
 from covfree.cli.options import (
     NETWORK,
     WeightsFile,
@@ -31,7 +32,6 @@ from covfree.deployment import (
     TooFew,
     extractor_in,
     join,
-    load_key,
     load_network,
     load_site,
     new_key,
@@ -40,7 +40,7 @@ from covfree.deployment import (
     stopping,
 )
 from covfree.deployment.differences import differences
-from covfree.deployment.envelope import SERVER, check_own, unseal, write
+from covfree.deployment.envelope import unseal, write
 from covfree.deployment.folder import clock, without
 from covfree.deployment.site import extractor_of
 from covfree.finetune import registry as trained
@@ -194,8 +194,8 @@ def new_command(
         raise ValueError(
             f"--algorithm: expected one of {', '.join(known)}, got {unknown[0]!r}{nearest(unknown[0], known)}"
         )
-    server = _key(key)
-    keys = _public_keys(sites, public_key(server))
+    server = read_key(key)
+    keys = public_keys(sites, public_key(server))
     description = _described(
         algorithm,
         tuple(uses.pop("class_names")),
@@ -245,7 +245,7 @@ def serve_command(
     _check_out(out)
     folder = Folder(shared)
     own = folder.description
-    private = _server_key(key, own)
+    private = server_key(key, own)
     algorithm = None if own.train == "head" else own.make_algorithm(load_network(own, weights))
     with _as_options(), Server(own, state, private, algorithm=algorithm) as server:
         try:
@@ -306,12 +306,12 @@ def join_command(
     if only_sums and description.sums is None:
         raise ValueError(f"--only-sums: expected a federation with secure sums, got one without in {shared}")
     name = key.stem if site is None else site
-    private = _key(key)
+    private = read_key(key)
     if name not in description.sites:
         told = ", the name of the file of --key" if site is None else ""
         raise ValueError(f"--site: expected one of {', '.join(description.sites)}, got {name!r}{told}")
     # Check the key before features are computed.
-    _check_key(key, private, description.sites, name)
+    check_key(key, private, description.sites, name)
     with _as_inputs(state / "features.npz"):
         own, algorithm = load_site(description, state, features=features, images=images, weights=weights)
     if features is not None and description.extractor and not {*description.extractor} & {*own.uses}:
@@ -349,7 +349,7 @@ def stop_command(
       covfree federation stop shared --key server.key --reason "oslo has the wrong photos"
     """
     folder = Folder(shared)
-    private = _server_key(key, folder.description)
+    private = server_key(key, folder.description)
     if folder.ended:
         raise ValueError(f"{shared}: this federation has ended: there is nothing to stop")
     write(folder.stop, stopping(folder.description, private, reason))
@@ -413,50 +413,6 @@ def _as_inputs(kept: Path) -> Iterator[None]:
         advice = f"changed; remove it to extract again, or take it as it is: --features {kept}"
         text = str(error).replace("changed; remove it, or write to another file", advice)
         raise ValueError(f"--{text}" if text.startswith(("features: ", "images: ")) else text) from error
-
-
-def _key(path: Path) -> Any:
-    """Read a private key; if the file is missing, the error says how to make one."""
-    if path.is_dir() or not path.exists():  # a pipe is fine
-        raise ValueError(f"--key: no such file: {path}; covfree federation key makes one")
-    return load_key(path)
-
-
-def _server_key(path: Path, own: Description) -> Any:
-    """Read a private key, and check that it is that of the federation's server."""
-    private = _key(path)
-    _check_key(path, private, {SERVER: own.server}, SERVER)
-    return private
-
-
-def _check_key(path: Path, private: Any, keys: Mapping[str, str], name: str) -> None:
-    """Raise ValueError, with the key's file, unless ``private`` is the private key of ``keys[name]``."""
-    try:
-        check_own(keys, name, private)
-    except ValueError as error:
-        raise ValueError(f"--{error}, in {path}") from error
-
-
-def _public_keys(folder: Path, server: str) -> dict[str, str]:
-    """Read the sites' public keys from a folder, by name; skip the server's key, which may be there too."""
-    keys = {path.stem: path.read_text().strip() for path in folder.glob("*.pub")}
-    if keys.get(SERVER) == server:
-        del keys[SERVER]
-    if not keys:
-        there = "which is no folder" if folder.exists() else "which does not exist"
-        there = "which has none of a site" if folder.is_dir() else there
-        raise ValueError(
-            f"--sites: expected a folder with the sites' public keys, NAME.pub; got {str(folder)!r}, {there}"
-        )
-    owner = {server: "the server (--key)"}
-    for name, own in sorted(keys.items()):
-        if own in owner:
-            raise ValueError(
-                f"--sites: expected another public key for each site and the server, got that of "
-                f"{owner[own]} in {folder / name}.pub"
-            )
-        owner[own] = f"{name}.pub"
-    return keys
 
 
 def _numbers(name: str, text: str | None, kind: type[Part], needed: Sequence[str] = ()) -> Part | None:
