@@ -11,8 +11,7 @@ from typing import Annotated
 
 import typer
 
-from covfree.cli import main
-from covfree.cli.app import run
+from covfree.studies import console
 from experiments.tables.data import Found
 from experiments.tables.figures import figures, find_figure
 from experiments.tables.overrides import check_overrides
@@ -123,12 +122,11 @@ def draw_command(
     arguments = find_figure(figure).arguments(context.args, dropped)
     if arguments[0].endswith(".py"):
         arguments[0] = str(Path(__file__).parent / arguments[0])
-        _say(f"python {shlex.join(arguments)}")
-        code = subprocess.run([sys.executable, *arguments], check=False).returncode
+        program, called = "python", ()
     else:
-        _say(f"covfree {shlex.join(arguments)}")
-        code = run(arguments)
-    if code:
+        program, called = "covfree", ("-m", "covfree.cli")
+    _say(f"{program} {shlex.join(arguments)}")
+    if code := subprocess.run([sys.executable, *called, *arguments], check=False).returncode:
         raise typer.Exit(code)
 
 
@@ -171,4 +169,4 @@ def _say(text: str) -> None:
 
 
 if __name__ == "__main__":
-    main(app)
+    console.main(app)

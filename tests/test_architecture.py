@@ -79,3 +79,9 @@ def test_imports_within_functions_are_seen(tmp_path):
     file.write_text("def f():\n    from covfree.a import b, c\n    import covfree.d\n    import jax\n")
     modules = {"covfree.a", "covfree.a.b", "covfree.d"}
     assert list(imported(file, modules)) == ["covfree.a.b", "covfree.a", "covfree.d"]
+
+
+def test_experiments_do_not_import_the_command_line():
+    files = (ROOT.parent / "experiments").rglob("*.py")
+    modules = {module(file) for file in ROOT.rglob("*.py")}
+    assert [f for f in files if any(room(name) == "cli/" for name in imported(f, modules))] == []

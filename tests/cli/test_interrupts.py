@@ -8,7 +8,7 @@ import sys
 _CODE = """
 import os, signal, sys
 signal.signal(signal.SIGINT, signal.default_int_handler)
-from covfree.cli.interrupts import handle_signals
+from covfree.studies.console import handle_signals
 handle_signals()
 sent = signal.Signals[sys.argv[1]]
 """

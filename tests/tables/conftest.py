@@ -14,7 +14,7 @@ from tiny_networks import RESNET, VIT, put_in_table
 
 from covfree.backbones import backbone
 from covfree.backbones.weights import tensor_shapes
-from covfree.cli.app import run
+from covfree.studies import console
 from experiments.__main__ import app
 
 NAME = "squeezenet1_1"
@@ -31,13 +31,13 @@ class Result(NamedTuple):
 
 
 @pytest.fixture
-def experiments(capsys):
+def experiments(capfd):
     """Runs ``python -m experiments`` in process."""
 
     def call(*arguments) -> Result:
-        capsys.readouterr()
-        code = run([str(argument) for argument in arguments], app)
-        return Result(code, *capsys.readouterr())
+        capfd.readouterr()
+        code = console.run(app, [str(argument) for argument in arguments])
+        return Result(code, *capfd.readouterr())
 
     return call
 

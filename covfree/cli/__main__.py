@@ -1,0 +1,5 @@
+"""``python -m covfree.cli``: the command line, by the same Python."""
+
+from covfree.cli import main
+
+main()

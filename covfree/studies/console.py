@@ -1,0 +1,112 @@
+"""Run a typer application as a program: signals, threads, compiled functions kept; errors as one line.
+
+Ctrl-C and SIGTERM end a program at once; its files keep the completed work, and ``--resume`` continues. The
+handlers end the process without an exception. In jax's callbacks from compiled code, an exception may be
+lost, so that the program goes on, or cause a segmentation fault.
+"""
+
+from __future__ import annotations
+
+import gc
+import io
+import os
+import re
+import signal
+import sys
+import warnings
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+
+from covfree.core.cache import keep_compiled
+from covfree.core.registries import nearest
+from covfree.core.threads import limit_lapack_threads
+
+_SIGNALS = {signal.SIGINT: "interrupted", signal.SIGTERM: "terminated"}
+_SHOW_CURSOR = "\x1b[?25h"
+
+
+def main(app: Callable[..., Any]) -> None:
+    """Run a typer application on the process's arguments, and exit."""
+    for stream in (sys.stdout, sys.stderr):
+        # Write a question mark if the terminal's encoding lacks a character such as γ or ±.
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")
+    handle_signals()
+    # Show a warning's message alone, without the line of code that warned.
+    warnings.formatwarning = lambda message, *_: f"covfree: {message}\n"
+    # Collect garbage less often: jax's tracing makes many long-lived objects, and each collection scans them.
+    gc.set_threshold(50_000, 20, 50)
+    # Limit LAPACK's threads: they wait in busy loops, on cores that other programs may need.
+    limit_lapack_threads()
+    keep_compiled()
+    sys.exit(run(app, sys.argv[1:]))
+
+
+def run(app: Callable[..., Any], arguments: list[str]) -> int:
+    """Run an application's command line and return its exit code.
+
+    For an error, print one line; the code is then 2 for bad arguments, 130 for an interrupt, and else 1.
+    """
+    try:
+        code = app(arguments, standalone_mode=False)
+    # A TypeError is a bug, as the parser converts every argument, so let its traceback show.
+    except (ValueError, FileNotFoundError) as error:
+        return _error(str(error), 2)
+    except OSError as error:
+        return _error(str(error), 1)
+    except ImportError as error:
+        # An ImportError with a cause says which extra to install; without one it is a bug.
+        if error.__cause__ is None:
+            raise
+        return _error(str(error), 1)
+    except Exception as error:
+        # The parser's exceptions (their class differs between releases of typer) have the message to print,
+        # which is empty if the help was shown, and the exit code.
+        if not hasattr(error, "format_message"):
+            raise
+        message, code = _parser_message(error), getattr(error, "exit_code", 2)
+        return _error(message, code) if message else code
+    # For an interrupt, the parser returns 130 without a message.
+    return _error("interrupted", 130) if code == 130 else code or 0
+
+
+def _error(message: str, code: int) -> int:
+    print("covfree: " + " ".join(message.split()), file=sys.stderr)
+    return code
+
+
+def _parser_message(error: Exception) -> str:
+    """Return the message of an error of the command line's parser.
+
+    If a value is none of an option's choices, the message is reworded.
+    """
+    message = error.format_message()  # pyright: ignore[reportAttributeAccessIssue]
+    choice = re.fullmatch(
+        r"Invalid value for '(--[\w-]+)': (?:Value error, )?('.*') is not one of (.*?)\.?", message
+    )
+    if choice is None:
+        return message
+    option, came, choices = choice[1], choice[2], choice[3].replace("'", "")
+    near = nearest(came.strip("'"), choices.split(", "))
+    return f"{option}: expected one of {choices}, got {came}{near}"
+
+
+def handle_signals() -> None:
+    """Let Ctrl-C and SIGTERM print one line and end the process with exit code 130 or 143."""
+    for number in _SIGNALS:
+        # A process in a shell's background ignores Ctrl-C; leave it so.
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            signal.signal(number, _end)
+
+
+def _end(number: int, _: Any) -> None:
+    # A progress bar hides the cursor, so show it again.
+    start = f"{_SHOW_CURSOR}\n" if os.isatty(2) else ""
+    with suppress(OSError):
+        # Bypass the buffer of stderr, which the interrupted code may be writing to.
+        os.write(2, f"{start}covfree: {_SIGNALS[signal.Signals(number)]}\n".encode())
+    with suppress(Exception):
+        sys.stdout.flush()
+    # Skip the interpreter's shutdown, during which compiled code may still be running.
+    os._exit(128 + number)
