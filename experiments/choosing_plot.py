@@ -11,6 +11,7 @@ import json
 from pathlib import Path
 
 import numpy as np
+from matplotlib.figure import Figure
 
 from covfree.studies.plots import style as figures
 from covfree.studies.plots.accuracy import FRONT, add_legend, draw_points, set_limits
@@ -53,11 +54,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, required=True, help="one of the files to write")
     out: Path = parser.parse_args().out
-    with figures.style():
-        figure = figures.new_figure(figures.PAGE, 7.6)
-        every = figure.subplots(2, 2)
+
+    def draw(width: float) -> Figure:
+        wide = width == figures.PAGE
+        figure = figures.new_figure(width, 7.6 if wide else 14.0)
+        every = np.ravel(figure.subplots(*((2, 2) if wide else (4, 1))))
         panels = []
-        for axes, (folder, title) in zip(every.flat, PANELS.items(), strict=True):
+        for axes, (folder, title) in zip(every, PANELS.items(), strict=True):
             points, lost = apart(points_of(HERE / folder / "results.json"))
             panels.append(points)
             set_limits(axes, points)
@@ -73,11 +76,14 @@ def main() -> None:
         add_legend(figure, [point for points in panels for point in points])
         figure.draw_without_rendering()
         figure.set_layout_engine("none")
-        for axes, points in zip(every.flat, panels, strict=True):
+        for axes, points in zip(every, panels, strict=True):
             front = pareto_front(points)
             labelled = [i for i, point in enumerate(points) if i in front or point.method in LANDMARKS]
             draw_points(figure, axes, points, labelled)
-        figures.save_all(figure, out)
+        return figure
+
+    with figures.style():
+        figures.save_for_pages(draw, out)
 
 
 if __name__ == "__main__":

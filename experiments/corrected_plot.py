@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Literal
 
 import numpy as np
+from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from covfree.studies.plots import style as figures
@@ -32,9 +33,16 @@ def picture(results: dict, path: Path) -> None:
     """One column for each federation with training: above accuracy by rounds, below by bytes."""
     results = {name: [run for run in runs if "SCAFFOLD" in run] for name, runs in results.items()}
     names = [name for name, runs in results.items() if runs]
-    with figures.style():
-        figure = figures.new_figure(figures.PAGE, 4.6)
-        grid = figure.subplots(2, len(names), sharey="col")
+
+    def draw(width: float) -> Figure:
+        wide = width == figures.PAGE
+        figure = figures.new_figure(width, 4.6 if wide else 1.9 * len(names) + 1.2)
+        # On a narrow page each federation is a row: its axes by rounds, then by bytes.
+        grid = (
+            figure.subplots(2, len(names), sharey="col")
+            if wide
+            else figure.subplots(len(names), 2, sharey="row").T
+        )
         for column, name in enumerate(names):
             for way, (_, colour, line) in WAYS.items():
                 runs = [run[way] for run in results[name]]
@@ -50,7 +58,7 @@ def picture(results: dict, path: Path) -> None:
             grid[1, column].set_xscale("log")
             for axes in grid[:, column]:
                 axes.grid()
-        for axes in grid[:, 0]:
+        for axes in grid[:, 0] if wide else grid[0]:
             axes.set_ylabel("test accuracy, %")
         lines = [Line2D([], [], color=c, linestyle=line, label=title) for title, c, line in WAYS.values()]
         seeds = {name.split(",")[0]: len(results[name]) for name in names}
@@ -58,7 +66,10 @@ def picture(results: dict, path: Path) -> None:
         fewer = "".join(f", {name} over {number}" for name, number in seeds.items() if number < usual)
         figures.set_title(figure, f"100 clients, α = 0.1; means over {usual} seeds{fewer}")
         figures.legend_below(figure, lines)
-        figures.save_all(figure, path)
+        return figure
+
+    with figures.style():
+        figures.save_for_pages(draw, path)
 
 
 def main() -> None:

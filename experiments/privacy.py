@@ -20,6 +20,7 @@ from typing import Any
 
 import numpy as np
 from data_sets import Data, digits, stored
+from matplotlib.figure import Figure
 
 import covfree
 from covfree.privacy import audit_epsilon, private, public_projection
@@ -143,10 +144,12 @@ def picture(results: dict[str, dict[str, list[list[float]]]], path: Path) -> Non
     """Draw accuracy by ε, whole and above 86 %: one colour a federation, solid FedCOF, dashed FedNCM."""
     left_out = ("centre", "examples of")
     chosen = {name: runs for name, runs in results.items() if not any(each in name for each in left_out)}
-    with figures.style():
-        figure = figures.new_figure(figures.PAGE, 3.6)
+
+    def draw(width: float) -> Figure:
+        wide = width == figures.PAGE
+        figure = figures.new_figure(width, 3.6 if wide else 6.2)
         figures.set_title(figure, "Caltech-101's model, K clients of n examples; solid FedCOF, dashed FedNCM")
-        halves = figure.subplots(1, 2)
+        halves = figure.subplots(*((1, 2) if wide else (2, 1)))
         for axes, limits in zip(halves, ((0, 100), (86, 93)), strict=True):
             for (name, runs), colour in zip(chosen.items(), figures.palette(len(chosen)), strict=True):
                 means = np.array([np.mean(runs[str(epsilon)], axis=0) for epsilon in EPSILONS])
@@ -160,7 +163,10 @@ def picture(results: dict[str, dict[str, list[list[float]]]], path: Path) -> Non
             axes.set_xticks(EPSILONS, [f"{epsilon:g}" for epsilon in EPSILONS])
             axes.minorticks_off()
         figures.legend_below(figure, halves[0].get_legend_handles_labels()[0])
-        figures.save_all(figure, path)
+        return figure
+
+    with figures.style():
+        figures.save_for_pages(draw, path)
 
 
 def projections(features: Path) -> str:

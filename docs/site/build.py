@@ -30,6 +30,7 @@ from reference import page as reference_page
 # Pages outside docs/ that the menu names.
 PAGES = ("CONTRIBUTING.md", "CHANGELOG.md", "experiments/README.md", "benchmarks/README.md")
 _LINK = re.compile(r"""(\]\(|src=")([^)\s#"]+)(#[^)\s]*)?(?=[)"])""")
+_IMAGE = re.compile(r'<img [^>]*?src="([^"]+)\.png"[^>]*>')
 _CELL = re.compile(r"<td.*?</td>", re.DOTALL)
 _CODE = re.compile(r"(?<=<code>)[^<]+(?=</code>)")
 _SIGNS = re.compile(
@@ -107,6 +108,8 @@ def gather(folder: Path) -> None:
         source = ROOT / path
         if source.suffix not in (".md", ".py"):
             write(site_name(path), source.read_bytes())
+            if (phone := source.with_stem(f"{source.stem}-phone")).is_file():
+                write(posixpath.join(posixpath.dirname(site_name(path)), phone.name), phone.read_bytes())
             continue
         text = source.read_text(encoding="utf-8")
         if source.suffix == ".py":
@@ -134,6 +137,18 @@ def breakable(html: str) -> str:
         )
 
     return _CELL.sub(lambda cell: _CODE.sub(in_code, cell[0]), html)
+
+
+def for_phones(html: str, page: Path) -> str:
+    """A page that shows, on narrow screens, the second drawing of each picture that has one, NAME-phone.png."""
+
+    def with_second(image: re.Match[str]) -> str:
+        if not (page.parent / f"{image[1]}-phone.png").is_file():
+            return image[0]
+        source = f'<source media="(max-width: 44.9375em)" srcset="{image[1]}-phone.png">'
+        return f"<picture>{source}{image[0]}</picture>"
+
+    return _IMAGE.sub(with_second, html)
 
 
 def menu(nav: list[dict[str, Any]]) -> None:
@@ -169,7 +184,8 @@ def main(folder: Path) -> None:
         (Path(work) / "mkdocs.yml").write_text(json.dumps(settings()), encoding="utf-8")  # JSON is YAML
         subprocess.run([sys.executable, "-m", "zensical", "build", "--strict"], cwd=work, check=True)
         for page in (Path(work) / "site").rglob("*.html"):
-            page.write_text(breakable(page.read_text(encoding="utf-8")), encoding="utf-8")
+            html = page.read_text(encoding="utf-8")
+            page.write_text(for_phones(breakable(html), page), encoding="utf-8")
         shutil.rmtree(folder, ignore_errors=True)
         shutil.move(Path(work) / "site", folder)
 

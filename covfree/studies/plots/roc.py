@@ -17,7 +17,7 @@ def plot(path: Path, title: str, findings: Sequence[Finding]) -> list[Path]:
     The attack guesses which examples are members, that is training examples.
     """
     with figures.style():
-        figure = figures.new_figure(figures.PAGE, 3.6)
+        figure = figures.new_figure(figures.PHONE, 3.6)
         figures.set_title(figure, title)
         axes = figure.subplots()
         for finding, colour in zip(findings, figures.palette(len(findings)), strict=True):

@@ -26,7 +26,7 @@ def plot_sites(report: SiteReport) -> Figure:
     differ most.
     """
     with figures.style():
-        figure = figures.new_figure(5.5, 3.6)
+        figure = figures.new_figure(figures.PHONE, 3.4)
         axes = figure.add_subplot()
         axes.axhline(1, color=figures.GREY, linewidth=0.6)
         axes.axvline(5, color=figures.GREY, linewidth=0.6, linestyle=":")

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import textwrap
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from os import PathLike
 from pathlib import Path
@@ -91,6 +91,16 @@ def save_all(figure: Figure, path: Path) -> list[Path]:
     for each in paths:
         save(figure, each)
     return paths
+
+
+def save_for_pages(draw: Callable[[float], Figure], path: Path) -> list[Path]:
+    """Write the figure ``draw(PAGE)`` as `save_all` does, and ``draw(PHONE)`` as NAME-phone.png.
+
+    The site shows the second one on narrow screens.
+    """
+    phone = path.with_name(f"{path.stem}-phone.png")
+    save(draw(PHONE), phone)
+    return [*save_all(draw(PAGE), path), phone]
 
 
 def palette(count: int) -> list[str]:
