@@ -140,7 +140,7 @@ def breakable(html: str) -> str:
 
 
 def for_phones(html: str, page: Path) -> str:
-    """Have a page show, on narrow screens, the second drawings of its pictures, NAME-phone.png, if they exist."""
+    """Let a page show, on narrow screens, its pictures' second drawings (NAME-phone.png), if they exist."""
 
     def with_second(image: re.Match[str]) -> str:
         if not (page.parent / f"{image[1]}-phone.png").is_file():
