@@ -19,7 +19,7 @@ _COMMAND = """
 import sys
 import jax
 import jax.numpy as jnp
-from covfree.cli import main
+from covfree.studies.console import main
 
 found = []
 jax.monitoring.register_event_listener(lambda event, **_: found.append(event))
