@@ -37,7 +37,7 @@ from covfree.heads import metrics
 from covfree.heads.file import SavedHead
 from covfree.methods import registry
 from covfree.studies.federation import left_out
-from covfree.studies.known import JOINT
+from covfree.studies.known import alternatives
 from covfree.studies.origin import origin_of, says_enough, seen_in_training
 from covfree.studies.predictions import scores_of
 from covfree.studies.progress import say
@@ -107,7 +107,7 @@ def fit_command(
     head: Any = covfree.solve_totals(chosen, *state)
     told = {} if chosen.report is None else chosen.report(chosen.params, state)
     if "taken" in told:
-        print(f"covfree: clients took {name.split(JOINT)[int(told['taken'])]}", file=sys.stderr)
+        print(f"covfree: clients took {alternatives(name)[int(told['taken'])]}", file=sys.stderr)
     if calibrate:
         kept = np.where(owners >= 0, data.train_labels, -1)
         try:

@@ -45,7 +45,22 @@ def is_own(name: str) -> bool:
 
     This is so for ``fedcof:shrinkage=1-or-mine``, because of ``mine``.
     """
-    return any(each.partition(":")[0] not in registry() for each in name.split(JOINT))
+    return any(each.partition(":")[0] not in registry() for each in alternatives(name))
+
+
+def alternatives(name: str) -> list[str]:
+    """Return the names of the methods among which clients choose; [name] if there is no choice.
+
+    ``-or-`` separates methods only after a whole one: not in ``my-or-dir/mine.py:function``.
+    """
+    found, begun = list[str](), ""
+    known = {*registry(), *entry_points(group=GROUP).names} if JOINT in name else set[str]()
+    for part in name.split(JOINT):
+        begun = f"{begun}{JOINT}{part}" if begun else part
+        if ".py:" in begun or begun.partition(":")[0].strip() in known:
+            found.append(begun)
+            begun = ""
+    return [*found, begun] if begun else found
 
 
 def _entry(name: str, make: Any, title: str | None = None) -> Entry[Method]:

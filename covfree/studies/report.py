@@ -13,7 +13,7 @@ import jax
 import numpy as np
 
 import covfree
-from covfree.studies.known import JOINT
+from covfree.studies.known import alternatives
 from covfree.studies.result import Result, Run, accuracy_cell
 from covfree.studies.table import Cell, Table, as_bytes, as_flops, as_seconds, percent
 
@@ -209,17 +209,18 @@ def notes(results: Sequence[Result]) -> list[str]:
     line gives the names by which the command line knows them, where these are not the titles.
     """
     lines = []
-    for method in dict.fromkeys(result.method for result in results if JOINT in result.method):
+    choices = {result.method: names for result in results if len(names := alternatives(result.method)) > 1}
+    for method, names in choices.items():
         runs = [run for result in results if result.method == method for run in result.runs]
         counts = Counter(map(_taken, runs))
-        shown = [f"{name} {counts[name]}" for name in method.split(JOINT)]
+        shown = [f"{name} {counts[name]}" for name in names]
         lines.append(f"How often clients took each method, of {len(runs)}: {', '.join(shown)}.")
     called = dict.fromkeys((result.method, result.title) for result in results)
     # Skip joint methods, one of which clients choose: their titles already list the names.
     named = [
         f"{name} is {title}"
         for name, title in called
-        if JOINT not in name and name not in (title, title.lower())
+        if name not in choices and name not in (title, title.lower())
     ]
     if named and not is_trained(results):
         lines.append(f"On the command line {'; '.join(named)}.")
@@ -228,7 +229,7 @@ def notes(results: Sequence[Result]) -> list[str]:
 
 def _taken(run: Run) -> str:
     """Return the name of the method that clients chose."""
-    return run.method.split(JOINT)[run.taken or 0]
+    return alternatives(run.method)[run.taken or 0]
 
 
 def _more(result: Result) -> list[str]:

@@ -138,14 +138,16 @@ def summarise(runs: Iterable[Run], titles: Mapping[str, str] | None = None) -> l
     """Return a `Result` for each combination of data, federation and method, in order of first appearance.
 
     Args:
-        runs: a study's runs, over any seeds.
+        runs: a study's runs, over any seeds; if one was made twice, the later one counts.
         titles: titles of methods in tables; a method without one keeps its name.
     """
-    groups: dict[tuple[str, Federation | None, str], list[Run]] = {}
+    groups: dict[tuple[str, Federation | None, str], dict[int, Run]] = {}
     for run in runs:
-        groups.setdefault((run.dataset, run.federation, run.method), []).append(run)
+        groups.setdefault((run.dataset, run.federation, run.method), {})[run.seed] = run
     names = titles or {}
-    return [Result(key[-1], names.get(key[-1], key[-1]), tuple(group)) for key, group in groups.items()]
+    return [
+        Result(key[-1], names.get(key[-1], key[-1]), tuple(group.values())) for key, group in groups.items()
+    ]
 
 
 def place_names(places: Sequence[tuple[str, Federation | None]]) -> tuple[str, ...]:

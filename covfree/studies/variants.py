@@ -12,7 +12,7 @@ from covfree.methods import Method, registry
 from covfree.methods.selecting import select
 from covfree.statistics.transforms import count_noise
 from covfree.studies.federation import several
-from covfree.studies.known import JOINT, entry_of, is_own
+from covfree.studies.known import JOINT, alternatives, entry_of, is_own
 from covfree.studies.names import parsed
 
 
@@ -49,14 +49,14 @@ def variants(names: Iterable[str], numbers: Mapping[str, Sequence[Any]] | None =
     ['fedncm', 'fedcof:shrinkage=0.1', 'fedcof:shrinkage=1.0']
     """
     several("names", names, "names of methods")
-    names, numbers = list(names), numbers or {}
-    plain = [name for name in names if JOINT not in name]
-    found = _single(plain, numbers) if plain or not names else {}
-    for name in names:
-        if JOINT in name:
-            choice = chosen_of(_single(name.split(JOINT), numbers, all_taken=not plain))
+    asked, numbers = [alternatives(name) for name in names], numbers or {}
+    plain = [name for name, *others in asked if not others]
+    found = _single(plain, numbers) if plain or not asked else {}
+    for several_names in asked:
+        if len(several_names) > 1:
+            choice = chosen_of(_single(several_names, numbers, all_taken=not plain))
             if choice.keys() & found:
-                raise ValueError(f"methods: expected different names, got {name} twice")
+                raise ValueError(f"methods: expected different names, got {JOINT.join(several_names)} twice")
             found |= choice
     return found
 

@@ -114,6 +114,17 @@ def test_check_names_the_law_that_a_method_breaks(cli, folder):
     assert "--check: mine.py:in_a_unit: method 'fedcof' breaks the law 'scaling'" in result.err
 
 
+def test_a_path_may_have_the_word_that_joins_a_choice(cli, folder):
+    (folder / "my-or-dir").mkdir()
+    (folder / "mine.py").rename(folder / "my-or-dir" / "mine.py")
+    own = "my-or-dir/mine.py:cautious"
+    result = cli(*SMALL, "--methods", f"{own},fedncm-or-{own}", "--seeds", "1", "--format", "json")
+    assert result.code == 0, result.err
+    alone, choice = json.loads(result.out)["results"]
+    assert (alone["method"], alone["title"]) == (own, "cautious")
+    assert choice["title"] == f"Clients' choice: fedncm, {own}"
+
+
 @pytest.mark.parametrize("asked", BAD)
 def test_what_is_no_method_is_one_line(cli, folder, asked):
     result = cli(*SMALL, "--methods", asked)

@@ -42,6 +42,7 @@ def test_a_study_in_python_has_the_pictures_and_the_page_of_a_command(study, dra
     assert "covfree compare" not in text
     assert "How to repeat it" not in text
     assert "On the command line &lt;b&gt;" not in text
+    assert "How often clients took each method" not in text
     assert ("Accuracy by class" in text) == told
 
 
@@ -66,7 +67,9 @@ def test_an_iterator_that_was_read_is_told_from_no_runs(tmp_path):
 
 def test_the_page_tells_the_federations_and_a_folder_may_be_text(tmp_path):
     study = dataclasses.replace(made([0.1, 1.0]), folder=str(tmp_path / "kept"))
-    page, *_ = studies.illustrate(study, study.runs(), tmp_path)
+    twice = [*study.runs(), *study.runs()]
+    assert [len(result.runs) for result in studies.summarise(twice)] == [1, 1]
+    page, *_ = studies.illustrate(study, twice, tmp_path)
     assert (tmp_path / "kept" / "runs.jsonl").exists()
     text = page.read_text(encoding="utf-8")
     for name, value in (("clients", "6"), ("partition", "inner_dirichlet"), ("alpha", "0.1, 1.0")):

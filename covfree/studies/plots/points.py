@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from covfree.methods import registry
-from covfree.studies.known import JOINT
+from covfree.studies.known import alternatives
 from covfree.studies.plots import style as figures
 from covfree.studies.result import Result
 
@@ -58,7 +58,7 @@ class Point(NamedTuple):
     @property
     def family(self) -> Family:
         """The `Family` of the method, by the kind of statistics that its clients send."""
-        entry = registry().get(self.method.partition(JOINT)[0].partition(":")[0])
+        entry = registry().get(alternatives(self.method)[0].partition(":")[0])
         return OTHER if entry is None else next(each for each in FAMILIES if each.title == entry.family)
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeGuard
 
 import numpy as np
 
-from covfree.studies.known import JOINT
+from covfree.studies.known import alternatives
 from covfree.studies.names import parsed
 from covfree.studies.plots import style as figures
 from covfree.studies.result import Result, place_names
@@ -131,7 +131,7 @@ def _numbers(result: Result) -> dict[str, Any]:
     There are none if clients choose among several methods, or if a name given in Python has another form.
     """
     try:
-        return {} if JOINT in result.method else parsed(result.method, "")[1]
+        return {} if len(alternatives(result.method)) > 1 else parsed(result.method, "")[1]
     except ValueError:
         return {}
 
