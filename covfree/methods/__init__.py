@@ -8,6 +8,7 @@ from covfree.methods.fedcof import fedcof as fedcof
 from covfree.methods.fedcof import fedcof_oracle as fedcof_oracle
 from covfree.methods.fedncm import fedncm as fedncm
 from covfree.methods.field.afl import afl as afl
+from covfree.methods.field.components import fedcof_components as fedcof_components
 from covfree.methods.field.ensemble import ensemble as ensemble
 from covfree.methods.field.fedran import fedran as fedran
 from covfree.methods.field.fisher import fishermix as fishermix
@@ -22,11 +23,10 @@ from covfree.methods.local_heads import send_heads as send_heads
 from covfree.methods.message_form import MessageForm as MessageForm
 from covfree.methods.method import Method as Method
 from covfree.methods.registry import registry as registry
+from covfree.methods.residuals import fedcof_residuals as fedcof_residuals
 from covfree.methods.rounds import Factor as Factor
 from covfree.methods.rounds import Round as Round
 from covfree.methods.rounds import phases as phases
-from covfree.methods.shifted import fedcof_components as fedcof_components
-from covfree.methods.shifted import fedcof_residuals as fedcof_residuals
 from covfree.methods.student import student as student
 from covfree.methods.summaries import Summary as Summary
 from covfree.methods.summaries import keep_examples as keep_examples

@@ -12,6 +12,7 @@ from covfree.methods.fed3r_random import fed3r_random
 from covfree.methods.fedcof import fedcof, fedcof_oracle
 from covfree.methods.fedncm import fedncm
 from covfree.methods.field.afl import afl
+from covfree.methods.field.components import fedcof_components
 from covfree.methods.field.deepafl import deepafl
 from covfree.methods.field.ensemble import ensemble
 from covfree.methods.field.fedran import fedran
@@ -23,7 +24,7 @@ from covfree.methods.field.stsa import stsa_e
 from covfree.methods.method import Method
 from covfree.methods.refine.corrected import corrected
 from covfree.methods.refine.refined import refined
-from covfree.methods.shifted import fedcof_components, fedcof_residuals
+from covfree.methods.residuals import fedcof_residuals
 from covfree.methods.student import student
 from covfree.statistics.feature_maps import relu_features
 
@@ -109,12 +110,12 @@ _REGISTRY: Registry[Entry[Method[Any]]] = Registry(
         "fedcof": Entry("FedCOF (LDA, automatic γ)", fedcof, _MEANS),
         "fedcof-paper": Entry("FedCOF, paper (ridge head, γ = 1)", _fedcof_paper, _MEANS),
         "fedcof-student": Entry("FedCOF, a covariance for each class", _fedcof_student, _MEANS, linear=False),
-        "fedcof-components": Entry("FedCOF, variance components", fedcof_components, _MORE),
         "fedcof-residuals": Entry("FedCOF, residual directions", fedcof_residuals, _MORE),
         "fedcof-residuals-student": Entry(
             "Residual directions, a covariance for each class", _fedcof_residuals_student, _MORE, linear=False
         ),
         "fedcof-random": Entry("FedCOF, random ReLU features", _fedcof_random, _MEANS),
+        "fedcof-components": Entry("FedCOF, variance components", fedcof_components, _MORE),
         "stsa-e": Entry("STSA-E, random ReLU features", stsa_e, _MORE),
         "fedran": Entry("FedRAN, random ReLU features", fedran, _MORE),
         "fedcof-spherical": Entry("FedCOF, spherical covariances", _fedcof_spherical, _VARIANCES),

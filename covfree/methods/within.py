@@ -12,7 +12,6 @@ import jax.numpy as jnp
 from covfree.core.types import Moments, Rows
 from covfree.estimators import Freedom, Weighting, first_moments, within_factor
 from covfree.estimators.class_scatter import row_scatter
-from covfree.estimators.components import component_factor, component_freedom, component_moments
 from covfree.estimators.directed import DirectedMoments, directed_factor, directed_freedom, directed_moments
 from covfree.estimators.moments import example_moments
 from covfree.estimators.scatter import centred_rows, class_weights
@@ -106,15 +105,6 @@ def _sent_variances(rows: Rows, moments: Moments) -> jax.Array:
     if rows.covariance is None:
         raise ValueError("rows: expected a covariance with each row, as the method sends it; got none")
     return jnp.asarray(row_scatter(rows, moments.total.shape[0]))
-
-
-def from_components(weighting: Weighting) -> Within:
-    """Make an estimator of the within-class scatter that client shift (an offset per client) does not bias.
-
-    `component_factor` has the formula. Clients must send several means for each class.
-    """
-    factor = bound(component_factor, weighting=weighting)
-    return Within(component_moments, factor, bound(component_freedom, weighting=weighting))
 
 
 def from_directions() -> Within:

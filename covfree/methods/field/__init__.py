@@ -1,1 +1,1 @@
-"""Published methods besides FedCOF, FedNCM and Fed3R, for comparison, and functions that only they use."""
+"""Methods for comparison with FedCOF, FedNCM and Fed3R, and functions that only they use."""
