@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import jax
@@ -11,11 +12,10 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Integer
 
-from covfree.core.types import AnyArray, Message, Rows
+from covfree.core.types import AnyArray, Message, PRNGKey, Rows
 from covfree.engine.shapes import Passed, passed
 from covfree.methods import Method
 from covfree.methods.method import check_method
-from covfree.statistics import count_rows
 from covfree.statistics.residuals import count_clients
 
 FLOAT_BYTES = 4
@@ -52,11 +52,25 @@ def message_bytes(message: Message) -> SentBytes:
     rows = message.rows
     sketch = False if rows.sketch is None else np.asarray(rows.sketch)
     kept = (np.asarray(rows.count) > 0) & ((np.asarray(rows.label) >= 0) | sketch)
-    number = int(kept.sum())
-    # Use shapes alone: selecting the rows would compile a function for each number of rows.
-    tables = [rows.mean] if rows.covariance is None else [rows.mean, rows.covariance]
-    size = number * sum(math.prod(table.shape[1:]) * table.dtype.itemsize for table in tables)
-    return SentBytes(size + (0 if message.matrix is None else message.matrix.nbytes), 8 * number)
+    return _of_messages(_floats(message), num_rows=int(kept.sum()), num_clients=1)
+
+
+def _floats(message: Message) -> tuple[Any, Any]:
+    """Return the floats of a message: the columns with an entry for each row, and what it has once."""
+    return (message.rows.mean, message.rows.covariance), message.matrix
+
+
+@jax.jit  # never run; `eval_shape` of a compiled function looks at a method once
+def _floats_of_one(method: Method[Any], features: jax.Array, labels: jax.Array, key: PRNGKey) -> Any:
+    return _floats(method.made(features, labels, 1, key))
+
+
+def _of_messages(floats: tuple[Any, Any], *, num_rows: int, num_clients: int) -> SentBytes:
+    """Count the bytes of clients' messages from the shapes of the floats in one of them."""
+    columns, once = map(jax.tree.leaves, floats)
+    row = sum(math.prod(x.shape[1:]) * x.dtype.itemsize for x in columns)
+    other = sum(math.prod(x.shape) * x.dtype.itemsize for x in once)
+    return SentBytes(num_rows * row + num_clients * other, 8 * num_rows)
 
 
 def sent_bytes(
@@ -90,14 +104,12 @@ def sent_bytes(
     rounds = SentBytes(FLOAT_BYTES * senders * floats, FLOAT_BYTES * senders * (whole - floats))
     if not method.message_rounds:
         return rounds
-    if method.message is None:
-        rows, floats, _ = method.summary.cost(labels, clients, dim)
-        own = FLOAT_BYTES * floats
-    else:
-        rows = count_rows(labels, clients)
-        matrices = method.message.num_matrices(num_rows=rows, num_clients=senders)
-        own = FLOAT_BYTES * (rows * dim + matrices * dim * dim)
-    return SentBytes(own + rounds.statistics, 8 * rows + rounds.counts)
+    part = replace(method.client_part(), params=method.params, feature_map=None)
+    one = jax.ShapeDtypeStruct((1, dim), np.float32), jax.ShapeDtypeStruct((1,), np.int32)
+    floats = jax.eval_shape(_floats_of_one, part, *one, jax.random.key(0))
+    number = method.summary.num_rows(labels, clients, dim)
+    own = _of_messages(floats, num_rows=number, num_clients=senders)
+    return SentBytes(own.statistics + rounds.statistics, own.counts + rounds.counts)
 
 
 def received_bytes(
@@ -148,16 +160,14 @@ def of_rounds(method: Method[Any], labels: AnyArray, clients: AnyArray, dim: int
     """
     num_classes = int(np.max(labels, initial=0)) + 1
 
-    # A round may broadcast a head that contains the rows of all clients, so describe as many rows as all
-    # clients send.
-    sends_rows = method.message is None and not method.summary.stays
-    number = method.summary.cost(np.asarray(labels), np.asarray(clients), dim).rows if sends_rows else 1
-
     def all_rows() -> Rows:
         one = jnp.zeros((1, dim)), jnp.zeros(1, jnp.int32)
         rows = method.summary.one_client(*one, num_classes, jax.random.key(0))
-        return jax.tree.map(lambda x: jnp.resize(x, (max(1, number), *x.shape[1:])), rows)
+        rows = jax.tree.map(lambda x: jnp.resize(x, (max(1, number), *x.shape[1:])), rows)
+        return replace(rows, client=jnp.zeros_like(rows.label)) if method.whole_clients else rows
 
+    # A round may broadcast a head that contains the rows of all clients, so describe as many as they send.
+    number = method.summary.num_rows(np.asarray(labels), np.asarray(clients), dim)
     return passed(method, all_rows, num_classes, start=method.message_rounds)
 
 

@@ -63,7 +63,7 @@ def client_flops(
         sent = [leaf.shape for each, passed in rounds if each.examples for leaf in passed.sent.leaves]
         flops += 2 * size * sum(math.prod(shape) for shape in sent if len(shape) > 1)
     if method.message is None:
-        return flops + method.summary.cost(labels, clients, dim).flops
+        return flops + method.summary.flops(labels, clients, dim)
     flops += size * dim + 2 * size * dim**2
     if method.message.solved:
         flops += count_clients(labels, clients) * dim**3 // 3 + 2 * dim**2 * count_rows(labels, clients)

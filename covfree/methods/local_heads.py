@@ -13,7 +13,7 @@ from covfree.core.checks import check_strength
 from covfree.core.types import Rows
 from covfree.heads import softmax_head
 from covfree.methods.rounds import bound
-from covfree.methods.summaries import Cost, Summary
+from covfree.methods.summaries import Summary
 from covfree.statistics import count_rows
 from covfree.statistics.groups import as_examples
 from covfree.statistics.residuals import count_clients, senders_of
@@ -33,7 +33,7 @@ def send_heads(l2: float = 1e-3) -> Summary:
         l2: weight of the penalty, see `softmax_head`.
     """
     check_strength("l2", l2)
-    return Summary("LocalHeads", bound(_columns, l2=l2), _sizes, _cost, _own_sizes)
+    return Summary("LocalHeads", bound(_columns, l2=l2), _sizes, _flops, own_sizes=_own_sizes)
 
 
 def _sizes(labels: Any, clients: Any) -> tuple[int, ...]:
@@ -48,15 +48,14 @@ def _own_sizes(labels: Any, num_classes: int) -> tuple[int, ...]:
     return min(size, num_classes), 1, size, min(size, num_classes)
 
 
-def _cost(labels: Any, clients: Any, dim: int) -> Cost:
-    """Return an upper bound on the `Cost` of all clients together.
+def _flops(labels: Any, clients: Any, dim: int) -> int:
+    """Return an upper bound on the operations of all clients.
 
     A client with n examples of C classes takes at most 100 steps of 8·n·d·C operations; none if C = 1.
     """
-    rows = count_rows(labels, clients)
     classes, examples = (sizes.astype(float) for sizes in client_sizes(labels, clients))
     trained = 8 * _STEPS * examples * dim * np.where(classes > 1, classes, 0)
-    return Cost(rows, rows * (dim + 1), int(trained.sum()) + len(labels) * dim)
+    return int(trained.sum()) + len(labels) * dim
 
 
 def _columns(

@@ -45,10 +45,6 @@ class MessageForm:
     def __post_init__(self) -> None:
         check_choice("matrices", self.matrices, ("client", "row"))
 
-    def num_matrices(self, *, num_rows: int, num_clients: int) -> int:
-        """Return how many d × d matrices all clients send together: one for each client, or for each row."""
-        return num_clients if self.matrices == "client" else num_rows
-
 
 def gram_matrices(merge: Merge) -> MessageForm:
     """Make the `MessageForm` in which a client sends its class means and the Gram matrix of its examples.

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple, get_args
+from typing import Any, get_args
 
 import jax
 import jax.numpy as jnp
@@ -25,23 +25,14 @@ from covfree.statistics.residuals import count_clients
 from covfree.statistics.rows import CovarianceType, check_subsets, client_sizes, pair_sizes, rows_of
 
 
-class Cost(NamedTuple):
-    """What a summary costs all clients together.
-
-    Attributes:
-        rows: the number of rows that clients send.
-        floats: the number of floating-point numbers in these rows.
-        flops: floating-point operations from features to rows.
-    """
-
-    rows: int
-    floats: int
-    flops: int
+def num_means(labels: Any, clients: Any, dim: int, **subsets: Any) -> int:
+    """Count the means that clients send: one for each client and class, or for each subset of a class."""
+    return count_rows(labels, clients, **subsets)
 
 
 @dataclass(frozen=True)
 class Summary:
-    """The functions that turn clients' examples into rows, such as class means, and count their cost.
+    """Functions that turn clients' examples into rows, such as class means, and count rows and operations.
 
     A summary is hashable, as it is a static argument of compiled functions.
 
@@ -50,7 +41,9 @@ class Summary:
         make: ``(features, labels, clients, sizes, key) -> Rows`` of all clients, padded to ``sizes``.
         sizes: ``(labels, clients) -> tuple`` of the integers that ``make`` needs, computed on the host, such
             as the numbers of rows and of clients. Upper bounds will do.
-        cost: ``(labels, clients, dim) -> Cost``, on the host.
+        flops: ``(labels, clients, dim) -> int``: operations of all clients, on the host.
+        num_rows: ``(labels, clients, dim) -> int``: how many rows all clients send, on the host; by default
+            one for each client and class.
         own_sizes: ``(labels, num_classes) -> tuple``, the sizes for a single client; None bounds each size by
             the number of examples.
         alone: ``(features, labels, num_classes) -> Rows`` of a single client; it may return None to fall back
@@ -63,7 +56,8 @@ class Summary:
     name: str
     make: Callable[[Any, Any, Any, tuple[int, ...], Any], Rows]
     sizes: Callable[[Any, Any], tuple[int, ...]]
-    cost: Callable[[Any, Any, int], Cost]
+    flops: Callable[[Any, Any, int], int]
+    num_rows: Callable[[Any, Any, int], int] = num_means
     own_sizes: Callable[[Any, int], tuple[int, ...]] | None = None
     alone: Callable[[Any, Any, int], Rows | None] | None = None
     counts: bool = False
@@ -108,7 +102,8 @@ def send_class_means(
         "ClassMeans",
         bound(_class_means, **subsets, covariance=covariance),
         bound(_means_sizes, **subsets),
-        bound(_means_cost, **subsets, covariance=covariance),
+        bound(_means_flops, covariance=covariance),
+        bound(num_means, **subsets),
         bound(_own_means_sizes, num_subsets=num_subsets),
         bound(_own_class_means, covariance=covariance) if num_subsets == 1 else None,
     )
@@ -147,16 +142,9 @@ def _own_means_sizes(labels: Any, num_classes: int, *, num_subsets: int | None) 
     return (max(1, min(labels.shape[0], most)),)
 
 
-def _means_cost(
-    labels: Any, clients: Any, dim: int, *, covariance: CovarianceType | None, **subsets: Any
-) -> Cost:
-    """Return what class means cost all clients: a `Cost` (rows, numbers and operations).
-
-    Each feature of each example costs one operation, or four if variances are computed too.
-    """
-    rows = count_rows(labels, clients, **subsets)
-    numbers = dim + {None: 0, "diagonal": dim, "spherical": 1}[covariance]
-    return Cost(rows, rows * numbers, len(labels) * dim * (1 if covariance is None else 4))
+def _means_flops(labels: Any, clients: Any, dim: int, *, covariance: CovarianceType | None) -> int:
+    """Count one operation for each feature of each example, or four if variances are computed too."""
+    return len(labels) * dim * (1 if covariance is None else 4)
 
 
 def keep_examples() -> Summary:
@@ -164,7 +152,7 @@ def keep_examples() -> Summary:
 
     Each row is one example, with count 1. Rows stay at the client, which only computes sums from them.
     """
-    return Summary("Examples", _examples, _examples_sizes, _examples_cost, _own_examples, stays=True)
+    return Summary("Examples", _examples, _examples_sizes, _no_flops, own_sizes=_own_examples, stays=True)
 
 
 def _examples(features: Any, labels: Any, clients: Any, sizes: tuple[int, ...], key: Any) -> Rows:
@@ -189,13 +177,8 @@ def _own_examples(labels: Any, num_classes: int) -> tuple[int, ...]:
     return (labels.shape[0],)
 
 
-def _examples_cost(labels: Any, clients: Any, dim: int) -> Cost:
-    """Return the cost if clients sent all their features: a row of d numbers for each example.
-
-    Making these rows takes no operations.
-    """
-    kept = int(((np.asarray(labels) >= 0) & (np.asarray(clients) >= 0)).sum())
-    return Cost(kept, kept * dim, 0)
+def _no_flops(labels: Any, clients: Any, dim: int) -> int:
+    return 0
 
 
 def send_mixtures(num_components: int = 1, covariance: Structure = "diagonal") -> Summary:
@@ -212,7 +195,8 @@ def send_mixtures(num_components: int = 1, covariance: Structure = "diagonal") -
         "Mixtures",
         bound(_mixtures, **options),
         mixture_sizes,
-        bound(_mixtures_cost, **options),
+        bound(_mixtures_flops, **options),
+        bound(_num_components, num_components=num_components),
         _own_mixtures_sizes,
         counts=True,
     )
@@ -249,20 +233,19 @@ def _own_mixtures_sizes(labels: Any, num_classes: int) -> tuple[int, ...]:
     return min(max(num_classes, pairs), few_sizes(pairs)), few_sizes(examples)
 
 
-def _mixtures_cost(
-    labels: Any, clients: Any, dim: int, *, num_components: int, covariance: Structure
-) -> Cost:
-    """Return an upper bound on the `Cost` of the mixtures that all clients fit and send (`send_mixtures`).
+def _num_components(labels: Any, clients: Any, dim: int, *, num_components: int) -> int:
+    """Count as many components as the numbers of examples allow; equal examples need fewer."""
+    return int(np.clip(pair_sizes(labels, clients) // 2, 1, num_components).sum())
 
-    It assumes 50 steps of EM and as many components as the number of examples allows. EM may take fewer
-    steps, and equal examples need fewer components.
-    """
+
+def _mixtures_flops(
+    labels: Any, clients: Any, dim: int, *, num_components: int, covariance: Structure
+) -> int:
+    """Return an upper bound on the operations: 50 steps of EM, which may take fewer."""
     sizes = pair_sizes(labels, clients)
-    components = np.clip(sizes // 2, 1, num_components)
-    rows, full = int(components.sum()), covariance == "full"
+    components, full = np.clip(sizes // 2, 1, num_components), covariance == "full"
     step = components * sizes * dim * (3 * dim if full else 8) + components * (dim**3 // 3 if full else 0)
-    numbers = dim + {"full": dim * dim, "diagonal": dim, "spherical": 1}[covariance]
-    return Cost(rows, rows * numbers, int(50 * step.sum()))
+    return int(50 * step.sum())
 
 
 def send_directions(num_directions: int, centred: bool = True) -> Summary:
@@ -280,7 +263,8 @@ def send_directions(num_directions: int, centred: bool = True) -> Summary:
         "DirectedMeans",
         bound(_directions, **options),
         _directions_sizes,
-        bound(_directions_cost, **options),
+        _directions_flops,
+        bound(_num_directed, **options),
         _own_directions_sizes,
     )
 
@@ -313,18 +297,23 @@ def _own_directions_sizes(labels: Any, num_classes: int) -> tuple[int, ...]:
     return min(size, num_classes), 1, size
 
 
-def _directions_cost(labels: Any, clients: Any, dim: int, *, num_directions: int, centred: bool) -> Cost:
-    """Return the `Cost` of `send_directions` for all clients together.
+def _num_directed(labels: Any, clients: Any, dim: int, *, num_directions: int, centred: bool) -> int:
+    """Count the rows of `send_directions`.
 
-    A client with n examples of c classes sends c class means and min(num_directions, n − c, d) directions, of
-    d numbers each. If not ``centred``, it sends min(num_directions, n, d) directions, and all rows have d + 1
-    numbers. It needs 2·n·d operations for means and residuals, 2·n·d·s for the residuals' Gram matrix of size
-    s = min(n, d), and 9·s³ for the matrix's ``eigh``.
+    A client with n examples of c classes sends c class means and min(num_directions, n − c, d) directions; if
+    not ``centred``, min(num_directions, n, d).
     """
     rows, sizes = client_sizes(labels, clients)
     degrees = sizes - rows if centred else sizes
-    lines = int(rows.sum() + np.minimum(np.minimum(degrees, num_directions), dim).sum())
-    sizes = sizes.astype(float)
+    return int((rows + np.minimum(degrees, min(num_directions, dim))).sum())
+
+
+def _directions_flops(labels: Any, clients: Any, dim: int) -> int:
+    """Return the operations of `send_directions` for all clients together.
+
+    A client with n examples needs 2·n·d operations for means and residuals, 2·n·d·s for the residuals' Gram
+    matrix of size s = min(n, d), and 9·s³ for the matrix's ``eigh``.
+    """
+    sizes = client_sizes(labels, clients)[1].astype(float)
     smaller = np.minimum(sizes, dim)
-    flops = (2 * sizes * dim + 2 * sizes * dim * smaller + 9 * smaller**3).sum()
-    return Cost(lines, lines * (dim if centred else dim + 1), int(flops))
+    return int((2 * sizes * dim + 2 * sizes * dim * smaller + 9 * smaller**3).sum())

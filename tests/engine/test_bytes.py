@@ -89,6 +89,16 @@ def test_nobody_sends_nothing():
         assert covfree.sent_bytes(entry.make(), nobody, nobody, dim=DIM) == covfree.SentBytes(0, 0)
 
 
+def test_a_head_that_holds_all_rows_is_received_as_such():
+    """Whether clients sent rows alone, or a matrix with each."""
+    _, labels, clients = ragged()
+    received = [
+        covfree.received_bytes(covfree.corrected(make(0.1, head="student")), labels, clients, dim=DIM)
+        for make in (covfree.fedcof, covfree.fedcof_oracle)
+    ]
+    assert received[0] == received[1]
+
+
 def test_padding_rows_are_not_sent():
     """A row is padding if its count is 0 or its label below 0."""
     rows = covfree.Rows(np.ones((3, 10), np.float32), np.array([2, 0, 5]), np.array([0, 1, -1]))

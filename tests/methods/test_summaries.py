@@ -1,4 +1,4 @@
-"""How examples become rows: sizes known in advance, one client as among all, and what a row costs."""
+"""How examples become rows: sizes known in advance, one client as among all, and operations."""
 
 import dataclasses
 
@@ -58,15 +58,10 @@ def test_is_a_summary_and_hashable(summary):
     assert len({*ALL}) == len(ALL)
 
 
-@each
-def test_floats_are_the_numbers_in_the_rows(summary):
+@pytest.mark.parametrize("summary", [*MEANS, send_mixtures(2)], ids=named)
+def test_the_number_of_rows_is_known_in_advance(summary):
     _, labels, clients = ragged("fedpft")
-    rows = rows_of(summary)
-    sent = kept(rows)
-    numbers = np.asarray(rows.mean)[sent].size
-    if rows.covariance is not None:
-        numbers += np.asarray(rows.covariance)[sent].size
-    assert summary.cost(labels, clients, DIM)[:2] == (sent.sum(), numbers)
+    assert summary.num_rows(labels, clients, DIM) == kept(rows_of(summary)).sum()
 
 
 @each
@@ -158,10 +153,10 @@ def test_what_draws_needs_a_key(summary, name):
 @each
 def test_operations_grow_with_the_examples(summary):
     labels, clients = np.arange(40) % 2, np.zeros(40, int)
-    one, two = (summary.cost(np.tile(labels, r), np.tile(clients, r), DIM).flops for r in (1, 2))
+    one, two = (summary.flops(np.tile(labels, r), np.tile(clients, r), DIM) for r in (1, 2))
     assert two == 2 * one
     assert (one > 0) != summary.stays
-    assert summary.cost(labels[:0], clients[:0], DIM).flops == 0
+    assert summary.flops(labels[:0], clients[:0], DIM) == 0
 
 
 @pytest.mark.usefixtures("untyped")
