@@ -132,7 +132,7 @@ def torch_forward(batch: str) -> dict[str, Any]:
 
 def files(folder: str, batch: str) -> dict[str, Any]:
     """Images per second from files to features, of decoding alone and of computing alone."""
-    from covfree.backbones import backbone
+    from covfree.backbones import Prepared, backbone
     from covfree.data import extract_features, image_folder
     from covfree.data.decode import decoded_batches
 
@@ -141,7 +141,7 @@ def files(folder: str, batch: str) -> dict[str, Any]:
     compute = common.timed(run, params, pixels(size, spec.input_size), repeats=3) / size
 
     def decode() -> None:
-        for _ in decoded_batches(images, spec.preprocessing, batch_size=size):
+        for _ in decoded_batches(images, Prepared.of(spec.preprocessing), batch_size=size):
             pass
 
     decoding = common.second_call(decode)[1] / len(images)

@@ -15,11 +15,9 @@ import numpy as np
 
 from covfree.backbones.extractors import Prepared
 from covfree.backbones.table import Preprocessing
-from covfree.core.checks import check_choice, check_positive
 from covfree.core.optional import optional
 from covfree.data.image_set import ImageSet, is_damage
 
-ON_DAMAGED = ("stop", "skip")
 _LEAVE_OUT = "on_damaged='skip' (covfree extract --on-damaged skip) leaves such images out"
 
 # What Pillow raises for damaged files (its plugins for AVIF and DDS raise RuntimeError). Other built-in
@@ -52,17 +50,12 @@ class DecodedBatch(NamedTuple):
 
 def pixels_of(images: ImageSet, preprocessing: Preprocessing) -> np.ndarray:
     """Return all images, decoded, resized and cropped: [n, crop, crop, 3], uint8."""
-    with closing(decoded_batches(images, preprocessing, batch_size=64)) as batches:
+    with closing(decoded_batches(images, Prepared.of(preprocessing), batch_size=64)) as batches:
         return np.concatenate([batch.pixels[: batch.size] for batch in batches])
 
 
 def decoded_batches(
-    images: ImageSet,
-    preprocessing: Preprocessing | Prepared,
-    *,
-    batch_size: int,
-    start: int = 0,
-    on_damaged: str = "stop",
+    images: ImageSet, how: Prepared, *, batch_size: int, start: int = 0, skip: bool = False
 ) -> Generator[DecodedBatch, None, None]:
     """Decode images in order, resized and cropped, in batches of one size.
 
@@ -71,26 +64,16 @@ def decoded_batches(
 
     Args:
         images: the image set.
-        preprocessing: how to resize and crop; or the ``inputs`` of an `Extractor`. Pixels are not normalised
+        how: the ``inputs`` of an `Extractor`, or `Prepared.of` a preprocessing. Pixels are not normalised
             here, as sending uint8 to the device takes a quarter of the bytes of float32.
         batch_size: images per batch; the last batch is filled up with zeros.
         start: index of the first image.
-        on_damaged: for an image that cannot be read, ``"stop"`` raises, and ``"skip"`` reports it in
-            ``skipped``.
+        skip: whether an image that cannot be read is reported in ``skipped``, or raises.
 
     Yields:
         `DecodedBatch`.
     """
-    check_positive("batch_size", batch_size)
-    check_choice("on_damaged", on_damaged, ON_DAMAGED)
-    how = Prepared.of(preprocessing) if isinstance(preprocessing, Preprocessing) else preprocessing
-    return _batches(images, how, batch_size, start, on_damaged == "skip")
-
-
-def _batches(
-    images: ImageSet, how: Prepared, batch_size: int, start: int, skip: bool
-) -> Generator[DecodedBatch, None, None]:
-    threads = _cores()
+    threads = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     # Decode enough batches ahead that every thread has work while the consumer uses a batch.
     ahead = 1 + -(-2 * threads // batch_size)
     damage = (*_DAMAGE, optional("PIL.Image", "pretrained").DecompressionBombError)
@@ -136,10 +119,3 @@ def _batches(
     finally:
         # Wait for the images that are being decoded, at most one for each thread; cancel the others.
         pool.shutdown(wait=True, cancel_futures=True)
-
-
-def _cores() -> int:
-    """Return the number of CPU cores that this process may use."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1

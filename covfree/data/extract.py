@@ -25,7 +25,7 @@ from covfree.backbones.table import Preprocessing
 from covfree.backbones.weights import Params
 from covfree.core.checks import check_choice, check_positive
 from covfree.data.dataset import StrPath
-from covfree.data.decode import ON_DAMAGED, DecodedBatch, decoded_batches
+from covfree.data.decode import DecodedBatch, decoded_batches
 from covfree.data.feature_writer import FeatureWriter
 from covfree.data.image_set import ImageSet
 from covfree.data.kept import Extracted, Progress, keep
@@ -135,7 +135,7 @@ def extract_features(
     """
     check_positive("batch_size", batch_size)
     check_choice("dtype", dtype, ("float32", "float16"))
-    check_choice("on_damaged", on_damaged, ON_DAMAGED)
+    check_choice("on_damaged", on_damaged, ("stop", "skip"))
     if isinstance(network, Extractor):
         given = {"params": params, "weights": weights, "preprocessing": preprocessing}
         if wrong := [name for name, value in given.items() if value is not None]:
@@ -149,9 +149,26 @@ def extract_features(
     if not len(images):
         raise ValueError(f"images: {images.name} holds none")
 
+    devices = len(jax.local_devices())
+    size = -(-min(batch_size, len(images)) // devices) * devices
+
     def compute(writer: FeatureWriter, tell: Callable[[], None]) -> None:
-        own = {"batch_size": min(batch_size, len(images)), "on_damaged": on_damaged}
-        _compute(writer, images, extractor, inputs, tell=tell, **own)
+        def write(batch: DecodedBatch, features: Any) -> None:
+            writer.append(extractor.checked(features, len(batch.pixels))[batch.kept], batch.skipped)
+            tell()
+
+        skip = on_damaged == "skip"
+        batches = decoded_batches(images, inputs, batch_size=size, start=writer.done, skip=skip)
+        with closing(batches):
+            under_way = None
+            for batch in batches:
+                # The device computes this batch while the previous features are written.
+                features = extractor.compute(batch.pixels)
+                if under_way is not None:
+                    write(*under_way)
+                under_way = batch, features
+            if under_way is not None:
+                write(*under_way)
 
     return keep(
         images,
@@ -238,35 +255,36 @@ def encode_texts(
     if not len(texts):
         raise ValueError(f"texts: {texts.name} holds none")
     if isinstance(encoder, Extractor):
-        if encoder.inputs is not None:
-            raise ValueError(f"encoder: expected one of texts, got {encoder.name}, which takes images")
-        made, most = encoder.key, batch_size
-        own: Callable[[Any], np.ndarray] = encoder
+        extractor, most = encoder, batch_size
     else:
-        params = cache(encoder.load)
-        most = _BATCHES * batch_size
-        made = {
-            "backbone": encoder.name,
-            "computed_in": "float32",
-            "weights": encoder.sha256,
-            "preprocessing": None,
-        }
-
-        def encoded(some: Any) -> np.ndarray:
-            return encoder.encode(params(), some, batch_size=batch_size)
-
-        own = encoded
-
-    key = {"texts": texts.fingerprint, **made, "dtype": dtype}
+        extractor, most = _of_encoder(encoder, batch_size), _BATCHES * batch_size
+    if extractor.inputs is not None:
+        raise ValueError(f"encoder: expected one of texts, got {extractor.name}, which takes images")
 
     def compute(writer: FeatureWriter, tell: Callable[[], None]) -> None:
         while writer.done < len(texts):
-            writer.append(own(texts.texts[writer.done : writer.done + most]), {})
+            writer.append(extractor(texts.texts[writer.done : writer.done + most]), {})
             tell()
 
     return keep(
-        texts, key, compute, out=out, num_features=encoder.num_features, dtype=dtype, progress=progress
+        texts,
+        {"texts": texts.fingerprint, **extractor.key, "dtype": dtype},
+        compute,
+        out=out,
+        num_features=extractor.num_features,
+        dtype=dtype,
+        progress=progress,
     )
+
+
+def _of_encoder(encoder: SentenceEncoder, batch_size: int) -> Extractor:
+    """Make an extractor from a sentence encoder; at its first computation, it reads the parameters."""
+    params = cache(encoder.load)
+
+    def compute(some: Any) -> np.ndarray:
+        return encoder.encode(params(), some, batch_size=batch_size)
+
+    return Extractor(encoder.name, encoder.num_features, compute, encoder.sha256)
 
 
 def _digest(params: Params) -> str:
@@ -277,42 +295,6 @@ def _digest(params: Params) -> str:
         digest.update(f"{jax.tree_util.keystr(path)} {array.shape} {array.dtype}".encode())
         digest.update(np.ascontiguousarray(array).tobytes())
     return digest.hexdigest()
-
-
-def _compute(
-    writer: FeatureWriter,
-    images: ImageSet,
-    extractor: Extractor,
-    inputs: Prepared,
-    *,
-    batch_size: int,
-    on_damaged: str,
-    tell: Callable[[], None],
-) -> None:
-    """Compute features of the images that the writer has not finished, and append them to it."""
-    devices = len(jax.local_devices())
-    batches = decoded_batches(
-        images,
-        inputs,
-        batch_size=-(-batch_size // devices) * devices,
-        start=writer.done,
-        on_damaged=on_damaged,
-    )
-
-    def write(batch: DecodedBatch, features: Any) -> None:
-        writer.append(extractor.checked(features, len(batch.pixels))[batch.kept], batch.skipped)
-        tell()
-
-    with closing(batches):
-        under_way = None
-        for batch in batches:
-            # The device computes this batch while the previous features are written.
-            features = extractor.compute(batch.pixels)
-            if under_way is not None:
-                write(*under_way)
-            under_way = batch, features
-        if under_way is not None:
-            write(*under_way)
 
 
 @partial(jax.jit, static_argnames=("network", "preprocessing"))

@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 from zipfile import ZipFile, ZipInfo
@@ -154,15 +155,12 @@ def write_file(
             raise ValueError(f"arrays: expected other names than the file's own {_OWN}, got {name!r}")
         if array.dtype.hasobject:
             raise ValueError(f"arrays: {name}: expected numbers, booleans or strings, got {array.dtype}")
+    members = {"features": write_features}
+    for name, array in {**arrays, "key": np.array(json.dumps(key))}.items():
+        members[name] = partial(np.lib.format.write_array, array=array, allow_pickle=False)
     remove_abandoned(path.parent)
     with replacing(path) as stream, ZipFile(stream, "w") as archive:
-        with archive.open(_entry("features"), "w", force_zip64=True) as member:
-            write_features(member)
-        for name, array in {**arrays, "key": np.array(json.dumps(key))}.items():
-            with archive.open(_entry(name), "w", force_zip64=True) as member:
-                np.lib.format.write_array(member, array, allow_pickle=False)
-
-
-def _entry(name: str) -> ZipInfo:
-    # `ZipInfo` has a constant time stamp by default, so that equal features give equal files.
-    return ZipInfo(f"{name}.npy")
+        for name, write in members.items():
+            # `ZipInfo` has a constant time stamp by default, so that equal features give equal files.
+            with archive.open(ZipInfo(f"{name}.npy"), "w", force_zip64=True) as member:
+                write(member)

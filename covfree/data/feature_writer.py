@@ -183,51 +183,41 @@ class FeatureWriter:
         return (self.done - len(self.skipped)) * self._num_features * self._dtype.itemsize
 
     def _resume(self) -> None:
-        """Continue an earlier writer's work if there is any, or start from the beginning.
-
-        A ValueError is raised if the earlier writer wrote something else.
-        """
+        """Continue an earlier writer's work if there is any, or start from the beginning."""
         path = self._folder / "state.json"
         state = json.loads(path.read_bytes()) if path.exists() else None
-        differing = None if state is None else differences(state["about"], self._about)
-        found = None if state is None else self._finished(state) if differing else _as_saved(state)
-        if state is not None and found is None:
-            raise ValueError(
-                f"{self._folder}: was begun with something else ({'; '.join(differing or ())}); "
-                "remove it to start anew, or write to another file"
-            )
+        differing = [] if state is None else differences(state["about"], self._about)
+        if state is None:
+            found = 0, {}
+        elif differing:
+            found = self._finished(state, differing)
+        else:
+            found = state["done"], {int(example): reason for example, reason in state["skipped"].items()}
         (self._folder / "features").touch()
         self._data = (self._folder / "features").open("r+b")
-        self.done, self.skipped = found or (0, {})
+        self.done, self.skipped = found
         if state is None or differing:
             self._save(self.done, self.skipped)
 
-    def _finished(self, state: Mapping[str, Any]) -> tuple[int, dict[int, str]] | None:
-        """Find how many of this writer's examples an earlier writer finished, from its saved ``state``.
+    def _finished(self, state: Mapping[str, Any], differing: list[str]) -> tuple[int, dict[int, str]]:
+        """Return `done` and `skipped` of an earlier writer of other images, by this writer's indices.
 
-        Damaged examples may have been removed in between, so an example may have another index now.
-
-        Returns:
-            The values of `done` and `skipped` for this writer, by its own indices. None if it cannot
-            continue: if it has no identities, if settings other than the list of images differ, or if the
-            earlier writer's examples with features are not the first ones here.
+        A ValueError is raised if it wrote something else: if ``differing``, what is not as in its ``state``,
+        is not only the list of images, or if its examples with features are not the first ones here.
         """
-        about, identities = state["about"], self._identities
-        same = [
-            {**each, "num_examples": 0, "key": {**each["key"], "images": ""}} for each in (about, self._about)
-        ]
-        if identities is None or same[0] != same[1]:
-            return None
-        without = {state.get("without", {}).get(index): why for index, why in state["skipped"].items()}
-        wanted = state["done"] - len(state["skipped"])
-        skipped, done = {}, 0
-        for each in identities:
-            if each in without:
-                skipped[done] = without[each]
-            elif done - len(skipped) == wanted:
-                break
-            done += 1
-        return (done, skipped) if identity_of(identities[:done], skipped) == state.get("kept") else None
+        told, other, found = "", ", or write to another file", None
+        of_images = ("key.images: ", "num_examples: ")
+        if self._identities is not None and all(each.startswith(of_images) for each in differing):
+            told, other = ": names, sizes or modification times of finished images changed", ""
+            names, skipped = state.get("without", {}), state["skipped"]
+            without = {names.get(example): reason for example, reason in skipped.items()}
+            found = recognised(self._identities, without, state["done"] - len(skipped), state.get("kept"))
+        if found is None:
+            raise ValueError(
+                f"{self._folder}: was begun with something else ({'; '.join(differing)}){told}; remove it to "
+                f"start anew{other}"
+            )
+        return found
 
     def _kept(self, identities: Sequence[str], done: int, skipped: Mapping[int, str]) -> str:
         """Return `identity_of` the first ``done`` examples, a hash of the identities of those not skipped.
@@ -243,11 +233,36 @@ class FeatureWriter:
         with replacing(self._folder / "state.json") as file:
             state = {"about": self._about, "done": done, "skipped": skipped}
             if self._identities is not None:
-                # `_finished` needs these entries to recognise the examples after damaged ones were removed.
+                # `recognised` needs these entries to recognise the examples after damaged ones were removed.
                 state |= {"kept": self._kept(self._identities, done, skipped)}
                 state |= {"without": {example: self._identities[example] for example in skipped}}
             file.write(json.dumps(state).encode())
         self.done, self.skipped = done, dict(sorted(skipped.items()))
+
+
+def recognised(
+    identities: Sequence[str], without: Mapping[str, str], count: int, kept: str | None
+) -> tuple[int, dict[int, str]] | None:
+    """Find out how many examples were finished earlier, though damaged ones may have been removed since.
+
+    Args:
+        identities: for each example of today, a string that distinguishes it from others.
+        without: the reason for each finished example without features, by its identity.
+        count: the number of finished examples with features.
+        kept: their `identity_of`.
+
+    Returns:
+        The number of today's examples that are finished, and the reason for each of them without features, by
+        its index today. None if the examples with features are not the first ones of today.
+    """
+    skipped, done = {}, 0
+    for each in identities:
+        if each in without:
+            skipped[done] = without[each]
+        elif done - len(skipped) == count:
+            break
+        done += 1
+    return (done, skipped) if identity_of(identities[:done], skipped) == kept else None
 
 
 def identity_of(identities: Sequence[str], skipped: Mapping[int, str]) -> str:
@@ -260,7 +275,3 @@ def _hashed(digest: Any, identities: Sequence[str], skipped: Mapping[int, str], 
         if index not in skipped:
             digest.update(f"{identities[index]}\n".encode())
     return digest
-
-
-def _as_saved(state: Mapping[str, Any]) -> tuple[int, dict[int, str]]:
-    return state["done"], {int(example): reason for example, reason in state["skipped"].items()}

@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from covfree.data.dataset import StrPath
-from covfree.data.feature_file import FeatureFile, differences, read_feature_file, rewrite
-from covfree.data.feature_writer import FeatureWriter, identity_of
+from covfree.data.feature_file import differences, read_feature_file, rewrite
+from covfree.data.feature_writer import FeatureWriter, identity_of, recognised
 from covfree.data.image_set import LabelledSet
 
 # A callback that gets the number of finished examples and the number of all examples.
@@ -87,19 +87,25 @@ def _reuse(path: Path, key: Mapping[str, Any], examples: LabelledSet, on_damaged
             or if ``on_damaged`` is "stop" and an example has no features.
     """
     file = read_feature_file(path)
-    names = ("skipped_ids", "skipped_reasons")
-    ids, reasons = (file.arrays.get(name, np.array([], str)).tolist() for name in names)
+    ids, reasons, without = (
+        file.arrays.get(f"skipped_{name}", np.array([], str)).tolist()
+        for name in ("ids", "reasons", "identities")
+    )
     skipped = dict(zip(ids, reasons, strict=True))
     if differing := differences(file.key, key):
-        if not _same_images(file, key, examples):
-            told = ""
-            if hasattr(examples, "identities") and all(each.startswith("images: ") for each in differing):
-                told = f": names, sizes or modification times of images in {examples.name} changed"
+        identities, found, told = getattr(examples, "identities", None), None, ""
+        if identities is not None and all(each.startswith("images: ") for each in differing):
+            kept = str(file.arrays.get("kept_images"))
+            found = recognised(
+                identities, dict(zip(without, reasons, strict=False)), len(file.features), kept
+            )
+            told = f": names, sizes or modification times of images in {examples.name} changed"
+        if found is None or found[0] < len(examples):
             raise ValueError(
                 f"{path}: holds features of something else ({'; '.join(differing)}){told}; remove it, or "
                 "write to another file"
             )
-        skipped = {name: skipped[name] for name in examples.ids if name in skipped}
+        skipped = {examples.ids[place]: reason for place, reason in found[1].items()}
     _check_skipped(str(path), list(skipped), on_damaged)
     arrays, count = _arrays(examples, skipped), len(file.features)
     if len(arrays["labels"]) != count:
@@ -111,21 +117,6 @@ def _reuse(path: Path, key: Mapping[str, Any], examples: LabelledSet, on_damaged
         del file
         rewrite(path, arrays)
     return skipped
-
-
-def _same_images(file: FeatureFile, key: Mapping[str, Any], examples: LabelledSet) -> bool:
-    """Return whether ``file`` has the features of these images, computed with the settings in ``key``.
-
-    Damaged images, which have no features in ``file``, may be missing from ``examples``.
-    """
-    identities, without = getattr(examples, "identities", None), file.arrays.get("skipped_identities")
-    if identities is None or without is None:
-        return False
-    if differences({**file.key, "images": ""}, {**key, "images": ""}):
-        return False
-    gone = set(without.tolist())
-    skipped = {place: "" for place, each in enumerate(identities) if each in gone}
-    return str(file.arrays["kept_images"]) == identity_of(identities, skipped)
 
 
 def _same(ours: Mapping[str, np.ndarray], theirs: Mapping[str, np.ndarray]) -> bool:
@@ -159,7 +150,7 @@ def _arrays(examples: LabelledSet, skipped: Mapping[str, str]) -> dict[str, np.n
     }
     if (identities := getattr(examples, "identities", None)) is not None:
         without = {place: name for place, name in enumerate(examples.ids) if name in skipped}
-        # `_same_images` needs these arrays to recognise the images after damaged ones were removed.
+        # `recognised` needs these arrays to recognise the images after damaged ones were removed.
         arrays["kept_images"] = np.array(identity_of(identities, without))
         arrays["skipped_identities"] = np.array([identities[place] for place in without], str)
     if examples.clients is not None:

@@ -10,12 +10,13 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from covfree.backbones import Preprocessing
+from covfree.backbones import Prepared, Preprocessing
 from covfree.backbones.preprocess import crop
 from covfree.data.decode import decoded_batches
 from covfree.data.image_set import ImageSet
 
-SMALL = Preprocessing(20, 16, "bilinear", (0.0, 0.0, 0.0), (1.0, 1.0, 1.0))
+CROP = Preprocessing(20, 16, "bilinear", (0.0, 0.0, 0.0), (1.0, 1.0, 1.0))
+SMALL = Prepared.of(CROP)
 
 
 def pictures(count: int) -> list[np.ndarray]:
@@ -51,7 +52,7 @@ def test_batches_are_the_crops_in_order_filled_up_with_zeros(count, batch, start
         assert part.skipped == {}
         np.testing.assert_array_equal(part.kept, np.arange(part.size))
         for row in range(part.size):
-            np.testing.assert_array_equal(part.pixels[row], crop(pictures(count)[part.start + row], SMALL))
+            np.testing.assert_array_equal(part.pixels[row], crop(pictures(count)[part.start + row], CROP))
         assert not part.pixels[part.size :].any()
 
 
@@ -121,7 +122,7 @@ def test_damaged_images_are_named(broken, reason):
     images = image_set(10, partly(broken, 2, 5, 9))
     with pytest.raises(ValueError, match=rf"^images: 2\.png: cannot be read \(.*{reason}.*\); on_damaged"):
         list(decoded_batches(images, SMALL, batch_size=4))
-    first, second, third = decoded_batches(images, SMALL, batch_size=4, on_damaged="skip")
+    first, second, third = decoded_batches(images, SMALL, batch_size=4, skip=True)
     assert [set(part.skipped) for part in (first, second, third)] == [{2}, {5}, {9}]
     for part in (first, second, third):
         (said,) = part.skipped.values()
@@ -145,8 +146,8 @@ def test_the_cause_of_an_image_sets_own_error_is_the_reason():
 
 
 @pytest.mark.parametrize("wrapped", [False, True])
-@pytest.mark.parametrize("on_damaged", ["stop", "skip"])
-def test_what_the_system_refuses_is_not_skipped(on_damaged, wrapped):
+@pytest.mark.parametrize("skip", [False, True])
+def test_what_the_system_refuses_is_not_skipped(skip, wrapped):
     """Else a network drive that goes away would make half a data set damaged."""
 
     def read(i):
@@ -158,14 +159,14 @@ def test_what_the_system_refuses_is_not_skipped(on_damaged, wrapped):
             raise
 
     with pytest.raises(OSError, match=r"images: 0\.png: cannot be read \(.*Too many open files"):
-        list(decoded_batches(image_set(3, read), SMALL, batch_size=4, on_damaged=on_damaged))
+        list(decoded_batches(image_set(3, read), SMALL, batch_size=4, skip=skip))
 
 
 @pytest.mark.parametrize("error", [TypeError, KeyError, AssertionError])
 def test_a_bug_is_no_damage(error):
     images = image_set(10, partly(raising(error("bug")), 3))
     with pytest.raises(error, match="bug"):
-        list(decoded_batches(images, SMALL, batch_size=4, on_damaged="skip"))
+        list(decoded_batches(images, SMALL, batch_size=4, skip=True))
     assert threads() == []
 
 
@@ -183,16 +184,3 @@ def test_threads_end_with_who_takes_batches():
     with pytest.raises(KeyboardInterrupt):
         raises()
     assert threads() == []
-
-
-@pytest.mark.parametrize(
-    ("arguments", "text"),
-    [
-        ({"batch_size": 0}, "batch_size.*at least 1"),
-        ({"batch_size": 4, "on_damaged": "hide"}, "on_damaged.*'hide'"),
-    ],
-)
-def test_bad_arguments(arguments, text):
-    """At once, not at the first batch."""
-    with pytest.raises(ValueError, match=text):
-        decoded_batches(image_set(3), SMALL, **arguments)
