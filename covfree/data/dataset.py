@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from os import PathLike
 from pathlib import Path
 from typing import NamedTuple, TypeAlias
@@ -19,10 +19,11 @@ from covfree.core.columns import READABLE, read_columns, splits_in
 from covfree.core.gathered import part_of
 from covfree.core.optional import optional
 from covfree.core.registries import nearest
+from covfree.data.partitions.partition import held_out
 
 StrPath: TypeAlias = str | PathLike[str]
-# A function that reads a file's arrays, by name.
-Read: TypeAlias = Callable[[Path], dict[str, np.ndarray]]
+# A file and its arrays, by name.
+Part: TypeAlias = tuple[Path, dict[str, np.ndarray]]
 
 
 class FeatureSet(NamedTuple):
@@ -99,27 +100,24 @@ def load(
         return load_digits(seed=seed)
     path, named = _named(dataset)
     named |= columns or {}
-    by_file = dict[Path, dict[str, str]]()
+    files: dict[str, tuple[StrPath, dict[str, str]]] = {"dataset": (path, named)}
     if test is not None:
-        test, theirs = _named(test)
-        by_file[Path(test)] = named | theirs
-
-    def read(file: Path) -> dict[str, np.ndarray]:
-        return read_columns(file, by_file.get(file, named))
-
-    for name, file in (("dataset", path), ("test", test)):
-        if file is None or Path(file).suffix in READABLE or (file and Path(file).is_dir()):
+        file, theirs = _named(test)
+        files["test"] = file, named | theirs
+    for name, (file, _) in files.items():
+        if Path(file).suffix in READABLE or (file and Path(file).is_dir()):
             continue
         digits, near = ("'digits', ", nearest(str(file), ["digits"])) if name == "dataset" else ("", "")
         raise ValueError(
             f"{name}: expected {digits}the path of a file that ends in {', '.join(READABLE)}, or of a folder "
-            f"that save_to_disk of Hugging Face's datasets wrote, got {str(file)!r}{near}"
+            f"that save_to_disk of Hugging Face's datasets wrote, got {file!r}{near}"
         )
-    if (splits := splits_in(Path(path))) is None:
-        return _loaded(Path(path), test, seed, read)
-    if test is not None:
-        raise ValueError(f"test: expected none with {path}, which has a split test")
-    return _loaded(*splits, seed, read)._replace(name=Path(path).stem)
+    if splits := splits_in(Path(path)):
+        if test is not None:
+            raise ValueError(f"test: expected none with {path}, which has a split test")
+        files = {part.name: (part, named) for part in splits}
+    parts = [(Path(file), read_columns(Path(file), own)) for file, own in files.values()]
+    return _joined(parts, seed)._replace(name=Path(path).stem)
 
 
 def _named(file: StrPath) -> tuple[str, dict[str, str]]:
@@ -137,7 +135,8 @@ def load_digits(*, seed: int = 0) -> FeatureSet:
     Source: Alpaydin and Kaynak (1998), Optical Recognition of Handwritten Digits, UCI.
     """
     pixels, labels = optional("sklearn.datasets", "cli").load_digits(return_X_y=True)
-    return _split("digits", (pixels / 16).astype(np.float32), labels.astype(np.int32), None, seed, 10)
+    arrays = {"features": (pixels / 16).astype(np.float32), "labels": labels}
+    return _joined([(Path("digits"), arrays)], seed)
 
 
 def load_npz(path: StrPath, *, test: StrPath | None = None, seed: int = 0) -> FeatureSet:
@@ -164,45 +163,25 @@ def load_npz(path: StrPath, *, test: StrPath | None = None, seed: int = 0) -> Fe
         ValueError: naming the file and the array, if something is missing or wrong.
         FileNotFoundError: if there is no such file.
     """
-    return _loaded(Path(path), test, seed, read_npz)
+    files = [Path(file) for file in (path, test) if file is not None]
+    return _joined([(file, read_npz(file)) for file in files], seed)
 
 
-def _loaded(path: Path, test: StrPath | None, seed: int, read: Read) -> FeatureSet:
-    """Make a feature set from one file, or a training and a test file; ``read`` returns a file's arrays."""
-    arrays = _native(read(path))
-    other = None if test is None else _native(read(Path(test)))
-    parts = [(path, arrays)] + ([] if other is None or test is None else [(Path(test), other)])
-    _number_labels(parts)
+def _joined(parts: list[Part], seed: int) -> FeatureSet:
+    """Make a feature set of the arrays of one file, or of a training and a test file."""
     for file, part in parts:
-        _check(file, part)
-    features, labels = arrays["features"], arrays["labels"]
-    clients, is_test = arrays.get("clients"), arrays.get("is_test")
-    for name, array in (("clients", clients), ("is_test", is_test)):
-        if array is not None and array.shape != labels.shape:
-            raise ValueError(f"{path}: {name}: expected shape {list(labels.shape)}, got {list(array.shape)}")
-    if test is not None and is_test is not None:
-        raise ValueError(f"{path}: expected either is_test in the file or a separate test file, got both")
-    names = arrays.get("class_names")
-    own_test = None
-    if other is not None and test is not None:
-        if names is not None and not np.array_equal(names, other.get("class_names", names)):
-            raise ValueError(f"{test}: class_names: expected the same as in {path}")
-        own_test = _in_order(arrays, path, other, Path(test))
-        is_test = np.repeat([False, True], [len(labels), len(other["labels"])])
-        labels = np.concatenate([labels, other["labels"]])
-        if clients is not None:
-            theirs = _test_clients(clients, other, Path(test))
-            # NumPy converts mixed bytes and text to text, but mixed uint64 and int64 to floats, which are
-            # refused below.
-            clients = np.concatenate([clients, theirs])
-    if is_test is not None and is_test.dtype.kind == "U":
-        if len(strange := np.setdiff1d(is_test, ["train", "test"])):
-            raise ValueError(
-                f"{path}: is_test: expected booleans or the texts train and test, got {str(strange[0])!r}"
-            )
-        is_test = is_test == "test"
-    if is_test is not None and is_test.dtype != bool:
-        raise ValueError(f"{path}: is_test: expected booleans, got {is_test.dtype}")
+        if not {"features", "labels"} <= set(part):
+            raise ValueError(f"{file}: expected arrays features and labels, got {sorted(part)}")
+        # Convert to this machine's byte order.
+        part.update((name, own.astype(own.dtype.newbyteorder("="), copy=False)) for name, own in part.items())
+    _number_labels(parts)
+    (path, arrays), *others = parts
+    _check(path, arrays)
+    test_features = arrays["features"]
+    for test, other in others:
+        arrays, test_features = _with_test(path, arrays, test, other)
+    labels, features = arrays["labels"], arrays["features"]
+    clients, is_test, names = (arrays.get(name) for name in ("clients", "is_test", "class_names"))
     if clients is not None and clients.dtype.kind not in "iuUS":
         raise ValueError(f"{path}: clients: expected integers or strings, got {clients.dtype}")
     if names is None:
@@ -224,54 +203,96 @@ def _loaded(path: Path, test: StrPath | None, seed: int, read: Read) -> FeatureS
             f"{path}: class_names: expected at least {labels.max() + 1} names, as that many classes have "
             f"labels, got shape {list(names.shape)}"
         )
-    data = _split(str(path), features, labels, clients, seed, num_classes, is_test, own_test)
     made = [_extractor_of(part) for _, part in parts]
-    if len(made) == 2 and None not in made and made[0] != made[1]:
-        raise ValueError(f"{test}: features: expected those of the extractor of {path}, got another's")
-    return data._replace(class_names=None if names is None else names_in(names), extractor=made[0])
+    if len(set(made) - {None}) > 1:
+        raise ValueError(f"{parts[1][0]}: features: expected those of the extractor of {path}, got another's")
+    fixed_split, few = is_test is not None, ""
+    if is_test is None:
+        is_test, few = held_out(labels, seed), "; there are too few of each class to keep some for the test"
+    train = ~is_test
+    if not train.any() or not is_test.any():
+        raise ValueError(
+            f"{path}: expected examples in both parts, got {train.sum()} to train and {is_test.sum()} to test"
+            + few
+        )
+    owners, client_names = (None, None) if clients is None else _numbered(clients, train)
+    labels = labels.astype(np.int32)
+    return FeatureSet(
+        name=path.stem,
+        train_features=part_of(features, train[: len(features)]),
+        train_labels=labels[train],
+        test_features=part_of(test_features, is_test[-len(test_features) :]),
+        test_labels=labels[is_test],
+        num_classes=num_classes,
+        clients=None if owners is None else owners[train],
+        fixed_split=fixed_split,
+        test_clients=None if owners is None or (owners[is_test] < 0).all() else owners[is_test],
+        class_names=None if names is None else names_in(names),
+        client_names=client_names,
+        extractor=made[0],
+    )
 
 
 def _extractor_of(arrays: Mapping[str, np.ndarray]) -> str | None:
     """Return the fingerprint of the network that made a file's features; None if the file does not say it."""
-    key = arrays.get("key")
     try:
-        made = None if key is None or key.dtype.kind != "U" else json.loads(key.item())
-    except ValueError:
+        made = json.loads(str(arrays["key"].item()))
+    except (KeyError, ValueError):
         return None
     return fingerprint_of(made) if isinstance(made, dict) and "weights" in made else None
 
 
-def _native(arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Convert arrays to this machine's byte order."""
-    return {
-        name: own if own.dtype.isnative else own.astype(own.dtype.newbyteorder("="))
-        for name, own in arrays.items()
-    }
+def _with_test(
+    path: Path, arrays: dict[str, np.ndarray], test: Path, other: dict[str, np.ndarray]
+) -> tuple[dict[str, np.ndarray], np.ndarray]:
+    """Append the labels and clients of a test file to those in ``arrays``, and mark them in ``is_test``.
 
-
-def _in_order(
-    arrays: dict[str, np.ndarray], path: Path, other: dict[str, np.ndarray], test: Path
-) -> np.ndarray:
-    """Return the test features, with columns in the training file's order if both files name them."""
+    Returns:
+        The arrays, with the training features alone; and the test features, with columns in the training
+        file's order if both files name them.
+    """
+    if "is_test" in arrays:
+        raise ValueError(f"{path}: expected either is_test in the file or a separate test file, got both")
+    used = {"features", "labels"} | ({"clients"} & set(arrays))
+    _check(test, {name: array for name, array in other.items() if name in used})
+    classes = arrays.get("class_names")
+    if classes is not None and not np.array_equal(classes, other.get("class_names", classes)):
+        raise ValueError(f"{test}: class_names: expected the same as in {path}")
     features, dim = other["features"], arrays["features"].shape[1]
     names, theirs = (np.ravel(part.get("feature_names", [])).tolist() for part in (arrays, other))
     if len(names) == dim and len(theirs) == features.shape[1]:
         if wrong := sorted(set(names) ^ set(theirs)):
             place = "lacks" if wrong[0] in names else "has also"
             raise ValueError(f"{test}: features: expected the columns of {path}, but it {place} {wrong[0]!r}")
-        return features if names == theirs else features[:, [theirs.index(name) for name in names]]
-    if features.shape[1] != dim:
+        features = features if names == theirs else features[:, [theirs.index(name) for name in names]]
+    elif features.shape[1] != dim:
         raise ValueError(f"{test}: features: expected dim {dim} as in {path}, got {features.shape[1]}")
-    return features
+    counts = [len(part["labels"]) for part in (arrays, other)]
+    joined = {
+        "labels": np.concatenate([arrays["labels"], other["labels"]]),
+        "is_test": np.repeat([False, True], counts),
+    }
+    if "clients" in arrays:
+        clients = arrays["clients"]
+        text = clients.dtype.kind in "US"
+        own = other.get("clients", np.full(counts[1], "" if text else -1, str if text else np.int8))
+        if own.dtype.kind not in ("US" if text else "iu"):
+            raise ValueError(
+                f"{test}: clients: expected the kind of {clients.dtype}, as in the training file, got "
+                f"{own.dtype}"
+            )
+        # NumPy converts mixed bytes and text to text, but mixed uint64 and int64 to floats: `_joined` refuses
+        # them.
+        joined["clients"] = np.concatenate([clients, own])
+    return arrays | joined, features
 
 
-def _number_labels(parts: list[tuple[Path, dict[str, np.ndarray]]]) -> None:
+def _number_labels(parts: list[Part]) -> None:
     """Replace text labels in the files' arrays, in place, by class numbers.
 
     A label's number is its index in ``class_names`` if a file has this array, else among the sorted labels.
     """
-    labels = [part["labels"] for _, part in parts if "labels" in part]
-    if not labels or any(own.dtype.kind != "U" or own.ndim != 1 for own in labels):
+    if any(part["labels"].dtype.kind != "U" or part["labels"].ndim != 1 for _, part in parts):
         return
     given = [names_in(part["class_names"]) for _, part in parts if "class_names" in part]
     for path, part in parts if not given else []:
@@ -279,8 +300,7 @@ def _number_labels(parts: list[tuple[Path, dict[str, np.ndarray]]]) -> None:
         if (empty := part["labels"] == "").any():
             row = int(empty.argmax())
             raise ValueError(f"{path}: labels: expected a label for each example, got none in row {row}")
-    labels = [part["labels"] for _, part in parts if "labels" in part]
-    names = np.array(given[0]) if given else np.unique(np.concatenate(labels))
+    names = np.array(given[0]) if given else np.unique(np.concatenate([part["labels"] for _, part in parts]))
     order = np.argsort(names, kind="stable")
     for path, part in parts:
         if len(absent := np.setdiff1d(part["labels"], names)):
@@ -290,59 +310,27 @@ def _number_labels(parts: list[tuple[Path, dict[str, np.ndarray]]]) -> None:
 
 
 def _check(path: Path, arrays: dict[str, np.ndarray]) -> None:
-    """Raise ValueError unless a file's arrays include valid features and labels."""
-    missing = [name for name in ("features", "labels") if name not in arrays]
-    if missing:
-        raise ValueError(f"{path}: expected arrays features and labels, got {sorted(arrays)}")
+    """Raise ValueError unless a file's features, labels and ``is_test`` are valid; make the last booleans."""
+    labels, is_test = arrays["labels"], arrays.get("is_test")
     try:
-        check(arrays["features"], arrays["labels"])
+        check(arrays["features"], labels)
     except (TypeError, ValueError) as error:
         raise ValueError(f"{path}: {error}") from error
-    if (arrays["labels"] < 0).any():
-        row = int(np.argmax(arrays["labels"] < 0))
-        raise ValueError(f"{path}: labels: row {row} has label {arrays['labels'][row]}; expected 0 or above")
-
-
-def _split(
-    name: str,
-    features: np.ndarray,
-    labels: np.ndarray,
-    clients: np.ndarray | None,
-    seed: int,
-    num_classes: int,
-    is_test: np.ndarray | None = None,
-    own_test: np.ndarray | None = None,
-) -> FeatureSet:
-    """Make a `FeatureSet` of arrays; its test part is the examples where ``is_test`` is True.
-
-    If ``is_test`` is None, the test part is drawn with ``seed``. If ``own_test`` is given, it has the test
-    features, and ``features`` only the training features. Then ``labels``, ``clients`` and ``is_test`` have
-    the entries for ``features`` first, followed by those for ``own_test``.
-    """
-    fixed_split = is_test is not None
-    if is_test is None:
-        is_test = held_out(labels, seed)
-    train = ~is_test
-    if not train.any() or not is_test.any():
-        raise ValueError(
-            f"{name}: expected examples in both parts, got {train.sum()} to train and {is_test.sum()} to test"
-            + ("" if fixed_split else "; there are too few of each class to keep some for the test")
-        )
-    owners, client_names = (None, None) if clients is None else _numbered(clients, train)
-    return FeatureSet(
-        name=Path(name).stem,
-        train_features=part_of(features, train[: len(features)]),
-        train_labels=labels[train].astype(np.int32),
-        test_features=(
-            part_of(features, is_test) if own_test is None else part_of(own_test, is_test[len(features) :])
-        ),
-        test_labels=labels[is_test].astype(np.int32),
-        num_classes=num_classes,
-        clients=None if owners is None else owners[train],
-        fixed_split=fixed_split,
-        test_clients=None if owners is None or (owners[is_test] < 0).all() else owners[is_test],
-        client_names=client_names,
-    )
+    if (labels < 0).any():
+        row = int(np.argmax(labels < 0))
+        raise ValueError(f"{path}: labels: row {row} has label {labels[row]}; expected 0 or above")
+    for name in ("clients", "is_test"):
+        if name in arrays and arrays[name].shape != labels.shape:
+            wrong = f"expected shape {list(labels.shape)}, got {list(arrays[name].shape)}"
+            raise ValueError(f"{path}: {name}: {wrong}")
+    if is_test is not None and is_test.dtype.kind == "U":
+        if len(strange := np.setdiff1d(is_test, ["train", "test"])):
+            raise ValueError(
+                f"{path}: is_test: expected booleans or the texts train and test, got {str(strange[0])!r}"
+            )
+        arrays["is_test"] = is_test == "test"
+    elif is_test is not None and is_test.dtype != bool:
+        raise ValueError(f"{path}: is_test: expected booleans, got {is_test.dtype}")
 
 
 def _numbered(clients: np.ndarray, train: np.ndarray) -> tuple[np.ndarray, tuple[str, ...]]:
@@ -359,32 +347,3 @@ def _numbered(clients: np.ndarray, train: np.ndarray) -> tuple[np.ndarray, tuple
     # Names are only shown, so bytes of any encoding are accepted.
     names = np.char.decode(known, "utf-8", "replace") if known.dtype.kind == "S" else known.astype(str)
     return numbers, tuple(names.tolist())
-
-
-def _test_clients(clients: np.ndarray, other: dict[str, np.ndarray], path: Path) -> np.ndarray:
-    """Return each test example's client.
-
-    If the test file has no clients, it is ``""`` if the training file's ``clients`` are texts, else −1.
-    """
-    count = len(other["labels"])
-    theirs = other.get("clients")
-    if theirs is None:
-        return np.full(count, "") if clients.dtype.kind in "SU" else np.full(count, -1, np.int8)
-    if theirs.shape != (count,) or theirs.dtype.kind not in ("iu" if clients.dtype.kind in "iu" else "SU"):
-        raise ValueError(
-            f"{path}: clients: expected shape {[count]} and the kind of {clients.dtype}, as in the training "
-            f"file, got {theirs.dtype}{list(theirs.shape)}"
-        )
-    return theirs
-
-
-def held_out(labels: np.ndarray, seed: int) -> np.ndarray:
-    """Return a mask [examples] of the test part: a random third of each class, rounded down."""
-    rng = np.random.default_rng(seed)
-    order = rng.permutation(len(labels))
-    order = order[np.argsort(labels[order], kind="stable")]
-    sizes = np.bincount(labels)
-    rank = np.arange(len(labels)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
-    is_test = np.zeros(len(labels), bool)
-    is_test[order] = rank < np.repeat(sizes // 3, sizes)
-    return is_test

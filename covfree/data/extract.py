@@ -35,26 +35,10 @@ from covfree.data.texts import TextSet
 _BATCHES = 16
 
 
-def feature_key(
-    images: ImageSet,
-    network: Backbone,
-    *,
-    weights: str,
-    preprocessing: Preprocessing | None = None,
-    dtype: str = "float32",
-) -> dict[str, Any]:
-    """Return, as a dict, what features depend on; a feature file with an equal key is reused.
-
-    Labels, clients and the batch size are not part of the key.
-    """
-    chosen = preprocessing or network.spec.preprocessing
-    return {"images": images.fingerprint, **extractor_key(network, weights, chosen, dtype)}
-
-
 def extractor_key(
-    network: Backbone, weights: str, preprocessing: Preprocessing, dtype: str = "float32"
+    network: Backbone, weights: str, preprocessing: Preprocessing | None, dtype: str = "float32"
 ) -> dict[str, Any]:
-    """Return the settings with which features are computed: `feature_key` without the images.
+    """Return, as a dict, what features depend on beside the images; None is the network's own preprocessing.
 
     They must be the same at all sites of a federation.
     """
@@ -62,7 +46,7 @@ def extractor_key(
         "backbone": network.name,
         "computed_in": network.dtype,
         "weights": weights,
-        "preprocessing": asdict(preprocessing),
+        "preprocessing": asdict(preprocessing or network.spec.preprocessing),
         "dtype": dtype,
     }
 
@@ -212,10 +196,8 @@ def _of_backbone(
         # This returns before the features are computed, as JAX dispatches asynchronously.
         return features_of_pixels(placed[0], jax.device_put(pixels, spread), network, chosen)
 
-    settings: dict[str, Any] = {"preprocessing": chosen, "inputs": Prepared.of(chosen)}
-    return Extractor(
-        network.name, network.num_features, compute, weights, computed_in=network.dtype, **settings
-    )
+    inputs = Prepared.of(chosen)
+    return Extractor(network.name, network.num_features, compute, weights, chosen, inputs, network.dtype)
 
 
 def encode_texts(

@@ -124,7 +124,7 @@ def extractor_of(network: str, weights: str | None = None) -> dict[str, Any]:
     """Return the settings with which a named network makes features, as `Description.extractor` has them."""
     chosen = backbone(network)
     found = find_weights(weights, BACKBONES[chosen.name])
-    return extractor_key(chosen, found.sha256, found.preprocessing or chosen.spec.preprocessing)
+    return extractor_key(chosen, found.sha256, found.preprocessing)
 
 
 def load_network(description: Description, weights: str | None = None) -> Any:

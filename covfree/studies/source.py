@@ -21,13 +21,13 @@ from covfree.backbones.hub import Weights, find_weights
 from covfree.core.cache import cache_folder
 from covfree.core.gathered import blocks
 from covfree.data import FeatureSet, load, load_npz
-from covfree.data.dataset import held_out
 from covfree.data.decode import pixels_of
-from covfree.data.extract import feature_key
+from covfree.data.extract import extractor_key
 from covfree.data.federations import FEDERATIONS
 from covfree.data.image_set import ImageSet
 from covfree.data.images import load_images
 from covfree.data.partitions import PARTITIONERS
+from covfree.data.partitions.partition import held_out
 from covfree.engine.diagnosis import OF_SQUARES, ROUNDING
 from covfree.studies.extraction import backbone_of, extract, onnx_of
 from covfree.studies.federation import Federation, LeftOut
@@ -130,7 +130,7 @@ def of_images(source: str, backbone: str, weights: str | None) -> Source:
 def of_image_set(images: ImageSet, name: str, weights: Weights) -> Source:
     """Return a source of an image set; ``name`` is the backbone in `BACKBONES` that computes features."""
     network = backbones.backbone(name)
-    key = feature_key(images, network, weights=weights.sha256, preprocessing=weights.preprocessing)
+    key = {"images": images.fingerprint} | extractor_key(network, weights.sha256, weights.preprocessing)
     file = cache_file(f"{images.name}-{name}", key)
     read = _cached(images.name, lambda: extract(images, name, file, weights=weights).path)
     config = {"backbone": name, "weights": weights.source}

@@ -16,7 +16,7 @@ import numpy as np
 from covfree.backbones import BACKBONES, backbone
 from covfree.backbones.hub import Weights, find_weights
 from covfree.data import FeatureSet, extract_features, image_folder, load_images, load_npz, tfds
-from covfree.data.extract import feature_key
+from covfree.data.extract import extractor_key
 from covfree.data.image_set import ImageSet
 from covfree.studies.source import Images, cache_file, of_file, of_image_set
 from covfree.studies.task import Network
@@ -198,7 +198,7 @@ class Found:
 def _random_features(images: Images, seed: int) -> FeatureSet:
     """Features of a network with the random weights of a seed."""
     network, text = images.network, f"random, seed {seed}"
-    key = feature_key(images.images, network, weights=text, preprocessing=images.preprocessing)
+    key = {"images": images.images.fingerprint, **extractor_key(network, text, images.preprocessing)}
     file = cache_file(f"{images.images.name}-{network.name}-random", key)
     file.parent.mkdir(parents=True, exist_ok=True)
     extract_features(

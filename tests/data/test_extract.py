@@ -16,7 +16,7 @@ from backbones import seeded
 from covfree.backbones import BACKBONES, Preprocessing, backbone, preprocess
 from covfree.backbones.weights import tensor_shapes
 from covfree.data import extract, kept, load_npz
-from covfree.data.extract import extract_features, feature_key
+from covfree.data.extract import extract_features, extractor_key
 from covfree.data.feature_file import read_feature_file
 from covfree.data.image_set import ImageSet
 
@@ -264,12 +264,6 @@ def test_features_of_something_else_are_not_touched(run, tmp_path, changes, text
     assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
 
 
-def test_a_classifier_changes_no_features():
-    assert feature_key(made(), NETWORK, weights="x") == feature_key(
-        made(), backbone(NETWORK.name), weights="x"
-    )
-
-
 # Interruption
 
 
@@ -486,5 +480,5 @@ def test_bad_arguments(untyped, run, tmp_path, monkeypatch, arguments, text):
 
 
 def test_the_backbones_own_preprocessing_is_the_default():
-    key = feature_key(made(), NETWORK, weights="x")
+    key = extractor_key(NETWORK, "x", None)
     assert key["preprocessing"] == dataclasses.asdict(BACKBONES["squeezenet1_1"].preprocessing)

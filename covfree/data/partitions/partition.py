@@ -178,3 +178,12 @@ def by_class(
     values, codes, counts = np.unique(labels, return_inverse=True, return_counts=True)
     examples = shuffled[np.argsort(codes[shuffled], kind="stable")]
     return examples, counts, values
+
+
+def held_out(labels: np.ndarray, seed: int) -> np.ndarray:
+    """Return a mask [examples] of a test part: a random third of each class, rounded down."""
+    examples, sizes, _ = by_class(labels, np.random.default_rng(seed))
+    rank = np.arange(labels.size) - np.repeat(np.cumsum(sizes) - sizes, sizes)
+    is_test = np.zeros(labels.size, bool)
+    is_test[examples] = rank < np.repeat(sizes // 3, sizes)
+    return is_test
