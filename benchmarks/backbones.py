@@ -15,10 +15,8 @@ Each part runs in a process of its own. Rates are the best of some runs after on
 
 from __future__ import annotations
 
-import argparse
 import importlib.util
 import json
-import subprocess
 import sys
 import tempfile
 import time
@@ -240,11 +238,7 @@ PARTS: dict[str, Callable[..., Any]] = {
 def _child(*arguments: str) -> Any:
     """Run a part in a process of its own."""
     time.sleep(1)
-    command = [sys.executable, __file__, "--part", *arguments]
-    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
-    if done.returncode:
-        sys.exit(f"{' '.join(arguments)}: failed with exit status {done.returncode}")
-    found = json.loads(done.stdout.splitlines()[-1])
+    found = common.apart(__file__, "--part", *arguments)
     print(" ".join(arguments), json.dumps(found), flush=True)
     return found
 
@@ -254,8 +248,7 @@ def main() -> None:
     if sys.argv[1:2] == ["--part"]:
         part, *rest = sys.argv[2:]
         return print(json.dumps(PARTS[part](*rest)))
-    parser = argparse.ArgumentParser(description="Images per second of the backbones.")
-    parser.add_argument("--out", type=Path, help="JSON file to write")
+    parser = common.parser(__doc__)
     parser.add_argument("--images", type=Path, help="folder of images, one folder a class; made by default")
     parser.add_argument("--batch", type=int, default=64, help="images that are computed together")
     parser.add_argument("--names", nargs="*", choices=NAMES, default=list(NAMES), help="backbones")
@@ -282,8 +275,7 @@ def main() -> None:
         else:
             print(f"PyTorch: left out, {' and '.join(peers)} are not both installed")
     results["forms"] = _child("forms")
-    if given.out is not None:
-        common.write(given.out, {"machine": common.machine(), **results})
+    common.write(given.out, **results)
 
 
 if __name__ == "__main__":

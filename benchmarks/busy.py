@@ -15,10 +15,9 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
-from common import clocked, cores, finished, machine, write
+from common import apart, clocked, cores, finished, parser, write
 
 SIZE = (2_634, 196, 1280)
 # Calls that are timed, at most; no more are begun after so many seconds.
@@ -73,26 +72,21 @@ def busy(processes: int) -> Iterator[None]:
             process.wait()
 
 
-def measured_apart(threads: int | None) -> dict[str, float]:
-    """`measure` in a process of its own, as a library takes its number of threads when it is loaded."""
-    command = [sys.executable, __file__, "--measure", str(threads or 0)]
-    return json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
-
-
 def main() -> None:
     """Print a line a call, and write all of it as JSON."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--out", type=Path, help="JSON file to write")
-    parser.add_argument("--measure", type=int, help=argparse.SUPPRESS)
-    arguments = parser.parse_args()
+    options = parser(__doc__)
+    options.add_argument("--measure", type=int, help=argparse.SUPPRESS)
+    arguments = options.parse_args()
     if arguments.measure is not None:
         print(json.dumps(measure(arguments.measure or None)))
         return
     results: dict[str, Any] = {}
     for name, threads in THREADS.items():
-        idle = measured_apart(threads)
+        # In processes of their own, as a library takes its number of threads when it is loaded.
+        own = __file__, "--measure", str(threads or 0)
+        idle = apart(*own)
         with busy(cores()):
-            shared = measured_apart(threads)
+            shared = apart(*own)
         results[name] = {
             call: {"idle": alone, "busy": shared[call], "ratio": shared[call] / alone}
             for call, alone in idle.items()
@@ -104,8 +98,7 @@ def main() -> None:
                 f"ratio {found['ratio']:.1f}",
                 flush=True,
             )
-    if arguments.out is not None:
-        write(arguments.out, {"machine": machine(), "busy": results})
+    write(arguments.out, busy=results)
 
 
 if __name__ == "__main__":

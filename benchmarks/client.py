@@ -7,15 +7,13 @@ that of the Gram matrix the bare product XᵀX.
 
 from __future__ import annotations
 
-import argparse
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from common import machine, timed, write
+from common import parser, timed, write
 
 import covfree
 from covfree.core.padding import padded_size
@@ -37,9 +35,7 @@ def federation() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 
 def main() -> None:
     """Print ratios, and write all of it as JSON."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--out", type=Path, help="JSON file to write")
-    arguments = parser.parse_args()
+    arguments = parser(__doc__).parse_args()
     host, labels, clients = federation()
     features = jnp.asarray(host)
     seconds: dict[str, float] = {
@@ -78,9 +74,8 @@ def main() -> None:
         print(f"{name:28} {1e3 * value:8.1f} ms")
     for name, value in ratios.items():
         print(f"{name:40} {value:.2f} ×")
-    if arguments.out is not None:
-        size = {"examples": EXAMPLES, "clients": CLIENTS, "classes": CLASSES, "pairs": PAIRS, "dim": DIM}
-        write(arguments.out, {"machine": machine(), "size": size, "seconds": seconds, "ratios": ratios})
+    size = {"examples": EXAMPLES, "clients": CLIENTS, "classes": CLASSES, "pairs": PAIRS, "dim": DIM}
+    write(arguments.out, size=size, seconds=seconds, ratios=ratios)
 
 
 if __name__ == "__main__":

@@ -11,8 +11,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import subprocess
-import sys
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -20,7 +18,7 @@ from typing import Any, NamedTuple
 
 import jax
 import numpy as np
-from common import machine, peak_memory, second_call, write
+from common import apart, parser, peak_memory, second_call, write
 
 import covfree
 from covfree.methods import registry
@@ -154,13 +152,6 @@ def measure(name: str, split: Split, arguments: argparse.Namespace) -> dict[str,
     }
 
 
-def in_own_process(name: str, split: str, rest: list[str]) -> dict[str, Any]:
-    """`measure` where nothing else was."""
-    command = [sys.executable, __file__, *rest, "--splits", split, "--methods", name, "--here"]
-    finished = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
-    return json.loads(finished.stdout.splitlines()[-1])
-
-
 def line(result: dict[str, Any]) -> str:
     """A run as a line of text."""
     start = f"{result['split']:24} {result['method']:18} {result['statistics_bytes'] / 1e6:12,.1f} MB up"
@@ -175,16 +166,15 @@ def line(result: dict[str, Any]) -> str:
 def main() -> None:
     """Measure every method on every split, print a line each, and write all of it."""
     covfree.limit_lapack_threads()
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--data", type=Path, default=DATA, help="folder of the client sizes")
-    parser.add_argument("--splits", nargs="+", choices=list(SPLITS), default=list(SPLITS), metavar="NAME")
-    parser.add_argument(
+    options = parser(__doc__)
+    options.add_argument("--data", type=Path, default=DATA, help="folder of the client sizes")
+    options.add_argument("--splits", nargs="+", choices=list(SPLITS), default=list(SPLITS), metavar="NAME")
+    options.add_argument(
         "--methods", nargs="+", choices=list(registry()), default=list(registry()), metavar="NAME"
     )
-    parser.add_argument("--dim", type=int, default=1280)
-    parser.add_argument("--out", type=Path, help="JSON file to write")
-    parser.add_argument("--here", action="store_true", help="in this process")
-    arguments = parser.parse_args()
+    options.add_argument("--dim", type=int, default=1280)
+    options.add_argument("--here", action="store_true", help="in this process")
+    arguments = options.parse_args()
     if not arguments.data.is_dir():
         print("skipped: the folder of client sizes is not there; say where it is with --data")
         return
@@ -194,12 +184,10 @@ def main() -> None:
             if arguments.here:
                 print(json.dumps(measure(name, SPLITS[split], arguments)))
                 continue
-            rest = ["--data", str(arguments.data), "--dim", str(arguments.dim)]
-            results.append(in_own_process(name, split, rest))
+            sizes = "--data", str(arguments.data), "--dim", str(arguments.dim)
+            results.append(apart(__file__, *sizes, "--splits", split, "--methods", name, "--here"))
             print(line(results[-1]), flush=True)
-    if arguments.out is not None and not arguments.here:
-        sizes = {"dim": arguments.dim, "concentration": CONCENTRATION}
-        write(arguments.out, {"machine": machine(), **sizes, "results": results})
+    write(arguments.out, dim=arguments.dim, concentration=CONCENTRATION, results=results)
 
 
 if __name__ == "__main__":

@@ -13,7 +13,6 @@ import os
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
-import argparse
 import resource
 import tempfile
 import time
@@ -73,12 +72,11 @@ def peak() -> int:
 
 def main() -> None:
     """Measure, and print or write the figures."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser = common.parser(__doc__)
     parser.add_argument("--shards", type=int, default=200)
     parser.add_argument("--rows", type=int, default=500)
     parser.add_argument("--dim", type=int, default=1280)
     parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--out", type=Path)
     options = parser.parse_args()
     import distributed
 
@@ -134,8 +132,7 @@ def main() -> None:
     for name, own in median.items():
         print(f"{name}: {own['cpu']:.2f} CPU-s, {own['wall']:.2f} s wall")
     print(f"ratio {figures['cpu_ratio']:.2f}; a worker's peak grew by {figures['more_memory_mib']:.0f} MiB")
-    if options.out:
-        common.write(options.out, {"machine": common.machine(), **figures})
+    common.write(options.out, **figures)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""What the benchmark scripts share: the machine in words, timing, peak memory, and the file of results.
+"""What the scripts share: options, processes, the machine in words, timing, peak memory, the file of results.
 
 A script run as ``python benchmarks/x.py`` imports it as ``common``. jax is imported where it is used, so that
 a peer measured in a process of its own does not pay for it.
@@ -6,20 +6,40 @@ a peer measured in a process of its own does not pay for it.
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import json
 import os
 import platform
 import resource
+import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from importlib import metadata
 from pathlib import Path
 from typing import Any, TypeVar
 
 T = TypeVar("T")
 _STATUS, _FORGET = Path("/proc/self/status"), Path("/proc/self/clear_refs")
+
+
+def parser(description: str | None) -> argparse.ArgumentParser:
+    """A parser of a script's options, with ``--out``."""
+    made = argparse.ArgumentParser(
+        description=description, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    made.add_argument("--out", type=Path, help="JSON file to write")
+    return made
+
+
+def apart(*command: str, python: str = sys.executable, **environment: str) -> Any:
+    """What a process of its own prints last, as JSON; the command begins with a script or ``-c``."""
+    run = [python, *command]
+    done = subprocess.run(run, stdout=subprocess.PIPE, text=True, env=os.environ | environment, check=False)
+    if done.returncode:
+        sys.exit(f"{' '.join(command)[-80:]}: failed with exit status {done.returncode}")
+    return json.loads((done.stdout.splitlines() or ["null"])[-1])
 
 
 def machine() -> dict[str, Any]:
@@ -97,9 +117,11 @@ def restart_peak() -> None:
         _FORGET.write_text("5")
 
 
-def write(path: Path | str, results: Mapping[str, Any]) -> None:
-    """Write results as JSON."""
-    Path(path).write_text(json.dumps(results, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+def write(path: Path | None, **results: Any) -> None:
+    """Write results as JSON, after what machine they are of; nothing without a path."""
+    if path is not None:
+        text = json.dumps({"machine": machine(), **results}, indent=2, ensure_ascii=False)
+        path.write_text(f"{text}\n", encoding="utf-8")
 
 
 def _processor() -> str:

@@ -6,15 +6,13 @@ dealt out to 100 clients; each figure is processor time of a process of its own,
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import subprocess
 import sys
 import tempfile
-from pathlib import Path
 
-from common import machine, write
+from common import parser, write
 
 JOB = """
 import json, time
@@ -55,15 +53,12 @@ def job(cache: str | None = None) -> dict[str, float]:
 
 def main() -> None:
     """Print seconds, and write all of it as JSON."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--out", type=Path, help="JSON file to write")
-    arguments = parser.parse_args()
+    arguments = parser(__doc__).parse_args()
     with tempfile.TemporaryDirectory() as folder:
         results = {"no cache": job(), "cache, cold": job(folder), "cache, warm": job(folder)}
     for name, found in results.items():
         print(f"{name:12}", *(f"{key} {value:.3g}" for key, value in found.items()), sep="  ")
-    if arguments.out is not None:
-        write(arguments.out, {"machine": machine(), "seconds": results})
+    write(arguments.out, seconds=results)
 
 
 if __name__ == "__main__":

@@ -8,15 +8,13 @@ sums, with a linear head, and the server's step with all its pairs.
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from common import finished, from_rest, machine, write
+from common import finished, from_rest, parser, write
 
 import covfree
 from covfree.core.linalg import factorise
@@ -72,17 +70,15 @@ def measure(number: int, num_classes: int, dim: int, repeats: int) -> dict[str, 
 
 def main() -> None:
     """Print a line for each size; write JSON if asked."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--out", type=Path)
-    arguments = parser.parse_args()
+    options = parser(__doc__)
+    options.add_argument("--repeats", type=int, default=5)
+    arguments = options.parse_args()
     covfree.limit_lapack_threads()
     results = {name: measure(*size, arguments.repeats) for name, size in SIZES.items()}
     for name, found in results.items():
         seconds = ", ".join(f"{part} {value:.3f} s" for part, value in found["seconds"].items())
         print(f"{name}: {seconds}; a round is {found['round_over_products']:.2f} times its two products")
-    if arguments.out is not None:
-        write(arguments.out, {"machine": machine(), "results": results})
+    write(arguments.out, results=results)
 
 
 if __name__ == "__main__":

@@ -7,7 +7,6 @@ than those of the clock.
 
 from __future__ import annotations
 
-import argparse
 import os
 import shlex
 import subprocess
@@ -16,7 +15,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from common import machine, write
+from common import parser, write
 
 ROOT = Path(__file__).resolve().parents[1]
 IMPORTS = "import covfree.cli.app, sklearn.datasets, matplotlib.figure"
@@ -78,9 +77,7 @@ def compiled(folder: Path) -> dict[str, dict[str, Any]]:
 
 def main() -> None:
     """Print what each part takes, and write it as JSON."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--out", type=Path, help="JSON file to write")
-    arguments = parser.parse_args()
+    arguments = parser(__doc__).parse_args()
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         results = {"without pip's cache": parts(folder / "cold", PIP_NO_CACHE_DIR="1")}
@@ -90,8 +87,7 @@ def main() -> None:
         print(title)
         for part, values in found.items():
             print(f"  {part:24}", *(f"{key} {value:,.1f}" for key, value in values.items()), sep="  ")
-    if arguments.out is not None:
-        write(arguments.out, {"machine": machine(), "parts": results})
+    write(arguments.out, parts=results)
 
 
 if __name__ == "__main__":

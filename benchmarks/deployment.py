@@ -12,7 +12,6 @@ round, and is killed to make room for the next, so that the round has 300 starts
 
 from __future__ import annotations
 
-import argparse
 import os
 import resource
 import subprocess
@@ -26,7 +25,7 @@ from typing import Any
 
 import jax
 import numpy as np
-from common import machine, write
+from common import parser, write
 
 from covfree.deployment import Client, Description, Folder, Server, join, load_key, new_key, serve
 from covfree.deployment.envelope import seal, unseal
@@ -210,21 +209,19 @@ def many() -> dict[str, Any]:
 
 def main() -> None:
     """Measure, print, and write the file."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--out", type=Path)
-    parser.add_argument("--folder", type=Path, help="of a process that is started for a site")
-    parser.add_argument("--site", help="its name")
-    parser.add_argument("--processes", type=int, help="measure this number of sites in processes alone")
-    chosen = parser.parse_args()
+    options = parser(__doc__)
+    options.add_argument("--folder", type=Path, help="of a process that is started for a site")
+    options.add_argument("--site", help="its name")
+    options.add_argument("--processes", type=int, help="measure this number of sites in processes alone")
+    chosen = options.parse_args()
     if chosen.folder is not None:
         return take_part(chosen.folder, chosen.site)
-    out, runs = chosen.out, []
+    runs = []
     alone = (*(partial(rounds, n) for n in SITES), many, *(partial(processes, n) for n in SITES))
     for run in alone if chosen.processes is None else (partial(processes, chosen.processes),):
         runs.append(run())
         print({name: round(value, 4) for name, value in runs[-1].items()}, flush=True)
-    if out is not None:
-        write(out, {"machine": machine(), "runs": runs})
+    write(chosen.out, runs=runs)
 
 
 if __name__ == "__main__":

@@ -8,7 +8,6 @@ What is drawn and estimated, and what is to be expected, is derived in ``varianc
 
 from __future__ import annotations
 
-import argparse
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -215,8 +214,7 @@ def contradictions(points: Sequence[dict[str, Any]]) -> list[str]:
 def main() -> None:
     """Run all panels, print the worst of each, write, and fail where theory is contradicted."""
     covfree.limit_lapack_threads()
-    parser = argparse.ArgumentParser(description="Errors of covariance estimators beside their theory.")
-    parser.add_argument("--out", type=Path, help="JSON file to write")
+    parser = common.parser(__doc__)
     parser.add_argument("--picture", type=Path, help="PNG file to write, with PDF and SVG (needs matplotlib)")
     parser.add_argument("--draws", type=int, default=800, help="draws of each federation")
     arguments = parser.parse_args()
@@ -230,11 +228,7 @@ def main() -> None:
     print(f"{'numbers':9}", *_line([numbers]), sep="  ")
     found = contradictions([*(point for points in panels.values() for point in points), numbers])
     seconds = time.perf_counter() - start
-    if arguments.out is not None:
-        common.write(
-            arguments.out,
-            {"machine": common.machine(), "seconds": seconds, "panels": panels, "numbers": numbers},
-        )
+    common.write(arguments.out, seconds=seconds, panels=panels, numbers=numbers)
     if arguments.picture is not None:
         picture(arguments.picture, panels, ESTIMATORS, numbers, NUMBERS)
     print(f"{seconds:.0f} s", *found, sep="\n")

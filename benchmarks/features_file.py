@@ -10,8 +10,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import subprocess
-import sys
 import tempfile
 import threading
 import time
@@ -20,7 +18,7 @@ from typing import Any
 from zipfile import ZipFile
 
 import numpy as np
-from common import machine, write
+from common import apart, parser, write
 
 DIM, CLASSES, CLIENTS = 1280, 100, 100
 STEPS = ("import", "load_npz", "fedcof", "fed3r")
@@ -87,13 +85,12 @@ def measure(step: str, path: Path) -> dict[str, Any]:
 
 def main() -> None:
     """Measure, print a table, and write JSON."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--gib", type=float, default=4.0)
-    parser.add_argument("--folder", type=Path, help="where the file is written; by default the system's own")
-    parser.add_argument("--out", type=Path, help="JSON file to write")
-    parser.add_argument("--measure", choices=STEPS, help=argparse.SUPPRESS)
-    parser.add_argument("--path", type=Path, help=argparse.SUPPRESS)
-    arguments = parser.parse_args()
+    options = parser(__doc__)
+    options.add_argument("--gib", type=float, default=4.0)
+    options.add_argument("--folder", type=Path, help="where the file is written; by default the system's own")
+    options.add_argument("--measure", choices=STEPS, help=argparse.SUPPRESS)
+    options.add_argument("--path", type=Path, help=argparse.SUPPRESS)
+    arguments = options.parse_args()
     if arguments.measure:
         print(json.dumps(measure(arguments.measure, arguments.path)))
         return
@@ -102,17 +99,12 @@ def main() -> None:
         path = Path(folder) / "features.npz"
         number = make(path, arguments.gib)
         for step in STEPS:
-            command = [sys.executable, __file__, "--measure", step, "--path", str(path)]
-            done = subprocess.run(command, capture_output=True, text=True, check=False)
-            if done.returncode:
-                raise SystemExit(f"{step}: {done.stderr}")
-            steps[step] = json.loads(done.stdout.splitlines()[-1])
+            steps[step] = apart(__file__, "--measure", step, "--path", str(path))
     print("| | anonymous memory | time | accuracy |\n|---|---|---|---|")
     for step, found in steps.items():
         accuracy = "" if found["accuracy"] is None else f"{found['accuracy']:.3f}"
         print(f"| {step} | {found['anonymous'] / 2**30:.2f} GiB | {found['seconds']:.0f} s | {accuracy} |")
-    if arguments.out is not None:
-        write(arguments.out, {"machine": machine(), "examples": number, "gib": arguments.gib, "steps": steps})
+    write(arguments.out, examples=number, gib=arguments.gib, steps=steps)
 
 
 if __name__ == "__main__":

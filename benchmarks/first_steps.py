@@ -8,15 +8,10 @@ machine depend on the others.
 
 from __future__ import annotations
 
-import argparse
-import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
-from common import machine, write
+from common import apart, parser, write
 
 JOB = """
 import json, sys, time
@@ -55,18 +50,14 @@ print(json.dumps({"cold": times[0][0], "cold_cpu": times[0][1], "warm": warm[0],
 
 def run(folder: Path, *arguments: str) -> Any:
     """What the job prints, with the covfree of a folder."""
-    environment = os.environ | {"PYTHONPATH": str(folder), "OPENBLAS_NUM_THREADS": "1"}
-    command = [sys.executable, "-c", JOB, *arguments]
-    done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, env=environment, cwd=folder)
-    return json.loads(done.stdout.splitlines()[-1])
+    return apart("-P", "-c", JOB, *arguments, PYTHONPATH=str(folder), OPENBLAS_NUM_THREADS="1")
 
 
 def main() -> None:
     """Measure each line, print it, and write all of it."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--before", type=Path, help="folder of another version of covfree")
-    parser.add_argument("--out", type=Path, help="JSON file to write")
-    arguments = parser.parse_args()
+    options = parser(__doc__)
+    options.add_argument("--before", type=Path, help="folder of another version of covfree")
+    arguments = options.parse_args()
     here, results = Path(__file__).resolve().parents[1], []
     for name in run(here):
         result = {"job": name, "now": run(here, name)}
@@ -81,8 +72,7 @@ def main() -> None:
                     f"  warm {1000 * found['warm']:7.2f} ms",
                     flush=True,
                 )
-    if arguments.out is not None:
-        write(arguments.out, {"machine": machine(), "results": results})
+    write(arguments.out, results=results)
 
 
 if __name__ == "__main__":

@@ -9,7 +9,6 @@ before.
 
 from __future__ import annotations
 
-import argparse
 import re
 import sys
 import tempfile
@@ -19,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from common import machine, write
+from common import parser, write
 from deployment import description, examples
 
 sys.path.append(str(Path(__file__).resolve().parents[1] / "tests"))
@@ -79,15 +78,13 @@ def run(sites: int) -> dict[str, Any]:
 
 def main() -> None:
     """Measure, print, and write the file."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--sites", type=int, nargs="+", default=[3, 30])
-    parser.add_argument("--out", type=Path)
-    chosen, runs = parser.parse_args(), []
+    options = parser(__doc__)
+    options.add_argument("--sites", type=int, nargs="+", default=[3, 30])
+    chosen, runs = options.parse_args(), []
     for sites in chosen.sites:
         runs.append(run(sites))
         print(runs[-1], flush=True)
-    if chosen.out is not None:
-        write(chosen.out, {"machine": machine(), "runs": runs})
+    write(chosen.out, runs=runs)
 
 
 if __name__ == "__main__":

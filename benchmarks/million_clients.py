@@ -12,14 +12,12 @@ from __future__ import annotations
 import argparse
 import json
 import math
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from common import clocked, machine, peak_memory, write
+from common import apart, clocked, parser, peak_memory, write
 from jax.tree_util import Partial
 
 import covfree
@@ -149,13 +147,6 @@ def quality(name: str, head: covfree.LinearHead, population: Population) -> dict
     return {"weight_error": error, "accuracy": accuracy, "accuracy_of_population": limit, "bayes": bayes}
 
 
-def in_own_process(name: str, clients: int, rest: list[str]) -> dict[str, Any]:
-    """`measure` where nothing else was."""
-    command = [sys.executable, __file__, *rest, "--clients", str(clients), "--only", name]
-    finished = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
-    return json.loads(finished.stdout.splitlines()[-1])
-
-
 def draw_picture(results: list[dict[str, Any]], path: Path) -> None:
     """Seconds and heads' errors against the number of clients, both axes logarithmic."""
     with figures.style():
@@ -192,20 +183,21 @@ def _draw(results: list[dict[str, Any]], path: Path) -> None:
 def main() -> None:
     """Measure every number of clients, print a line each, and write what was asked for."""
     covfree.limit_lapack_threads()
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--clients", type=int, nargs="+", default=[1000, 10_000, 100_000, 1_000_000])
-    parser.add_argument("--classes", type=int, default=100)
-    parser.add_argument("--dim", type=int, default=512)
-    parser.add_argument("--examples", type=int, default=10, help="of each client")
-    parser.add_argument("--cohort", type=int, default=1000, help="clients drawn together")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--out", type=Path, help="JSON file to write")
-    parser.add_argument("--picture", type=Path, help="PNG file to write, with PDF and SVG (needs matplotlib)")
-    parser.add_argument("--only", choices=[*METHODS, DRAWING], help="one method, in this process")
-    arguments = parser.parse_args()
+    options = parser(__doc__)
+    options.add_argument("--clients", type=int, nargs="+", default=[1000, 10_000, 100_000, 1_000_000])
+    options.add_argument("--classes", type=int, default=100)
+    options.add_argument("--dim", type=int, default=512)
+    options.add_argument("--examples", type=int, default=10, help="of each client")
+    options.add_argument("--cohort", type=int, default=1000, help="clients drawn together")
+    options.add_argument("--seed", type=int, default=0)
+    options.add_argument(
+        "--picture", type=Path, help="PNG file to write, with PDF and SVG (needs matplotlib)"
+    )
+    options.add_argument("--only", choices=[*METHODS, DRAWING], help="one method, in this process")
+    arguments = options.parse_args()
     for clients in arguments.clients:
         if clients % min(clients, arguments.cohort):
-            parser.error(f"--clients: expected multiples of --cohort {arguments.cohort}, got {clients}")
+            options.error(f"--clients: expected multiples of --cohort {arguments.cohort}, got {clients}")
     if arguments.only is not None:
         for clients in arguments.clients:
             print(json.dumps(measure(arguments.only, clients, arguments)))
@@ -216,13 +208,10 @@ def main() -> None:
     results = []
     for clients in arguments.clients:
         for name in (DRAWING, *METHODS):
-            results.append(in_own_process(name, clients, rest))
+            results.append(apart(__file__, *rest, "--clients", str(clients), "--only", name))
             shown = (f"{k} {v:.4g}" if isinstance(v, float) else f"{k} {v}" for k, v in results[-1].items())
             print("  ".join(shown), flush=True)
-    if arguments.out is not None:
-        write(
-            arguments.out, {"machine": machine(), **sizes, "kinds": KINDS, "test": TEST, "results": results}
-        )
+    write(arguments.out, **sizes, kinds=KINDS, test=TEST, results=results)
     if arguments.picture is not None:
         draw_picture(results, arguments.picture)
 

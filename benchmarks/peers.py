@@ -22,10 +22,8 @@ run, libraries and input included, and what of it came with the run.
 
 from __future__ import annotations
 
-import argparse
 import importlib.util
 import json
-import subprocess
 import sys
 import tempfile
 import time
@@ -205,16 +203,6 @@ def _off(task: str, load: Load, first: np.ndarray, second: np.ndarray) -> dict[s
     return {"error": float(error), "agreement": float(same.mean())}
 
 
-def _child(*arguments: str) -> str:
-    """Run this script again; its last line of output."""
-    done = subprocess.run(
-        [sys.executable, __file__, *arguments], stdout=subprocess.PIPE, text=True, check=False
-    )
-    if done.returncode:
-        sys.exit(f"{' '.join(arguments[:3])}: failed with exit status {done.returncode}")
-    return (done.stdout.splitlines() or [""])[-1]
-
-
 def _chosen(official: Path | None, wanted: list[str]) -> dict[str, str]:
     """Peers that can run, with the versions of what they need; says which cannot."""
     versions = {}
@@ -235,10 +223,10 @@ def compare(name: str, peers: dict[str, str], official: Path | None) -> dict[str
     """Run all peers on one size; exits where one disagrees, before any of its times is printed."""
     tasks: dict[str, dict[str, Any]] = {}
     with tempfile.TemporaryDirectory() as folder:
-        _child("--make", name, folder)
+        common.apart(__file__, "--make", name, folder)
         for task, names in PEERS.items():
             tasks[task] = {
-                peer: json.loads(_child("--work", peer, task, name, folder, str(official or "")))
+                peer: common.apart(__file__, "--work", peer, task, name, folder, str(official or ""))
                 for peer in names
                 if peer in peers
             }
@@ -264,8 +252,7 @@ def main() -> None:
     if sys.argv[1:2] == ["--work"]:
         peer, task, name, folder, official = sys.argv[2:]
         return print(json.dumps(work(peer, task, SIZES[name], Path(folder), official or None)))
-    parser = argparse.ArgumentParser(description="covfree beside its peers.")
-    parser.add_argument("--out", type=Path, help="JSON file to write")
+    parser = common.parser(__doc__)
     parser.add_argument("--official", type=Path, help="folder of the official code of FedCOF")
     parser.add_argument("--sizes", nargs="+", choices=SIZES, default=list(SIZES), help="federations")
     everyone = list(dict.fromkeys(name for names in PEERS.values() for name in names))
@@ -275,9 +262,8 @@ def main() -> None:
         parser.error(f"--official: expected a folder with federate_classes.py, got {arguments.official}")
     peers = _chosen(arguments.official, arguments.peers)
     results = [compare(name, peers, arguments.official) for name in arguments.sizes]
-    if arguments.out is not None:
-        about = {"machine": common.machine(), "peers": peers, "gamma": GAMMA, "ridge": RIDGE}
-        common.write(arguments.out, {**about, "lda_shrinkage": LDA_SHRINKAGE, "sizes": results})
+    about = {"peers": peers, "gamma": GAMMA, "ridge": RIDGE, "lda_shrinkage": LDA_SHRINKAGE}
+    common.write(arguments.out, **about, sizes=results)
 
 
 if __name__ == "__main__":

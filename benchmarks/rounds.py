@@ -14,15 +14,13 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import subprocess
 import sys
 import time
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-from common import clocked, cores, machine, peak_memory, second_call, write
+from common import apart, clocked, cores, parser, peak_memory, second_call, write
 
 EXAMPLES, BATCH = 60, 32
 GROWTH = (10, 100, 1_000, 10_000)
@@ -160,11 +158,8 @@ PEERS = {"covfree": by_covfree, "sharded": lambda task: by_covfree(task, cores()
 
 def measured(task: str, peer: str, python: str, number: int | None = None) -> dict[str, Any]:
     """What a process of its own measures, on so many cores; None for all."""
-    command = [python, __file__, "--measure", task, "--peer", peer, "--cores", str(number or cores())]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, env=dict(os.environ))
-    if done.returncode:
-        raise SystemExit(f"{peer}, {task}: {done.stderr}")
-    found = json.loads(done.stdout.splitlines()[-1])
+    own = "--measure", task, "--peer", peer, "--cores", str(number or cores())
+    found = apart(__file__, *own, python=python)
     # The first compiles.
     return {**found, "round": float(np.median(found["seconds"][1:]))}
 
@@ -174,13 +169,13 @@ def best(runs: list[dict[str, Any]]) -> dict[str, Any]:
     return min(runs, key=lambda run: run["round"])
 
 
-def table(results: Mapping[str, Any]) -> str:
+def table(peers: Mapping[str, Any], growth: Mapping[str, Any]) -> str:
     """All of it in Markdown."""
     lines = [
         "| | a round | over devices | PyTorch | products alone | import, first round | accuracy, theirs |",
         "|---|---|---|---|---|---|---|",
     ]
-    for task, found in results["peers"].items():
+    for task, found in peers.items():
         ours, theirs = found["covfree"], found.get("torch")
         sharded = f"{found['sharded']['round'] * 1e3:.0f} ms" if "sharded" in found else ""
         other = f"{theirs['round'] / ours['round']:.1f} ×" if theirs else ""
@@ -197,7 +192,7 @@ def table(results: Mapping[str, Any]) -> str:
     for number in GROWTH:
         cells = []
         for name in ("fedavg", "scaffold"):
-            found = results["growth"][f"{name} {number}"]
+            found = growth[f"{name} {number}"]
             cells += [f"{found['round'] / number * 1e6:.0f} µs", f"{found['memory'] / 2**20:.0f} MiB"]
         lines.append(f"| {number:,} | {' | '.join(cells)} |")
     return "\n".join(lines)
@@ -205,14 +200,13 @@ def table(results: Mapping[str, Any]) -> str:
 
 def main() -> None:
     """Measure, print tables, and write JSON."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--torch", help="an interpreter with torch; none: without that peer")
-    parser.add_argument("--out", type=Path, help="JSON file to write")
-    parser.add_argument("--repeats", type=int, default=2)
-    parser.add_argument("--measure", choices=SIZES, help=argparse.SUPPRESS)
-    parser.add_argument("--peer", choices=PEERS, help=argparse.SUPPRESS)
-    parser.add_argument("--cores", type=int, help=argparse.SUPPRESS)
-    arguments = parser.parse_args()
+    options = parser(__doc__)
+    options.add_argument("--torch", help="an interpreter with torch; none: without that peer")
+    options.add_argument("--repeats", type=int, default=2)
+    options.add_argument("--measure", choices=SIZES, help=argparse.SUPPRESS)
+    options.add_argument("--peer", choices=PEERS, help=argparse.SUPPRESS)
+    options.add_argument("--cores", type=int, help=argparse.SUPPRESS)
+    arguments = options.parse_args()
     if arguments.measure:
         if hasattr(os, "sched_setaffinity"):
             os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[: arguments.cores])
@@ -235,10 +229,8 @@ def main() -> None:
         for name in ("fedavg", "scaffold")
         for number in GROWTH
     }
-    results = {"machine": machine(), "peers": peers, "growth": growth}
-    print(table(results))
-    if arguments.out is not None:
-        write(arguments.out, results)
+    print(table(peers, growth))
+    write(arguments.out, peers=peers, growth=growth)
 
 
 if __name__ == "__main__":

@@ -7,16 +7,14 @@ several hosts: ``two_hosts.py``.
 
 from __future__ import annotations
 
-import argparse
 import os
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from common import machine, timed, write
+from common import parser, timed, write
 from jax.sharding import Mesh
 
 import covfree
@@ -53,16 +51,15 @@ def difference(totals: Any, expected: Any) -> float:
 def main() -> None:
     """Print a line for each method and number of devices, and write all of it."""
     covfree.limit_lapack_threads()
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--clients", type=int, default=12_500)
-    parser.add_argument("--rows", type=int, default=8, help="of each client, an even number")
-    parser.add_argument("--classes", type=int, default=100)
-    parser.add_argument("--dim", type=int, default=512)
-    parser.add_argument(
+    options = parser(__doc__)
+    options.add_argument("--clients", type=int, default=12_500)
+    options.add_argument("--rows", type=int, default=8, help="of each client, an even number")
+    options.add_argument("--classes", type=int, default=100)
+    options.add_argument("--dim", type=int, default=512)
+    options.add_argument(
         "--host-devices", type=int, default=2, help="parts of the host, where there is no other"
     )
-    parser.add_argument("--out", type=Path, help="JSON file to write")
-    arguments = parser.parse_args()
+    arguments = options.parse_args()
     split = f"--xla_force_host_platform_device_count={arguments.host_devices}"
     # Read when jax first asks for its devices, which is below.
     os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {split}".strip()
@@ -88,9 +85,8 @@ def main() -> None:
                 f"totals differ by {result['difference']:.1e} from those of one array",
                 flush=True,
             )
-    if arguments.out is not None:
-        sizes = {name: getattr(arguments, name) for name in ("clients", "rows", "classes", "dim")}
-        write(arguments.out, {"machine": machine(), **sizes, "results": results})
+    sizes = {name: getattr(arguments, name) for name in ("clients", "rows", "classes", "dim")}
+    write(arguments.out, **sizes, results=results)
 
 
 if __name__ == "__main__":

@@ -10,13 +10,12 @@ kept, the first time, and again.
 
 from __future__ import annotations
 
-import argparse
 import sys
 import tempfile
 from pathlib import Path
 
 import numpy as np
-from common import machine, write
+from common import parser, write
 from demo import spent
 
 METHODS = "fedncm,fed3r,fedcof,fedcof-student"
@@ -32,11 +31,10 @@ def made(file: Path, n: int, d: int = 64, num_classes: int = 10) -> None:
 
 def main() -> None:
     """Print seconds, and write all of it as JSON."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--out", type=Path, help="JSON file to write")
-    parser.add_argument("--dataset", type=Path, help="features, instead of made data")
-    parser.add_argument("--methods", default=METHODS)
-    arguments = parser.parse_args()
+    options = parser(__doc__)
+    options.add_argument("--dataset", type=Path, help="features, instead of made data")
+    options.add_argument("--methods", default=METHODS)
+    arguments = options.parse_args()
     results = {}
     runs = [("nothing kept", "first", "false"), ("first run", "first", "true"), ("again", "first", "true")]
     with tempfile.TemporaryDirectory() as name:
@@ -57,8 +55,7 @@ def main() -> None:
                 JAX_ENABLE_COMPILATION_CACHE=cache,
             )
             print(f"{run:20}", *(f"{key} {value:.3g}" for key, value in results[run].items()), sep="  ")
-    if arguments.out is not None:
-        write(arguments.out, {"machine": machine(), "methods": arguments.methods, "seconds": results})
+    write(arguments.out, methods=arguments.methods, seconds=results)
 
 
 if __name__ == "__main__":

@@ -8,14 +8,12 @@ federation of few rows in many dimensions: the dual system against the primal on
 
 from __future__ import annotations
 
-import argparse
-from pathlib import Path
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from common import finished, machine, peak_memory, restart_peak, timed, write
+from common import finished, parser, peak_memory, restart_peak, timed, write
 
 import covfree
 from covfree.core.products import product, symmetric_product
@@ -121,9 +119,7 @@ def measure_dual() -> dict[str, Any]:
 def main() -> None:
     """Print a line a size, and write all of it as JSON."""
     covfree.limit_lapack_threads()
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--out", type=Path, help="JSON file to write")
-    arguments = parser.parse_args()
+    arguments = parser(__doc__).parse_args()
     results = {}
     for name, size in SIZES.items():
         results[name] = found = measure(*size)
@@ -138,8 +134,7 @@ def main() -> None:
     ratio = dual["seconds"]["primal"] / dual["seconds"]["dual"]
     own = dual["seconds"]["dual"]
     print(f"{DUAL[0]} rows in d = {DUAL[2]}: dual {own:.3f} s, {ratio:.0f} × faster than primal")
-    if arguments.out is not None:
-        write(arguments.out, {"machine": machine(), "server": results, "dual": dual})
+    write(arguments.out, server=results, dual=dual)
 
 
 if __name__ == "__main__":

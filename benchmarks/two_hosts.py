@@ -18,7 +18,7 @@ from typing import Any, cast
 
 import jax
 import numpy as np
-from common import machine, second_call, write
+from common import parser, second_call, write
 from jax.sharding import Mesh
 
 import covfree
@@ -83,20 +83,19 @@ def run(name: str, arguments: argparse.Namespace) -> tuple[dict[str, Any], covfr
 
 def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     """The command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--coordinator", help="address and port of process 0, e.g. 10.0.0.1:1234")
-    parser.add_argument("--processes", type=int, help="how many processes there are in all")
-    parser.add_argument("--process", type=int, help="the number of this one, from 0")
-    parser.add_argument("--methods", nargs="+", default=["fedcof", "fed3r", "fedcof-components"])
-    parser.add_argument("--shrinkage", type=float, help="γ; automatic by default")
-    parser.add_argument("--clients", type=int, default=2000)
-    parser.add_argument("--examples", type=int, default=50, help="of each client")
-    parser.add_argument("--classes", type=int, default=100)
-    parser.add_argument("--dim", type=int, default=512)
-    parser.add_argument("--test", type=int, default=10_000, help="test examples")
-    parser.add_argument("--out", type=Path, help="JSON file that process 0 writes")
-    parser.add_argument("--heads", type=Path, help="folder in which process 0 saves the heads, NumPy's .npz")
-    return parser.parse_args(arguments)
+    options = parser(__doc__)
+    options.add_argument("--coordinator", help="address and port of process 0, e.g. 10.0.0.1:1234")
+    options.add_argument("--processes", type=int, help="how many processes there are in all")
+    options.add_argument("--process", type=int, help="the number of this one, from 0")
+    options.add_argument("--methods", nargs="+", default=["fedcof", "fed3r", "fedcof-components"])
+    options.add_argument("--shrinkage", type=float, help="γ; automatic by default")
+    options.add_argument("--clients", type=int, default=2000)
+    options.add_argument("--examples", type=int, default=50, help="of each client")
+    options.add_argument("--classes", type=int, default=100)
+    options.add_argument("--dim", type=int, default=512)
+    options.add_argument("--test", type=int, default=10_000, help="test examples")
+    options.add_argument("--heads", type=Path, help="folder in which process 0 saves the heads, NumPy's .npz")
+    return options.parse_args(arguments)
 
 
 def main() -> None:
@@ -115,10 +114,10 @@ def main() -> None:
             print("  ".join(f"{k} {v:.4g}" if isinstance(v, float) else str(v) for k, v in figures.items()))
             if arguments.heads is not None:
                 np.savez(arguments.heads / f"{name}.npz", weight=head.weight, bias=head.bias)
-    if jax.process_index() == 0 and arguments.out is not None:
+    if jax.process_index() == 0:
         sizes = {name: getattr(arguments, name) for name in ("clients", "examples", "classes", "dim")}
         layout = {"processes": jax.process_count(), "devices": jax.device_count()}
-        write(arguments.out, {"machine": machine(), **layout, **sizes, "results": results})
+        write(arguments.out, **layout, **sizes, results=results)
 
 
 if __name__ == "__main__":

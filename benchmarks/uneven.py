@@ -8,16 +8,13 @@ later rounds of `covfree.rounds.run`, or of later calls.
 from __future__ import annotations
 
 import argparse
-import os
-import subprocess
-import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from common import machine, second_call, write
+from common import apart, parser, second_call, write
 
 RNG = np.random.default_rng(0)
 
@@ -161,21 +158,15 @@ TASKS: dict[str, tuple[str, Callable[[], float]]] = {
 
 def measured(task: str, checkout: Path) -> float:
     """What a process of its own measures of a checkout."""
-    command = [sys.executable, __file__, "--measure", task]
-    environment = {**os.environ, "PYTHONPATH": str(checkout)}
-    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
-    if done.returncode:
-        raise SystemExit(f"{task}, {checkout}: {done.stderr}")
-    return float(done.stdout.splitlines()[-1])
+    return float(apart(__file__, "--measure", task, PYTHONPATH=str(checkout)))
 
 
 def main() -> None:
     """Measure, print a table, and write JSON."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--before", type=Path, help="another checkout")
-    parser.add_argument("--out", type=Path, help="JSON file to write")
-    parser.add_argument("--measure", choices=TASKS, help=argparse.SUPPRESS)
-    arguments = parser.parse_args()
+    options = parser(__doc__)
+    options.add_argument("--before", type=Path, help="another checkout")
+    options.add_argument("--measure", choices=TASKS, help=argparse.SUPPRESS)
+    arguments = options.parse_args()
     if arguments.measure:
         print(TASKS[arguments.measure][1]())
         return
@@ -184,8 +175,7 @@ def main() -> None:
     for task, (title, _) in TASKS.items():
         results[task] = {name: measured(task, path) for name, path in checkouts.items() if path is not None}
         print(f"| {title} | {' | '.join(f'{value:.2f}' for value in results[task].values())} |", flush=True)
-    if arguments.out is not None:
-        write(arguments.out, {"machine": machine(), "results": results})
+    write(arguments.out, results=results)
 
 
 if __name__ == "__main__":
