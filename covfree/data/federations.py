@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import csv
-import hashlib
 import json
 import os
-from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 
 from covfree.data.dataset import StrPath
-from covfree.data.folders import read_below, scan
+from covfree.data.folders import of_files, scan
 from covfree.data.image_set import ImageSet, image_arrays, image_formats
+from covfree.data.labelled import Example, by_number, labelled, read_table
 
 
 class _Tables(NamedTuple):
@@ -110,16 +109,24 @@ def image_table(
         ValueError: if a column is missing, a value is empty, or two files or lines have the same name.
         FileNotFoundError: if a table or an image is missing.
     """
-    columns = (image_column, label_column, client_column)
-    rows = _lines(Path(train), columns, ())
-    parts = [False] * len(rows)
-    if test is not None:
-        held_out = _lines(Path(test), columns[:2], (client_column,))
-        rows, parts = rows + held_out, parts + [True] * len(held_out)
-    files = scan(Path(folder)).files
-    paths: dict[str, str] = {}
-    wanted = {image for image, _, _ in rows}
-    for path in files:
+    columns, examples = [image_column, label_column, client_column], list[Example]()
+    for table, split in ((train, "train"), (test, "test")):
+        if table is None:
+            continue
+        needed = columns if split == "train" else columns[:2]
+        try:
+            lines = list(read_table(Path(table), needed, columns))
+            if not lines:
+                raise ValueError("expected a line for each image, got none")
+            for place, values in lines:
+                if empty := [column for column in needed if not values[column]]:
+                    raise ValueError(f"{place} has no {empty[0]!r}")
+                examples.append(Example(*(values.get(column, "") for column in columns), split=split))
+        except (ValueError, csv.Error) as error:
+            raise ValueError(f"{table}: {error}") from error
+    found, paths = scan(Path(folder)), dict[str, str]()
+    wanted = {example.id for example in examples}
+    for path in found.files:
         stem, extension = os.path.splitext(os.path.basename(path))
         if extension.lower() in image_formats():
             for key in {stem, stem + extension} & wanted:
@@ -131,48 +138,10 @@ def image_table(
         raise FileNotFoundError(
             f"{folder}: {len(absent)} of {len(wanted)} images of the tables are missing: {absent[0]!r}, ..."
         )
-    ids = tuple(paths[image] for image, _, _ in rows)
-    classes = {label for _, label, _ in rows}
-    numeric = all(each.isdecimal() for each in classes)
-    names = sorted(classes, key=lambda each: (int(each) if numeric else 0, each))
-    number = {each: place for place, each in enumerate(names)}
-    identities = tuple(repr((path, *files[path])) for path in ids)
-    digest = hashlib.sha256("".join(identities).encode())
-    return ImageSet(
-        name=Path(train).resolve().parent.name,
-        ids=ids,
-        labels=np.array([number[label] for _, label, _ in rows], np.int32),
-        class_names=tuple(names),
-        read=partial(read_below, Path(folder), ids),
-        fingerprint=digest.hexdigest(),
-        clients=np.array([client for _, _, client in rows]),
-        is_test=None if test is None else np.array(parts),
-        identities=identities,
-    )
-
-
-def _lines(path: Path, needed: tuple[str, ...], other: tuple[str, ...]) -> list[tuple[str, str, str]]:
-    """Read a CSV table of images; return image, class and client of each line (``""`` if there is no client).
-
-    Args:
-        path: the file.
-        needed: names of the columns that must be there, without empty values.
-        other: names of columns that may be missing. After ``needed``, they complete the three names.
-    """
-    with path.open(newline="", encoding="utf-8") as file:
-        table = csv.DictReader(file)
-        held = table.fieldnames or []
-        if lacking := [column for column in needed if column not in held]:
-            raise ValueError(f"{path}: expected a column {lacking[0]!r}, got {list(held)}")
-        rows = []
-        for line in table:
-            values = [line.get(column) or "" for column in (*needed, *other)]
-            if empty := [column for column in needed if not line[column]]:
-                raise ValueError(f"{path}: line {table.line_num} has no {empty[0]!r}")
-            rows.append((values[0], values[1], values[2]))
-    if not rows:
-        raise ValueError(f"{path}: expected a line for each image, got none")
-    return rows
+    examples = [example._replace(id=paths[example.id]) for example in examples]
+    class_names = by_number({example.label for example in examples})
+    _, fields = labelled(folder, "images", examples, class_names)
+    return of_files(Path(folder), Path(train).resolve().parent.name, found, fields)
 
 
 def leaf_images(folder: StrPath) -> ImageSet:

@@ -11,15 +11,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
-
-from covfree.core.registries import nearest
 from covfree.data.dataset import StrPath
 from covfree.data.image_set import ImageSet, decode_image, image_formats
+from covfree.data.labelled import PARTS, Example, few, labelled
 
-# The part of the data that a folder contains, by the folder's name in lower case.
-PARTS = {"train": "train", "training": "train", "test": "test", "testing": "test"}
-PARTS.update({name: "validation" for name in ("val", "valid", "validation")})
 _BY_CLASS = "(?P<class>[^/]+)/"
 _BY_SPLIT = "(?P<split>[^/]+)/" + _BY_CLASS
 
@@ -78,47 +73,44 @@ def image_folder(
         held = sorted([*found.files, *(f"{folder}/" for folder in found.folders)])
         raise ValueError(
             f"{root}: expected images that match {compiled.pattern!r}, found none; the folder holds "
-            f"{_few(held) if held else 'nothing'}"
+            f"{few(held) if held else 'nothing'}"
         )
-    parts = [_part(root, match) for match in matches]
-    # With a test split, ignore the validation images; without one, test on them.
-    aside = "validation" if "test" in parts else None
-    ends = {
-        match.string[: match.end("split")]
-        for match, part in zip(matches, parts, strict=True)
-        if part == aside
-    }
-    kept = [match for match, part in zip(matches, parts, strict=True) if part != aside]
-    files = tuple(match.string for match in kept)
-    is_test = np.array([part != "train" for part in parts if part != aside])
-    names, labels = _numbered(root, [match["class"] or "" for match in kept], is_test, class_names)
-    clients = None
-    if "client" in compiled.groupindex:
-        clients = [match["client"] or "" for match in kept]
-        for file, client, test in zip(files, clients, is_test, strict=True):
-            if not client and not test:
-                raise ValueError(f"{root}: expected a client of {file} by pattern, got none")
-    left = {*found.files, *_empty(found)} - set(files)
+    groups = compiled.groupindex
+    examples = [
+        Example(
+            match.string,
+            match["class"] or "",
+            (match["client"] or "") if "client" in groups else None,
+            (match["split"] or "") if "split" in groups else "train",
+        )
+        for match in matches
+    ]
+    kept, fields = labelled(root, "images", examples, class_names)
+    aside = [matches[place] for place in set(range(len(matches))) - set(kept)]
+    ends = {match.string[: match.end("split")] for match in aside}
+    left = {*found.files, *_empty(found)} - set(fields["ids"])
     ignored = [file for file in left if not file.startswith(tuple(ends))]
-    identities = tuple(repr((file, *found.files[file])) for file in files)
-    digest = hashlib.sha256("".join(identities).encode())
+    ignored = sorted([*ignored, *found.hidden, *(f"{end}/" for end in ends)])
+    return of_files(root, root.resolve().name, found, fields, tuple(ignored))
+
+
+def of_files(
+    root: Path, name: str, found: Found, fields: dict[str, Any], ignored: tuple[str, ...] = ()
+) -> ImageSet:
+    """Make an image set of files that were ``found`` below ``root``; ``fields`` come from `labelled`."""
+    identities = tuple(repr((file, *found.files[file])) for file in fields["ids"])
     return ImageSet(
-        name=root.resolve().name,
-        ids=files,
-        labels=labels,
-        class_names=names,
-        read=partial(read_below, root, files),
-        fingerprint=digest.hexdigest(),
-        clients=None if clients is None else np.array(clients),
-        is_test=is_test if is_test.any() else None,
-        ignored=tuple(sorted([*ignored, *found.hidden, *(f"{end}/" for end in ends)])),
+        name=name,
+        read=partial(_read, root, fields["ids"]),
+        fingerprint=hashlib.sha256("".join(identities).encode()).hexdigest(),
+        ignored=ignored,
         identities=identities,
+        **fields,
     )
 
 
 # A module-level function can be pickled, so that the image set can be sent to another process.
-def read_below(root: Path, ids: tuple[str, ...], i: int) -> Any:
-    """Read the image whose path below the folder ``root`` is ``ids[i]``."""
+def _read(root: Path, ids: tuple[str, ...], i: int) -> Any:
     return decode_image(root / ids[i], ids[i])
 
 
@@ -193,42 +185,7 @@ def _compiled(pattern: str) -> re.Pattern[str]:
     return compiled
 
 
-def _part(root: Path, match: re.Match[str]) -> str:
-    """Return the part that an image belongs to: train, test or validation."""
-    split = match.groupdict().get("split", "train") or ""
-    if split.lower() not in PARTS:
-        raise ValueError(f"{root}: expected splits named train, test or val, got {split!r} in {match.string}")
-    return PARTS[split.lower()]
-
-
 def _empty(found: Found) -> list[str]:
     """List the folders without a file anywhere below them, each with a slash at the end."""
     holding = {str(above) for file in found.files for above in Path(file).parents}
     return [f"{folder}/" for folder in found.folders if folder not in holding]
-
-
-def _numbered(
-    root: Path, classes: list[str], is_test: np.ndarray, class_names: Sequence[str] | None
-) -> tuple[tuple[str, ...], np.ndarray]:
-    """Return the names of all classes, and each image's class number: the index of its class's name.
-
-    ``classes`` has the name of each image's class. Names are sorted, or in the order of ``class_names``.
-    """
-    names = tuple(sorted(set(classes)) if class_names is None else map(str, class_names))
-    number = {name: label for label, name in enumerate(names)}
-    if len(number) < len(names):
-        raise ValueError(f"class_names: expected each once, got {', '.join(names)}")
-    if unknown := sorted(set(classes) - set(names)):
-        known = f"{_few([*names])}{nearest(unknown[0], names)}"
-        raise ValueError(f"{root}: class {unknown[0]!r} is none of class_names: {known}")
-    labels = np.array([number[name] for name in classes], np.int32)
-    if class_names is None:
-        for label in np.setdiff1d(labels, labels[~is_test]):
-            raise ValueError(
-                f"{root}: class {names[label]!r} has {(labels == label).sum()} test images, none to train on"
-            )
-    return names, labels
-
-
-def _few(names: list[str]) -> str:
-    return ", ".join(names[:5]) + (f", ... ({len(names)} in all)" if len(names) > 5 else "")

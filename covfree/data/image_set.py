@@ -1,4 +1,4 @@
-"""Image sets of files or arrays, their base class (also of text sets), and the decoding of an image file."""
+"""Image sets of files or arrays, and the decoding of an image file."""
 
 from __future__ import annotations
 
@@ -15,51 +15,7 @@ import numpy as np
 from covfree.core.checks import num_classes_of
 from covfree.core.optional import optional
 from covfree.data.dataset import StrPath
-
-
-class LabelledSet:
-    """Examples with labels, and perhaps clients: the base class of `ImageSet` and `TextSet`.
-
-    Those classes declare the fields; this one checks them.
-    """
-
-    name: str
-    ids: tuple[str, ...]
-    labels: np.ndarray
-    class_names: tuple[str, ...]
-    clients: np.ndarray | None
-    is_test: np.ndarray | None
-    ignored: tuple[str, ...]
-
-    def __post_init__(self) -> None:
-        kinds = (
-            ("labels", self.labels, "iu", "integers"),
-            ("clients", self.clients, "iuU", "strings or integers"),
-            ("is_test", self.is_test, "b", "booleans"),
-        )
-        for name, array, allowed, text in kinds:
-            if array is None:
-                continue
-            if array.dtype.kind not in allowed:
-                raise TypeError(f"{self.name}: {name}: expected {text}, got {array.dtype}")
-            if array.shape != (len(self.ids),):
-                raise ValueError(
-                    f"{self.name}: {name}: expected shape [{len(self.ids)}], got {list(array.shape)}"
-                )
-        if len(set(self.ids)) < len(self.ids):
-            seen: set[str] = set()
-            twice = next(name for name in self.ids if name in seen or seen.add(name))
-            raise ValueError(f"{self.name}: ids: expected each once, got {twice!r} twice")
-        wrong = np.flatnonzero((self.labels < 0) | (self.labels >= len(self.class_names)))
-        if len(wrong):
-            raise ValueError(
-                f"{self.name}: labels: {self.ids[wrong[0]]} has label {self.labels[wrong[0]]}; "
-                f"expected one in [0, {len(self.class_names)})"
-            )
-
-    def __len__(self) -> int:
-        """The number of examples."""
-        return len(self.ids)
+from covfree.data.labelled import LabelledSet
 
 
 @dataclass(frozen=True)

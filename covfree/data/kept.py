@@ -11,7 +11,7 @@ import numpy as np
 from covfree.data.dataset import StrPath
 from covfree.data.feature_file import differences, read_feature_file, rewrite
 from covfree.data.feature_writer import FeatureWriter, identity_of, recognised
-from covfree.data.image_set import LabelledSet
+from covfree.data.labelled import LabelledSet
 
 # A callback that gets the number of finished examples and the number of all examples.
 Progress = Callable[[int, int], None]

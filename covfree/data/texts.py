@@ -8,16 +8,16 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, TypeAlias
 
 import numpy as np
 
 from covfree.data.dataset import StrPath
-from covfree.data.folders import PARTS
-from covfree.data.image_set import LabelledSet
+from covfree.data.labelled import PARTS, Example, LabelledSet, by_number, labelled, read_table
 
-_TABLES = {".csv": ",", ".tsv": "\t"}
 _COLUMNS = ("text", "label", "client", "split")
+# A text, None if it is ignored, and what is known of it.
+_Item: TypeAlias = tuple[str | None, Example]
 
 
 @dataclass(frozen=True)
@@ -125,57 +125,25 @@ def load_texts(
     # Raise the csv module's limit of 131,072 characters for a field.
     before = csv.field_size_limit(2**31 - 1)
     try:
-        items = list(kinds[path.suffix](path, {given: name for name, given in names.items()}))
-        ignored = tuple(item.id for item in items if item.split is None)
-        return _text_set(path.stem, [item for item in items if item.split is not None], ignored, class_names)
+        items = list(kinds[path.suffix](path, names))
     except (ValueError, csv.Error, RecursionError) as error:
         raise ValueError(f"{path}: {error}") from error
     finally:
         csv.field_size_limit(before)
-
-
-class _Item(NamedTuple):
-    """An example, read from a file of texts.
-
-    Attributes:
-        id: where it is in the file, such as ``line 2``.
-        text: the text.
-        label: the name of its class.
-        client: the name of its client; "" for none.
-        split: the name of its split, such as ``test``; None if the example is to be ignored.
-    """
-
-    id: str
-    text: str
-    label: str
-    client: str
-    split: str | None
+    ignored = tuple(example.id for text, example in items if text is None)
+    items = [(text, example) for text, example in items if text is not None]
+    if not items:
+        raise ValueError(f"{path}: expected texts, found none")
+    kept, fields = labelled(path, "texts", [example for _, example in items], class_names, by_number)
+    if len(kept) < len(items):
+        ignored += ("validation split",)
+    return TextSet(name=path.stem, texts=tuple(items[place][0] for place in kept), ignored=ignored, **fields)
 
 
 def _table(path: Path, names: Mapping[str, str]) -> Iterator[_Item]:
-    delimiter = _TABLES[path.suffix]
-    quoting = csv.QUOTE_MINIMAL if delimiter == "," else csv.QUOTE_NONE
-    # Spreadsheets write a byte order mark before the first name; utf-8-sig drops it.
-    with path.open(encoding="utf-8-sig", newline="") as stream:
-        rows = csv.DictReader(stream, delimiter=delimiter, quoting=quoting, strict=True)
-        columns = [name for name in rows.fieldnames or [] if name in names]
-        if not _needed(names) <= set(columns) or len(set(columns)) < len(columns):
-            needed = " and ".join(sorted(_needed(names), key=lambda name: names[name], reverse=True))
-            raise ValueError(
-                f"expected columns {needed} once each, got {rows.fieldnames or []}; columns= (--text-column, "
-                "--label-column) says what the file calls them"
-            )
-        for row in rows:
-            place = f"line {rows.line_num}"
-            if None in row or None in row.values():
-                found = "more" if None in row else "fewer"
-                raise ValueError(f"{place}: expected {len(rows.fieldnames or [])} values, got {found}")
-            yield _item(place, {names[name]: row[name] for name in columns})
-
-
-def _needed(names: Mapping[str, str]) -> set[str]:
-    """Return the names, in the file, of the columns that it must have: the text and the label."""
-    return {given for given, name in names.items() if name in ("text", "label")}
+    hint = "; columns= (--text-column, --label-column) says what the file calls them"
+    for place, values in read_table(path, [names["text"], names["label"]], list(names.values()), hint):
+        yield _item(place, {name: values[own] for name, own in names.items() if own in values})
 
 
 def _lines(path: Path, names: Mapping[str, str]) -> Iterator[_Item]:
@@ -188,11 +156,13 @@ def _lines(path: Path, names: Mapping[str, str]) -> Iterator[_Item]:
                 values = json.loads(line)
             except ValueError as error:
                 raise ValueError(f"{place}: expected JSON ({error})") from error
-            if not isinstance(values, dict) or not _needed(names) <= set(values):
-                needed = " and ".join(sorted(_needed(names), key=lambda name: names[name], reverse=True))
+            needed = [names["text"], names["label"]]
+            if not isinstance(values, dict) or not set(needed) <= set(values):
+                needed = " and ".join(needed)
                 raise ValueError(f"{place}: expected an object with {needed}, got {line.strip():.60}")
-            given = {name: values[own] for own, name in names.items() if values.get(own) is not None}
-            yield _item(place, given)
+            yield _item(
+                place, {name: values[own] for name, own in names.items() if values.get(own) is not None}
+            )
 
 
 def _pairs(path: Path, _: Mapping[str, str]) -> Iterator[_Item]:
@@ -204,13 +174,12 @@ def _pairs(path: Path, _: Mapping[str, str]) -> Iterator[_Item]:
         if not isinstance(pairs, list):
             raise ValueError(f"{split}: {expected}, got a {type(pairs).__name__}")
         if split.lower() not in PARTS:
-            yield _Item(f"{split}/", "", "", "", None)
+            yield None, Example(f"{split}/", "")
             continue
         for number, pair in enumerate(pairs):
             if not isinstance(pair, list) or len(pair) != 2:
                 raise ValueError(f"{split}/{number}: {expected}, got {pair!r:.60}")
-            values = {"text": pair[0], "label": pair[1], "split": split}
-            yield _item(f"{split}/{number}", values)
+            yield _item(f"{split}/{number}", {"text": pair[0], "label": pair[1], "split": split})
 
 
 def _item(place: str, values: dict[str, Any]) -> _Item:
@@ -220,56 +189,7 @@ def _item(place: str, values: dict[str, Any]) -> _Item:
     for name, value in values.items():
         if type(value) not in (str, int):
             raise ValueError(f"{place}: {name}: expected a string or a whole number, got {value!r}")
-    label, client, split = (str(values.get(name, "")).strip() for name in ("label", "client", "split"))
+    label, client = (str(values.get(name, "")).strip() for name in ("label", "client"))
     if not label:
         raise ValueError(f"{place}: label: expected one, got none")
-    if "split" in values and split.lower() not in PARTS:
-        raise ValueError(f"{place}: split: expected train, test or val, got {split!r}")
-    return _Item(place, values["text"], label, client, PARTS[split.lower()] if split else "train")
-
-
-def _text_set(
-    name: str, items: list[_Item], ignored: tuple[str, ...], class_names: Sequence[str] | None
-) -> TextSet:
-    splits = {item.split for item in items}
-    if {"test", "validation"} <= splits:
-        items = [item for item in items if item.split != "validation"]
-        ignored += ("validation split",)
-    if not items:
-        raise ValueError("expected texts, found none")
-    is_test = np.array([item.split != "train" for item in items])
-    if any(item.client for item in items):
-        for item, test in zip(items, is_test, strict=True):
-            if not item.client and not test:
-                raise ValueError(f"{item.id}: client: expected one, as other texts have, got none")
-    names = _class_names([item.label for item in items]) if class_names is None else tuple(class_names)
-    number = {name: label for label, name in enumerate(names)}
-    if len(number) < len(names):
-        raise ValueError(f"class_names: expected each once, got {', '.join(names)}")
-    for item in items:
-        if item.label not in number:
-            raise ValueError(f"{item.id}: label: expected one of class_names, got {item.label!r}")
-    labels = np.array([number[item.label] for item in items], np.int32)
-    if class_names is None:
-        for label in np.setdiff1d(labels, labels[~is_test]):
-            first = items[int(np.argmax(labels == label))]
-            raise ValueError(f"{first.id}: label: {first.label!r} has test texts and none to train on")
-    clients = np.array([item.client for item in items])
-    return TextSet(
-        name=name,
-        ids=tuple(item.id for item in items),
-        labels=labels,
-        class_names=names,
-        texts=tuple(item.text for item in items),
-        clients=clients if (clients != "").any() else None,
-        is_test=is_test if is_test.any() else None,
-        ignored=ignored,
-    )
-
-
-def _class_names(labels: Sequence[str]) -> tuple[str, ...]:
-    """Return the distinct labels, sorted as numbers if all are whole numbers, else as strings."""
-    names = set(labels)
-    if all(name.isascii() and name.lstrip("-").isdecimal() for name in names):
-        return tuple(sorted(names, key=lambda name: (int(name), name)))
-    return tuple(sorted(names))
+    return values["text"], Example(place, label, client or None, str(values.get("split", "train")).strip())

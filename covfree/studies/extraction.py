@@ -14,9 +14,10 @@ from covfree.backbones.hub import Weights
 from covfree.backbones.processor import preprocessing_of
 from covfree.core.registries import nearest
 from covfree.data.extract import encode_texts, extract_features
-from covfree.data.image_set import ImageSet, LabelledSet
+from covfree.data.image_set import ImageSet
 from covfree.data.images import load_images
 from covfree.data.kept import Extracted
+from covfree.data.labelled import LabelledSet
 from covfree.data.texts import TextSet
 from covfree.studies.progress import Progress, say
 

@@ -58,7 +58,7 @@ def test_classes_that_others_have_too(folder):
     images = image_folder(path, class_names=["dog", "cat", "bee", "ant"])
     assert images.class_names == ("dog", "cat", "bee", "ant")
     assert images.labels.tolist() == [1, 0, 3, 0]
-    with pytest.raises(ValueError, match="pictures: class 'ant' is none of class_names: dog, cat"):
+    with pytest.raises(ValueError, match=r"pictures: train/ant/2\.png: class 'ant' is none of .*: dog, cat"):
         image_folder(path, class_names=["dog", "cat"])
     with pytest.raises(ValueError, match="class_names: expected each once, got dog, cat, ant, dog"):
         image_folder(path, class_names=["dog", "cat", "ant", "dog"])
@@ -215,7 +215,7 @@ WRONG = {
     "another split": (
         dict(),
         ("train/cat/1.png", "test/cat/1.png", "extra/cat/1.png"),
-        r"splits named train, test or val, got 'extra' in extra/cat/1\.png",
+        r"extra/cat/1\.png: split: expected train, test or val, got 'extra'",
     ),
     "nothing to train on": (
         dict(),
@@ -232,7 +232,7 @@ WRONG = {
     "no client": (
         dict(pattern=CLASS + r"\d_u(?P<client>\d*)"),
         ("cat/1_u1.png", "cat/2_u.png"),
-        r"pictures: expected a client of cat/2_u\.png by pattern, got none",
+        r"pictures: cat/2_u\.png: client: expected one for each training example",
     ),
 }
 

@@ -124,7 +124,7 @@ def test_columns_by_other_names_and_long_texts(file):
 def test_machines_agree_on_classes(file):
     path = file(".csv", "text,label\nrain,b\n")
     assert load_texts(path, class_names=["a", "b", "c"]).labels.tolist() == [1]
-    with pytest.raises(ValueError, match=r"mails.csv: line 2: label: expected one of class_names, got 'b'"):
+    with pytest.raises(ValueError, match=r"mails.csv: line 2: class 'b' is none of class_names: a"):
         load_texts(path, class_names=["a"])
     with pytest.raises(ValueError, match="class_names: expected each once, got b, b"):
         load_texts(path, class_names=["b", "b"])
@@ -156,7 +156,7 @@ BAD = {
     "only test": (
         ".csv",
         "text,label,split\na,b,train\na,c,test\n",
-        "line 3: label: 'c' has test texts and none to train",
+        "line 3: class 'c' has 1 test texts, none to train",
     ),
     "no JSON": (".jsonl", '{"text": "a", "label": "b"}\n{"text"\n', "line 2: expected JSON"),
     "no object": (".jsonl", "[1]\n", r"line 1: expected an object with text and label, got \[1\]"),

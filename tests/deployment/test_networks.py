@@ -159,7 +159,7 @@ def test_a_site_whose_photos_changed_since(tiny, tmp_path, monkeypatch, capsys):
     join = ["federation", "join", "shared", "--key", "oslo.key", "--state", "o", "--out", "o.npz"]
     join += ["--wait", "0", "--weights", tiny, "--images"]
     assert run([*join, "photos"]) == 2
-    assert "photos: class 'berlin' is none of class_names: blue, dark, grey" in capsys.readouterr().err
+    assert "class 'berlin' is none of class_names: blue, dark, grey" in capsys.readouterr().err
     assert run([*join, "photos/oslo"]) == 3
     os.utime("photos/oslo/blue/0.png", (1, 1))
     capsys.readouterr()
