@@ -11,39 +11,46 @@ cross-validation at the first seed. Bytes are those of all clients, both ways.
 
 from __future__ import annotations
 
-import argparse
 import json
 import sys
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
-from data_sets import Data
-from refinement import CLIENT_RATE, Federation, add_data_options, datasets
+from data_sets import Data, Federation, datasets, options
+from refinement import RATES, Point, Results, table, trained
 
 import covfree
-from covfree import finetune, rounds
 from covfree.engine.examples import over_examples, over_rows
 from covfree.engine.totals import How, through
 from covfree.heads.metrics import measure
 from covfree.studies.pooled import PENALTIES, pooled_head
 
 STEPS = 4  # rounds of gradients
-RATES = {"FedAvg": (1.0, 4.0, 16.0), "FedAdam": (0.001, 0.003, 0.01), "SCAFFOLD": (1.0, 4.0, 16.0)}
-# Rounds after the first message, bytes both ways, accuracy in %, negative log-likelihood, calibration error.
-Point: TypeAlias = tuple[int, int, float, float, float]
-# Of each federation its seeds, of each the points of each way.
-Results: TypeAlias = dict[str, list[dict[str, list[Point]]]]
+# Columns of the tables: title, way, and the place of its point.
+WAYS = [
+    *((f"{name}, {n}", f"{name}, corrected", n) for name in ("FedCOF", "Student") for n in (0, 2, 3, 4, 5)),
+    *(
+        ("refined once, 5", "refined once, corrected", 5),
+        ("refined, 4", "refined", 4),
+        ("pooled", "pooled", 0),
+    ),
+    *((f"{name}, 5", name, 5) for name in RATES),
+]
 FEDERATIONS = [Federation(number, 0.1, moved) for moved in (False, True) for number in (100, 10)]
 
 
-def point(number: int, size: int, head: Any, data: Data) -> Point:
-    """Measure a head on the test examples."""
+def figures(head: Any, data: Data) -> dict[str, float]:
+    """Accuracy in %, negative log-likelihood and calibration error on the test examples."""
     scores = jnp.asarray(head(data.test_features))
     found = measure(scores, data.test_labels, ("accuracy", "nll", "ece"))
-    return number, size, 100 * found["accuracy"], found["nll"], found["ece"]
+    return {**found, "accuracy": 100 * found["accuracy"]}
+
+
+def point(number: int, size: int, head: Any, data: Data) -> Point:
+    """Rounds after the first message, bytes both ways, and a head's figures."""
+    return number, size, *figures(head, data).values()
 
 
 def curve(method: Any, data: Data, clients: np.ndarray, classes: int) -> list[Point]:
@@ -99,63 +106,9 @@ def measured(
     if "pooled" not in found:
         found["pooled"] = [point(0, data.features.size * 4, pooled.head(data, classes), data)]
     if training and not set(RATES) <= set(found):
-        found |= trained(data, clients, seed, training, found["FedCOF, corrected"][0])
+        start = found["FedCOF, corrected"][0]
+        found |= trained(data, clients, seed, training, start, list(RATES), lambda head: figures(head, data))
     return found
-
-
-def trained(data: Data, clients: np.ndarray, seed: int, number: int, start: Point) -> dict[str, list[Point]]:
-    """Points of federated training over so many rounds from FedCOF's head, whose point is given."""
-    train, found = (data.features, data.labels, clients), {}
-    head: Any = covfree.fit(covfree.fedcof(), *train)
-    head = covfree.with_temperature(head, covfree.calibrate_temperature(head, *train[:2]))
-    unit = float(np.square(data.features).sum(1).mean())
-    makers = {"FedAvg": finetune.fedavg, "FedAdam": finetune.fedadam, "SCAFFOLD": finetune.scaffold}
-    for name, make in makers.items():
-        runs = []
-        for rate in RATES[name]:
-            options: Any = {"client": rate / unit}
-            if name == "FedAdam":
-                options = {"client": CLIENT_RATE / unit, "server_lr": rate}
-            points, size = [start], start[1]
-
-            def evaluate(head: Any, points: Any = points) -> dict[str, float]:
-                points.append(point(len(points), 0, head, data))
-                return {}
-
-            run = rounds.run(
-                make(finetune.linear_model(head), **options),
-                *train,
-                key=jax.random.key(seed),
-                rounds=number,
-                evaluate=evaluate,
-            )
-            # The first evaluation is of the start, calibrated.
-            del points[1]
-            for index, record in enumerate(run.history):
-                size += int(record["bytes_up"] + record["bytes_down"])
-                points[index + 1] = (index + 1, size, *points[index + 1][2:])
-            runs.append(points)
-        # The best at the end, in their favour.
-        found[name] = max(runs, key=lambda points: points[-1][2])
-    return found
-
-
-def table(results: Results, figure: int = 2) -> str:
-    """Means over seeds in Markdown; a figure is an index of a point."""
-    starts, numbers = ("FedCOF", "Student"), (0, 2, 3, 4, 5)
-    ways = [(f"{name}, {n}", f"{name}, corrected", n) for name in starts for n in numbers]
-    ways += [("refined once, 5", "refined once, corrected", 5), ("refined, 4", "refined", 4)]
-    ways += [("pooled", "pooled", 0)]
-    ways += [(f"{name}, {n}", name, n) for name in RATES for n in (5,)]
-    lines = [f"| | seeds | {' | '.join(title for title, *_ in ways)} |", "|---" * (len(ways) + 2) + "|"]
-    for name, runs in results.items():
-        cells = []
-        for _, way, index in ways:
-            values = [run[way][index][figure] for run in runs if way in run]
-            digits = 1 if figure == 2 else 3
-            cells.append(f"{np.mean(values):.{digits}f}" if values else "–")
-        lines.append(f"| {name} | {len(runs)} | {' | '.join(cells)} |")
-    return "\n".join(lines)
 
 
 def bounds(results: Results) -> str:
@@ -177,17 +130,14 @@ def bounds(results: Results) -> str:
 
 def main() -> None:
     """Measure all federations and print tables."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    add_data_options(parser)
-    parser.add_argument("--seeds", type=int, default=5)
-    parser.add_argument("--only", default="", help="part of the name of the federations to run")
+    parser = options(__doc__, seeds=5)
     parser.add_argument("--training", type=int, default=5, help="rounds of training; 0 for none")
     parser.add_argument("--out", type=Path, required=True, help="folder for results.json")
     arguments = parser.parse_args()
     covfree.limit_lapack_threads()
     arguments.out.mkdir(parents=True, exist_ok=True)
     file = arguments.out / "results.json"
-    results: Results = json.loads(file.read_text()) if file.exists() else {}
+    results = json.loads(file.read_text()) if file.exists() else {}
     for name, load in datasets(arguments).items():
         for place in FEDERATIONS:
             title = f"{name}, {place.title}"
@@ -203,7 +153,7 @@ def main() -> None:
                 print(f"{title}, seed {seed}: {ends}", file=sys.stderr, flush=True)
                 file.write_text(json.dumps(results) + "\n")
     done = {name: runs for name, runs in results.items() if runs}
-    print(table(done), table(done, 3), table(done, 4), bounds(done), sep="\n\n")
+    print(*(table(done, WAYS, figure) for figure in (2, 3, 4)), bounds(done), sep="\n\n")
 
 
 if __name__ == "__main__":

@@ -1,16 +1,23 @@
-"""The data that experiments share: digits, stored features, speech, texts; and a shift of clients."""
+"""What experiments share: data sets, how they are spread over clients, and what was measured of them."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import argparse
+import json
+import re
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cache
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+import jax
 import numpy as np
 from scipy.io import wavfile
 from scipy.signal import stft
 
 from covfree.data import load_digits, load_texts
+from covfree.data.partitions import inner_dirichlet
 
 SHIFT = 0.5  # in deviations of all features
 
@@ -105,3 +112,101 @@ def shifted(data: Data, clients: np.ndarray, seed: int) -> Data:
     visited = rng.integers(0, len(offsets), len(data.test_labels))
     moved = (data.features + offsets[clients], data.test_features + offsets[visited])
     return data._replace(features=moved[0].astype(np.float32), test_features=moved[1].astype(np.float32))
+
+
+class Federation(NamedTuple):
+    """How a data set is spread: over so many clients by Dirichlet's law, or as its own clients are (None)."""
+
+    number: int | None
+    alpha: float = 0.1
+    moved: bool = False
+
+    @property
+    def title(self) -> str:
+        """What tables call it."""
+        if self.number is None:
+            return "its own clients"
+        return f"{self.number} clients, α = {self.alpha}{', shift' * self.moved}"
+
+    def spread(self, data: Data, seed: int) -> tuple[Data, np.ndarray]:
+        """Examples, and the client of each to train on."""
+        if self.number is None:
+            assert data.clients is not None
+            return data, data.clients
+        clients = inner_dirichlet(data.labels, self.number, self.alpha, seed=seed)
+        return (shifted(data, clients, seed) if self.moved else data), clients
+
+
+def options(description: str | None, seeds: int | None = None) -> argparse.ArgumentParser:
+    """A parser of what `datasets` reads and, with a number of seeds, of what `kept_runs` does."""
+    parser = argparse.ArgumentParser(description=description)
+    parser.add_argument("--features", type=Path, help=".npz file with features, labels and is_test")
+    parser.add_argument("--speech", type=Path, help="folder of recordings digit_speaker_index.wav")
+    parser.add_argument("--texts", type=Path, help="folder with data_full.json of CLINC150")
+    parser.add_argument("--sentences", type=Path, help="the same through all-MiniLM-L6-v2: covfree extract's")
+    parser.add_argument("--only", default="", help="part of the name of the federations to run")
+    if seeds is not None:
+        parser.add_argument("--seeds", type=int, default=seeds)
+    return parser
+
+
+def datasets(arguments: argparse.Namespace) -> dict[str, Callable[[int], Data]]:
+    """Each data set, given a seed of its split."""
+    found: dict[str, Callable[[int], Data]] = {"digits": digits}
+    if arguments.features is not None:
+        found["Caltech-101"] = cache(lambda seed: stored(arguments.features))
+    if arguments.speech is not None:
+        found["speech"] = cache(lambda seed: speech(arguments.speech))
+    if arguments.texts is not None:
+        found["texts"] = cache(lambda seed: texts(arguments.texts))
+    if arguments.sentences is not None:
+        found["sentences"] = cache(lambda seed: stored(arguments.sentences))
+    return found
+
+
+def kept_runs(
+    arguments: argparse.Namespace,
+    federations: Sequence[Federation],
+    measure: Callable[[Data, np.ndarray, int], Any],
+    file: Path,
+) -> dict[str, list[Any]]:
+    """Measure what a JSON file lacks, from data, clients and seed, and write it there as it goes.
+
+    Clients that a data set brings along are a federation of one seed.
+    """
+    results = json.loads(file.read_text()) if file.exists() else {}
+    for name, load in datasets(arguments).items():
+        own = [Federation(None)] if load(0).clients is not None else []
+        for federation in (*federations, *own):
+            title = f"{name}, {federation.title}"
+            if arguments.only not in title:
+                continue
+            runs = results.setdefault(title, [])
+            for seed in range(len(runs), arguments.seeds if federation.number else 1):
+                runs.append(measure(*federation.spread(load(seed), seed), seed))
+                file.write_text(json.dumps(results) + "\n")
+                print(f"{title}, seed {seed}", file=sys.stderr, flush=True)
+            # Of so many compiled functions a process has no room for all.
+            jax.clear_caches()
+    return {name: runs for name, runs in results.items() if runs}
+
+
+def markdown(titles: Sequence[str], rows: Mapping[str, Sequence[str]]) -> str:
+    """A table with a name before each row."""
+    lines = [f"| | {' | '.join(titles)} |", "|---" * (len(titles) + 1) + "|"]
+    return "\n".join([*lines, *(f"| {name} | {' | '.join(row)} |" for name, row in rows.items())])
+
+
+def gains(results: Mapping[str, Sequence[Mapping[str, float]]]) -> str:
+    """In Markdown: a figure's mean over seeds; what the others gain on it, with the least; means of all."""
+    rows, means = {}, []
+    for name, runs in results.items():
+        figures = np.array([list(run.values()) for run in runs])
+        gain = figures[:, 1:] - figures[:, :1]
+        means.append(gain.mean(0))
+        cells = [f"{m:+.1f} ({low:+.1f})" for m, low in zip(gain.mean(0), gain.min(0), strict=True)]
+        rows[name] = [f"{figures[:, 0].mean():.1f}", *cells]
+    rows["mean"] = ["", *(f"{each:+.2f}" for each in np.mean(means, 0))]
+    # Signs as they are set in text; what is rounded to 0 has none.
+    table = markdown(list(next(iter(results.values()))[0]), rows)
+    return re.sub(r"[+-](0\.0\b)", r"\1", table).replace("| -", "| −").replace("(-", "(−")

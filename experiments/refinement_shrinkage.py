@@ -8,15 +8,12 @@ docs/refinement.md; the start has t·min(1, d/ν) of FedCOF's estimate. "4 class
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
-import residual_directions as stored_scatters
-from data_sets import Data, shifted
-from refinement import add_data_options, datasets
-from residual_directions import merged
+from data_sets import Data, datasets, options, shifted
+from residual_directions import merged, scatters
 
 from covfree.data.partitions import inner_dirichlet
 
@@ -46,7 +43,7 @@ def loaded(covariance: np.ndarray, degrees: float) -> float:
 
 def accuracies(data: Data, clients: np.ndarray) -> list[list[float]]:
     """Of each rule, from the start on, in %."""
-    found, mean, count = stored_scatters.scatters(stored_scatters.Federation("", data, clients, 1))
+    found, mean, count = scatters(data, clients, 1)
     start, exact, dim = found["means"], found["exact"], data.features.shape[1]
     present = (count > 0).sum()
     pairs = len(np.unique(np.stack([clients, data.labels]), axis=1).T)
@@ -93,9 +90,7 @@ def refined(
 
 def main() -> None:
     """Print the table, and what the second rule gains in all."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    add_data_options(parser)
-    arguments = parser.parse_args()
+    arguments = options(__doc__).parse_args()
     print(
         "| rounds 1 / 2 / 3 | FedCOF | $t \\min(1, d/\\nu)$ | $t \\sqrt{\\min(1, r/\\nu) \\min(1, d/\\nu)}$ |"
     )
@@ -105,6 +100,8 @@ def main() -> None:
         found: dict[str, list[list[list[float]]]] = {}
         for seed in range(SEEDS.get(name, 1)):
             for title, data, clients in federations(load(seed), seed):
+                if arguments.only not in f"{name}, {title}":
+                    continue
                 found.setdefault(title, []).append(accuracies(data, clients))
         for title, runs in found.items():
             first, second = np.mean(runs, 0)

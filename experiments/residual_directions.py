@@ -11,15 +11,12 @@ its degrees of freedom L and with those of the examples, A.
 
 from __future__ import annotations
 
-import argparse
-from collections.abc import Iterator
-from dataclasses import dataclass
-from pathlib import Path
+from collections.abc import Iterable, Iterator
 from unittest.mock import patch
 
 import jax
 import numpy as np
-from data_sets import Data, digits, shifted, speech, stored, texts
+from data_sets import Data, datasets, options, shifted
 
 import covfree
 from covfree.data.partitions import inner_dirichlet
@@ -29,45 +26,27 @@ from covfree.estimators.scatter import Freedom
 GAMMAS = np.logspace(-4, 2, 25)  # in units of the mean variance
 
 
-@dataclass(frozen=True)
-class Federation:
-    """Examples, their clients, and the directions that each client sends."""
-
-    name: str
-    data: Data
-    clients: np.ndarray
-    directions: int
-
-
 def merged(data: Data, number: int) -> Data:
     """With the classes put together at random, to so many."""
     names = np.random.default_rng(0).permutation(np.arange(int(data.labels.max()) + 1) % number)
     return data._replace(labels=names[data.labels], test_labels=names[data.test_labels])
 
 
-def federations(arguments: argparse.Namespace) -> Iterator[Federation]:
-    """Few clients that differ with 16 directions each, and a hundred small ones with 5."""
-    sets = {"digits": digits(0)}
-    if arguments.features is not None:
-        sets[arguments.features.stem] = stored(arguments.features)
-    if arguments.texts is not None:
-        sets["texts"] = texts(arguments.texts)
-    if arguments.speech is not None:
-        sets["speech"] = speech(arguments.speech)
-    for name, data in sets.items():
-        if data.clients is not None:
-            yield Federation(f"{name}, its own clients", data, data.clients, 16)
-        few, many = (inner_dirichlet(data.labels, n, a, seed=0) for n, a in ((10, 0.5), (100, 0.1)))
-        yield Federation(f"{name}, 10 clients, shift", shifted(data, few, 0), few, 16)
-        yield Federation(f"{name}, 100 clients", data, many, 5)
-        four = merged(data, 4)
-        clients = inner_dirichlet(four.labels, 100, 0.1, seed=0)
-        yield Federation(f"{name}, 4 classes, 100 clients", four, clients, 5)
+def federations(name: str, data: Data) -> Iterator[tuple[str, Data, np.ndarray, int]]:
+    """Titles, examples, clients and directions: 16 of a few clients, 5 of a hundred small ones."""
+    if data.clients is not None:
+        yield f"{name}, its own clients", data, data.clients, 16
+    few, many = (inner_dirichlet(data.labels, n, a, seed=0) for n, a in ((10, 0.5), (100, 0.1)))
+    yield f"{name}, 10 clients, shift", shifted(data, few, 0), few, 16
+    yield f"{name}, 100 clients", data, many, 5
+    four = merged(data, 4)
+    yield f"{name}, 4 classes, 100 clients", four, inner_dirichlet(four.labels, 100, 0.1, seed=0), 5
 
 
-def scatters(federation: Federation) -> tuple[dict[str, np.ndarray], np.ndarray, np.ndarray]:
-    """Covariances within classes of each kind; class means and counts. Loops and float64."""
-    data, clients, number = federation.data, federation.clients, federation.directions
+def scatters(
+    data: Data, clients: np.ndarray, number: int
+) -> tuple[dict[str, np.ndarray], np.ndarray, np.ndarray]:
+    """Covariances within classes of each kind, given the number of directions; class means and counts."""
     features, labels = data.features[clients >= 0].astype(np.float64), data.labels[clients >= 0]
     owners, dim, classes = clients[clients >= 0], features.shape[1], int(data.labels.max()) + 1
     count = np.bincount(labels, minlength=classes)
@@ -126,52 +105,55 @@ def shaped(
     return rest / excess + (1 - 1 / excess) * plain
 
 
-def best(data: Data, covariance: np.ndarray, mean: np.ndarray, count: np.ndarray) -> float:
-    """Accuracy of LDA in %, at the γ that is best on the test examples."""
+def accuracies(
+    data: Data, covariance: np.ndarray, mean: np.ndarray, count: np.ndarray, gammas: Iterable[float]
+) -> list[float]:
+    """Accuracy of LDA in % for each γ."""
     values, vectors = np.linalg.eigh(covariance)
     centre = count @ mean / count.sum()
     means, tests = (mean - centre) @ vectors, (data.test_features - centre) @ vectors
-    accuracies = []
-    for gamma in GAMMAS * np.trace(covariance) / len(covariance):
+    priors, found = np.where(count > 0, np.log(np.maximum(count, 1)), -np.inf), []
+    for gamma in gammas:
         weight = means / (np.maximum(values, 0) + gamma)
-        scores = tests @ weight.T + np.log(np.maximum(count, 1e-9)) - 0.5 * (weight * means).sum(1)
-        scores[:, count == 0] = -np.inf
-        accuracies.append((scores.argmax(1) == data.test_labels).mean())
-    return 100 * max(accuracies)
+        scores = tests @ weight.T + priors - 0.5 * (weight * means).sum(1)
+        found.append(100 * float((scores.argmax(1) == data.test_labels).mean()))
+    return found
 
 
-def automatic(federation: Federation, degrees: str) -> float:
+def best(data: Data, covariance: np.ndarray, mean: np.ndarray, count: np.ndarray) -> float:
+    """Accuracy of LDA in %, at the γ that is best on the test examples."""
+    return max(accuracies(data, covariance, mean, count, GAMMAS * np.trace(covariance) / len(covariance)))
+
+
+def automatic(data: Data, clients: np.ndarray, number: int, degrees: str) -> float:
     """Accuracy of `fedcof_residuals` in %."""
 
     def of_examples(totals: DirectedMoments) -> Freedom:
         moments = totals.moments
         return directed_freedom(totals.__class__(moments, (moments.count - moments.num_rows).sum() * 1.0))
 
-    data = federation.data
     freedom = of_examples if degrees == "A" else directed_freedom
     with patch("covfree.methods.within.directed_freedom", freedom):
         jax.clear_caches()
-        method = covfree.fedcof_residuals(federation.directions)
-        head = covfree.fit(method, data.features, data.labels, federation.clients)
+        method = covfree.fedcof_residuals(number)
+        head = covfree.fit(method, data.features, data.labels, clients)
     return 100 * float(covfree.evaluate(head, data.test_features, data.test_labels))
 
 
 def main() -> None:
     """Print the table."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--features", type=Path, help=".npz file with features, labels and is_test")
-    parser.add_argument("--speech", type=Path, help="folder of recordings digit_speaker_index.wav")
-    parser.add_argument("--texts", type=Path, help="folder with data_full.json of CLINC150")
-    arguments = parser.parse_args()
+    arguments = options(__doc__).parse_args()
     covfree.limit_lapack_threads()
     titles = "means", "directions", "with the rest's trace", "with its shape", "exact", "automatic, L"
     print(f"| | {' | '.join(titles)} | automatic, A |")
     print("|---" * 8 + "|")
-    for federation in federations(arguments):
-        found, mean, count = scatters(federation)
-        cells = [best(federation.data, covariance, mean, count) for covariance in found.values()]
-        cells += [automatic(federation, degrees) for degrees in ("L", "A")]
-        print(f"| {federation.name} | " + " | ".join(f"{cell:.1f}" for cell in cells) + " |", flush=True)
+    for name, load in datasets(arguments).items():
+        for title, data, clients, number in federations(name, load(0)):
+            if arguments.only in title:
+                found, mean, count = scatters(data, clients, number)
+                cells = [best(data, covariance, mean, count) for covariance in found.values()]
+                cells += [automatic(data, clients, number, degrees) for degrees in ("L", "A")]
+                print(f"| {title} | " + " | ".join(f"{cell:.1f}" for cell in cells) + " |", flush=True)
 
 
 if __name__ == "__main__":

@@ -12,15 +12,13 @@ that it has given the directions, with A, and with γ from the rows; and the bes
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
-from data_sets import Data, shifted
-from refinement import add_data_options, datasets
-from residual_directions import GAMMAS, merged, shaped
+from data_sets import Data, datasets, options, shifted
+from residual_directions import GAMMAS, accuracies, merged, shaped
 
 import covfree
 from covfree.data.partitions import inner_dirichlet
@@ -128,10 +126,9 @@ def gains(data: Data, known: Sums, number: int) -> np.ndarray:
     ]
     rows = by_rows(known, plain)
     rules += [rows, np.sqrt(few * rows)]
-    found = accuracies(data, known, plain, [*rules, *(GAMMAS * unit)])
-    completed = accuracies(
-        data, known, whole, [automatic(whole, examples), by_rows(known, whole, excess(known, sent, rest))]
-    )
+    found = accuracies(data, plain, known.mean, count, [*rules, *(GAMMAS * unit)])
+    of_whole = automatic(whole, examples), by_rows(known, whole, excess(known, sent, rest))
+    completed = accuracies(data, whole, known.mean, count, of_whole)
     return np.array([*found[1 : len(rules)], *completed, max(found[len(rules) :])]) - found[0]
 
 
@@ -184,26 +181,9 @@ def by_rows(known: Sums, covariance: np.ndarray, excess: float = 1.0) -> float:
     return unit * 10 ** float(belief @ np.log10(GAMMAS) / belief.sum())
 
 
-def accuracies(data: Data, known: Sums, covariance: np.ndarray, gammas: list[Any]) -> list[float]:
-    """Accuracy of LDA in % for each γ."""
-    values, vectors = np.linalg.eigh(covariance)
-    count = known.counts
-    centre = count @ known.mean / count.sum()
-    means, tests = (known.mean - centre) @ vectors, (data.test_features - centre) @ vectors
-    priors, found = np.where(count > 0, np.log(np.maximum(count, 1)), -np.inf), []
-    for gamma in gammas:
-        weight = means / (np.maximum(values, 0) + gamma)
-        scores = tests @ weight.T + priors - 0.5 * (weight * means).sum(1)
-        found.append(100 * float((scores.argmax(1) == data.test_labels).mean()))
-    return found
-
-
 def main() -> None:
     """Print a row a federation: the mean over q, and the least; then the same over all."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    add_data_options(parser)
-    parser.add_argument("--only", default="", help="a part of the titles of federations")
-    arguments = parser.parse_args()
+    arguments = options(__doc__).parse_args()
     covfree.limit_lapack_threads()
     print(f"| | {' | '.join(RULES)} |")
     print("|---" * (1 + len(RULES)) + "|")

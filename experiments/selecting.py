@@ -11,14 +11,11 @@ it goes, goes on where it was stopped, and prints a table.
 
 from __future__ import annotations
 
-import argparse
-import re
 from pathlib import Path
 from typing import Any, TypeAlias
 
 import numpy as np
-from data_sets import Data
-from refinement import add_data_options, kept_runs
+from data_sets import Data, gains, kept_runs, options
 from student import FEDERATIONS
 
 import covfree
@@ -39,7 +36,7 @@ SHARES = (0.1, 0.2)
 Figures: TypeAlias = dict[str, dict[str, float]]
 
 
-def measured(data: Data, clients: np.ndarray) -> Figures:
+def measured(data: Data, clients: np.ndarray, seed: int) -> Figures:
     """Of all candidates."""
     classes = int(data.labels.max()) + 1
     kept = {share: np.asarray(kept_aside(data.features, share)) for share in SHARES}
@@ -102,34 +99,14 @@ def columns(run: Figures) -> dict[str, float]:
     return found
 
 
-def table(results: dict[str, list[Figures]]) -> str:
-    """In Markdown: accuracy of the automatic rule, and what is gained, with the least of a seed."""
-    rows = {name: [columns(run) for run in runs] for name, runs in results.items() if runs}
-    titles = list(next(iter(rows.values()))[0])
-    lines = [f"| | {' | '.join(titles)} |", "|---" * (len(titles) + 1) + "|"]
-    gains = []
-    for name, runs in rows.items():
-        figures = np.array([list(run.values()) for run in runs])
-        gain = figures - figures[:, :1]
-        gains.append(gain.mean(0))
-        cells = [f"{figures[:, 0].mean():.1f}"]
-        cells += [f"{m:+.1f} ({low:+.1f})" for m, low in zip(gain.mean(0)[1:], gain.min(0)[1:], strict=True)]
-        lines.append(f"| {name} | {' | '.join(cells)} |")
-    whole = np.mean(gains, 0)
-    lines.append(f"| mean | | {' | '.join(f'{each:+.2f}' for each in whole[1:])} |")
-    # Signs as they are set in text; what is rounded to 0 has none.
-    return re.sub(r"[+-](0\.0\b)", r"\1", "\n".join(lines)).replace("| -", "| −").replace("(-", "(−")
-
-
 def main() -> None:
     """Measure what is missing, and print the table."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    add_data_options(parser)
-    parser.add_argument("--seeds", type=int, default=3)
+    parser = options(__doc__, seeds=3)
     parser.add_argument("--out", type=Path, required=True, help="JSON file")
     arguments = parser.parse_args()
     covfree.limit_lapack_threads()
-    print(table(kept_runs(arguments, FEDERATIONS, measured)))
+    results = kept_runs(arguments, FEDERATIONS, measured, arguments.out)
+    print(gains({name: [columns(run) for run in runs] for name, runs in results.items()}))
 
 
 if __name__ == "__main__":

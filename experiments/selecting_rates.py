@@ -10,14 +10,12 @@ goes on where it was stopped, and prints a table.
 
 from __future__ import annotations
 
-import argparse
 from pathlib import Path
 from typing import Any
 
 import jax
 import numpy as np
-from data_sets import Data
-from refinement import add_data_options, kept_runs
+from data_sets import Data, gains, kept_runs, options
 from student import FEDERATIONS
 
 import covfree
@@ -27,7 +25,7 @@ RATES = 0.1, 1.0, 3.0, 10.0, 30.0  # in units of 1 over the features' mean squar
 COLUMNS = "FedCOF", *(f"rate {rate:g}" for rate in RATES), "chosen", "chosen, of all", "hindsight"
 
 
-def measured(data: Data, clients: np.ndarray) -> dict[str, float]:
+def measured(data: Data, clients: np.ndarray, seed: int) -> dict[str, float]:
     """Test accuracies in %."""
     train = data.features, data.labels, clients
     kept = np.asarray(covfree.kept_aside(data.features, 0.1))
@@ -54,29 +52,13 @@ def measured(data: Data, clients: np.ndarray) -> dict[str, float]:
     return dict(zip(COLUMNS, figures, strict=True))
 
 
-def table(results: dict[str, list[dict[str, float]]]) -> str:
-    """In Markdown: accuracy of the start, and what is gained on it, with the least of a seed."""
-    lines = [f"| | {' | '.join(COLUMNS)} |", "|---" * (1 + len(COLUMNS)) + "|"]
-    gains = []
-    for name, runs in results.items():
-        figures = np.array([[run[column] for column in COLUMNS] for run in runs])
-        gain = figures[:, 1:] - figures[:, :1]
-        gains.append(gain.mean(0))
-        cells = [f"{m:+.1f} ({low:+.1f})" for m, low in zip(gain.mean(0), gain.min(0), strict=True)]
-        lines.append(f"| {name} | {figures[:, 0].mean():.1f} | {' | '.join(cells)} |")
-    lines.append(f"| mean | | {' | '.join(f'{each:+.2f}' for each in np.mean(gains, 0))} |")
-    return "\n".join(lines)
-
-
 def main() -> None:
     """Measure what is missing, and print the table."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    add_data_options(parser)
-    parser.add_argument("--seeds", type=int, default=3)
+    parser = options(__doc__, seeds=3)
     parser.add_argument("--out", type=Path, required=True, help="JSON file")
     arguments = parser.parse_args()
     covfree.limit_lapack_threads()
-    print(table(kept_runs(arguments, FEDERATIONS, measured)))
+    print(gains(kept_runs(arguments, FEDERATIONS, measured, arguments.out)))
 
 
 if __name__ == "__main__":

@@ -16,8 +16,7 @@ from typing import Any, TypeAlias
 
 import jax
 import numpy as np
-from data_sets import Data
-from refinement import Federation, add_data_options, datasets, kept_runs
+from data_sets import Data, Federation, datasets, kept_runs, markdown, options
 
 import covfree
 from covfree.heads import metrics
@@ -36,7 +35,7 @@ FEDERATIONS = [Federation(number, 0.1, moved) for number in (100, 30) for moved 
 Figures: TypeAlias = tuple[float, float, float]
 
 
-def measured(data: Data, clients: np.ndarray) -> dict[str, Figures]:
+def measured(data: Data, clients: np.ndarray, seed: int) -> dict[str, Figures]:
     """Of each method."""
     found = {}
     for name, method in METHODS.items():
@@ -90,7 +89,7 @@ def print_refined(arguments: argparse.Namespace) -> None:
 
 def table(results: dict[str, list[dict[str, Figures]]]) -> str:
     """In Markdown."""
-    lines = [f"| | {' | '.join(METHODS)} |", f"|---{'|---' * len(METHODS)}|"]
+    rows = {}
     for name, runs in results.items():
         figures = {method: np.array([run[method] for run in runs]) for method in METHODS}
         cells = []
@@ -100,15 +99,13 @@ def table(results: dict[str, list[dict[str, Figures]]]) -> str:
                 f"{each[:, 0].mean():.1f}" if method == "LDA" else f"{gain.mean():+.1f} ({gain.min():+.1f})"
             )
             cells.append(f"{first}, {each[:, 1].mean():.2f}, {each[:, 2].mean():.3f}")
-        lines.append(f"| {name} | {' | '.join(cells)} |")
-    return "\n".join(lines)
+        rows[name] = cells
+    return markdown(list(METHODS), rows)
 
 
 def main() -> None:
     """Measure what is missing, and print the table."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    add_data_options(parser)
-    parser.add_argument("--seeds", type=int, default=5)
+    parser = options(__doc__, seeds=5)
     target = parser.add_mutually_exclusive_group(required=True)
     target.add_argument("--out", type=Path, help="JSON file")
     target.add_argument("--ranks", action="store_true", help="print what few directions of each class lose")
@@ -118,7 +115,7 @@ def main() -> None:
     if arguments.ranks or arguments.refined:
         (print_ranks if arguments.ranks else print_refined)(arguments)
         return
-    print(table(kept_runs(arguments, FEDERATIONS, measured)))
+    print(table(kept_runs(arguments, FEDERATIONS, measured, arguments.out)))
 
 
 if __name__ == "__main__":
