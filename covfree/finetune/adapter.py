@@ -10,7 +10,7 @@ import jax.numpy as jnp
 
 from covfree.core.checks import check_positive
 from covfree.core.types import LinearHead, PRNGKey
-from covfree.finetune.model import Model, linear_model
+from covfree.finetune.model import Model, linear_part
 from covfree.heads.mapped import MappedHead
 from covfree.heads.student import StudentHead
 from covfree.statistics.feature_maps import Adapter
@@ -58,10 +58,7 @@ def adapter_model(
         adapter, inner = head.feature_map, head.head
     else:
         adapter, inner = None, head
-    if isinstance(inner, StudentHead):
-        inner = inner.linear
-    if not isinstance(inner, LinearHead):
-        raise TypeError(f"head: expected a linear head, or one behind an adapter, got {type(head).__name__}")
+    inner = linear_part(inner)
     if adapter is None:
         check_positive("rank", rank)
         if key is None:
@@ -69,6 +66,5 @@ def adapter_model(
         dim = inner.weight.shape[0]
         down = jax.random.normal(key, (dim, rank), inner.weight.dtype) * dim**-0.5
         adapter = Adapter(down, jnp.zeros((rank, dim), inner.weight.dtype))
-    trained = linear_model(inner).trained
-    classes = inner.weight.shape[1]
-    return Model((adapter, trained), inner.marks, (), _features, _scores, _finish, num_classes=classes)
+    trained, classes = (adapter, replace(inner, present=None)), inner.weight.shape[1]
+    return Model(trained, inner.marks, (), _features, _scores, _finish, num_classes=classes)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -13,6 +13,7 @@ from jaxtyping import Array, Shaped
 from covfree.core.keys import derive
 from covfree.core.types import AnyArray, PRNGKey
 from covfree.finetune.model import Model, check_model
+from covfree.methods.rounds import bound
 
 Images = Shaped[AnyArray, "batch height width channels"]
 
@@ -99,18 +100,11 @@ def augmented(model: Model, augment: Callable[[Any, PRNGKey], Any] = crop_and_fl
     """
     if not callable(augment):
         raise TypeError(f"augment: expected a function of inputs and a key, got {augment!r}")
-    return replace(check_model(model), features=_Augmented(model.features, augment))
+    return replace(check_model(model), features=bound(_augmented, features=model.features, augment=augment))
 
 
-# Instances with equal fields are equal, so another model of the same kind needs no compilation.
-@dataclass(frozen=True)
-class _Augmented:
-    features: Callable[..., tuple[Any, Any]]
-    augment: Callable[[Any, PRNGKey], Any]
-
-    def __call__(
-        self, trained: Any, frozen: Any, statistics: Any, inputs: Any, train: bool, key: Any
-    ) -> tuple[Any, Any]:
-        if train:
-            inputs = self.augment(inputs, derive(key, "augment"))
-        return self.features(trained, frozen, statistics, inputs, train, key)
+def _augmented(*given: Any, features: Callable[..., Any], augment: Callable[..., Any]) -> tuple[Any, Any]:
+    *parameters, inputs, train, key = given
+    if train:
+        inputs = augment(inputs, derive(key, "augment"))
+    return features(*parameters, inputs, train, key)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal, NamedTuple, TypeAlias
 
 import jax
@@ -14,7 +14,7 @@ from jax.tree_util import Partial
 from covfree.core.checks import check_choice, check_strength
 from covfree.core.types import PRNGKey, Scalar
 from covfree.finetune.baselines.prompts import without_padding
-from covfree.finetune.local import Optimiser, Training, as_optimiser
+from covfree.finetune.local import Local, Training, as_optimiser, made
 from covfree.finetune.model import Model, check_model
 from covfree.finetune.optimisers import adaptive, add_proximal
 from covfree.rounds.algorithm import Algorithm, ClientData
@@ -34,7 +34,7 @@ class Numbers(NamedTuple):
 
     model: Model
     training: Training
-    server: Optimiser
+    server: Partial
     uniform: jax.Array
 
 
@@ -71,7 +71,7 @@ class Update(NamedTuple):
 def init(numbers: Numbers, num_clients: int, key: PRNGKey) -> tuple[State, tuple[()]]:
     """Return the server's first state, made from the model, and the clients' memory, which is empty."""
     model = numbers.model
-    optimiser = numbers.server().init(model.trained)
+    optimiser = made(numbers.server).init(model.trained)
     return State(model.trained, model.statistics, optimiser, jnp.zeros((), jnp.int32)), ()
 
 
@@ -80,24 +80,29 @@ def broadcast(numbers: Numbers, state: State) -> Any:
     return state.trained, state.statistics, state.round
 
 
-def client_weight(numbers: Numbers, data: ClientData) -> jax.Array:
-    """Return w_i, a client's weight in the server's average: its number of examples.
-
-    If ``numbers.uniform``, it is 1 for each client with examples.
-    """
-    count = data.num_examples.astype(jnp.float32)
-    return jnp.where(numbers.uniform, (count > 0).astype(jnp.float32), count)
-
-
 def client(
     numbers: Numbers, sent: Any, data: ClientData, memory: tuple[()], key: PRNGKey
 ) -> tuple[Update, tuple[()], dict[str, Any]]:
     """Train the server's model on a client's examples; return the upload, the empty memory, the metrics."""
+    own, _, update = train(numbers, sent, data, key)
+    return update, (), own.metrics
+
+
+def train(
+    numbers: Numbers, sent: Any, data: ClientData, key: PRNGKey, **extra: Any
+) -> tuple[Local, Any, Update]:
+    """Train the server's model; return the client's, the change x − y_i, and the upload of `fedavg`.
+
+    For ``extra`` see `Training`.
+    """
     trained, statistics, number = sent
-    own = numbers.training(numbers.model, trained, statistics, data, key, round=number, anchor=trained)
-    weight = client_weight(numbers, data)
-    change = scaled(weight, jax.tree.map(jnp.subtract, trained, own.trained))
-    return Update(change, scaled(weight, own.statistics), weight), (), own.metrics
+    training, model = numbers.training, numbers.model
+    own = training(model, trained, statistics, data, key, round=number, anchor=trained, **extra)
+    change = jax.tree.map(jnp.subtract, trained, own.trained)
+    count = data.num_examples.astype(jnp.float32)
+    weight = jnp.where(numbers.uniform, (count > 0).astype(jnp.float32), count)
+    weighed, statistics = scaled(weight, (change, own.statistics))
+    return own, change, Update(weighed, statistics, weight)
 
 
 def scaled(weight: jax.Array, tree: Any) -> Any:
@@ -125,7 +130,7 @@ def step(numbers: Numbers, state: State, direction: Any, statistics: Any, weight
         jax.tree.map(lambda new, old: new.astype(old.dtype), *pair)
         for pair in ((direction, state.trained), (statistics, state.statistics))
     )
-    updates, optimiser = numbers.server().update(direction, state.optimiser, state.trained)
+    updates, optimiser = made(numbers.server).update(direction, state.optimiser, state.trained)
     new = State(optax.apply_updates(state.trained, updates), statistics, optimiser, state.round)
     kept = jax.tree.map(lambda new, old: jnp.where(weight > 0, new, old), new, state)
     return kept._replace(round=state.round + 1)
@@ -226,24 +231,16 @@ def fedprox(model: Model, client: Any = 0.01, mu: Scalar = 0.01, **options: Any)
     return fedavg(model, near, name="fedprox", **options)
 
 
-@dataclass(frozen=True)
-class _Rule:
-    rule: Any
-
-    def __call__(self, *numbers: Any, **named: Any) -> optax.GradientTransformation:
-        return adaptive(self.rule, *numbers, **named)
-
-
 def _torch_adam(rate: Any, weight_decay: Any = 0.0, **numbers: Any) -> optax.GradientTransformation:
     return optax.chain(optax.add_decayed_weights(weight_decay), optax.adam(rate, **numbers))
 
 
 _SERVERS: dict[str, tuple[Callable[..., Any], tuple[str, ...]]] = {
-    "fedadam": (_Rule("adam"), ("b1", "b2", "tau")),
+    "fedadam": (partial(adaptive, "adam"), ("b1", "b2", "tau")),
     "fedadam-torch": (_torch_adam, ("b1", "b2", "eps", "weight_decay")),
-    "fedadam-flower": (_Rule("adam-flower"), ("b1", "b2", "tau")),
-    "fedyogi": (_Rule("yogi"), ("b1", "b2", "tau")),
-    "fedadagrad": (_Rule("adagrad"), ("b1", "tau")),
+    "fedadam-flower": (partial(adaptive, "adam-flower"), ("b1", "b2", "tau")),
+    "fedyogi": (partial(adaptive, "yogi"), ("b1", "b2", "tau")),
+    "fedadagrad": (partial(adaptive, "adagrad"), ("b1", "tau")),
 }
 
 

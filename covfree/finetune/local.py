@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+from jax.tree_util import Partial
 from jaxtyping import Array, Int32
 
 from covfree.backbones.rewriting import with_fast_forms
@@ -19,48 +20,17 @@ from covfree.core.keys import derive
 from covfree.core.types import PRNGKey, is_traced, masked
 from covfree.finetune.model import Model
 from covfree.finetune.per_example import PerExample
+from covfree.methods.rounds import bound
 from covfree.rounds.algorithm import ClientData, is_classes
 
 
-@jax.tree_util.register_dataclass
-@dataclass(frozen=True)
-class Optimiser:
-    """A pytree from which an optax transformation is made.
+def as_optimiser(name: str, optimiser: Any) -> Partial:
+    """Return a function that makes an optax transformation, with numbers as leaves, see `made`.
 
-    Attributes:
-        numbers: the arguments of ``make``, leaves of the pytree, so that another learning rate needs no
-            recompilation. ``()`` if the transformation is fixed.
-        make: ``(*numbers) -> transformation``.
+    Another learning rate then needs no recompilation. ``optimiser`` is a learning rate of gradient descent, a
+    ``Partial(optax.adam, 0.1)``, or an optax transformation. Errors begin with ``name``, the argument's name.
     """
-
-    numbers: tuple[Any, ...]
-    make: Callable[..., Any] = field(metadata={"static": True})
-
-    def __call__(self) -> optax.GradientTransformationExtraArgs:
-        """Make the optax transformation; extra arguments that it does not know are ignored."""
-        return optax.with_extra_args_support(self.make(*self.numbers))
-
-
-@dataclass(frozen=True)
-class _Fixed:
-    transformation: Any
-
-    def __call__(self) -> Any:
-        return self.transformation
-
-
-def _called(make: Any) -> Any:
-    return make()
-
-
-def as_optimiser(name: str, optimiser: Any) -> Optimiser:
-    """Make an `Optimiser` from a learning rate, a ``Partial(optax.adam, 0.1)`` or an optax transformation.
-
-    A learning rate means gradient descent. Errors begin with ``name``, the argument's name.
-    """
-    if isinstance(optimiser, Optimiser):
-        return optimiser
-    if isinstance(optimiser, jax.tree_util.Partial):
+    if isinstance(optimiser, Partial):
         for where, number in [*enumerate(optimiser.args), *optimiser.keywords.items()]:
             for leaf in jax.tree.leaves(number):
                 # jax traces the Partial's arguments as numbers, so a flag or a schedule among them would fail
@@ -75,17 +45,26 @@ def as_optimiser(name: str, optimiser: Any) -> Optimiser:
                     raise ValueError(
                         f"{name}: expected finite numbers in the Partial, got {where}={number!r}"
                     )
-        return Optimiser((optimiser,), _called)
+        return optimiser
     # Do not check the type: optax.MultiSteps is no GradientTransformation.
     if hasattr(optimiser, "init") and hasattr(optimiser, "update"):
-        return Optimiser((), _Fixed(optimiser))
+        return Partial(bound(_itself, transformation=optimiser))
     if callable(optimiser):
         got = getattr(optimiser, "__qualname__", optimiser)
         raise TypeError(
             f"{name}: expected an optax transformation or a learning rate, got {got}; call a function "
             "that makes a transformation, as in optax.adam(0.01), and pass it a schedule: optax.sgd(schedule)"
         )
-    return Optimiser((check_strength(name, optimiser),), optax.sgd)
+    return Partial(optax.sgd, check_strength(name, optimiser))
+
+
+def _itself(*, transformation: Any) -> Any:
+    return transformation
+
+
+def made(optimiser: Partial) -> optax.GradientTransformationExtraArgs:
+    """Make the optax transformation; extra arguments that it does not know are ignored."""
+    return optax.with_extra_args_support(optimiser())
 
 
 def _draws(part: Any) -> bool:
@@ -160,7 +139,7 @@ class Training:
         private: how a step clips each example's gradient and adds noise; None for the batch's mean gradient.
     """
 
-    optimiser: Optimiser
+    optimiser: Partial
     epochs: int | None = field(metadata={"static": True})
     steps: int | None = field(metadata={"static": True})
     batch_size: int = field(metadata={"static": True})
@@ -222,7 +201,7 @@ class Training:
             extra: extra arguments of the optimiser, such as ``anchor``, the server's model, for
                 `add_proximal`.
         """
-        transformation, count = self.optimiser(), data.num_examples
+        transformation, count = made(self.optimiser), data.num_examples
         factor = 1.0 if self.schedule is None else self.schedule(round)
         longest = data.index.shape[0]
         size = min(self.batch_size, longest)

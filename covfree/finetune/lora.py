@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -15,6 +15,7 @@ from covfree.core.keys import derive
 from covfree.core.products import product
 from covfree.core.types import PRNGKey, Scalar
 from covfree.finetune.model import Model, check_model
+from covfree.methods.rounds import bound
 
 # Names of the parameters that are layers: ``kernel`` in Flax, ``weight`` in a `LinearHead`.
 _LAYERS = ("kernel", "weight")
@@ -66,10 +67,9 @@ def lora(
         raise ValueError(f"model: expected layers, leaves named {' or '.join(_LAYERS)}, beside {tuple(kept)}")
     trained = {"added": added, "whole": kept}
     frozen = {"base": base, "scale": jnp.asarray(scale, jnp.float32), "frozen": model.frozen}
-    finish = None if model.finish is None else _Around(model.finish)
-    if finish is None:
-        finish = _Plain(replace(model, trained=None, frozen=None, statistics=None))
-    around = {"features": _Around(model.features), "scores": _Around(model.scores), "finish": finish}
+    plain = bound(_finished, model=replace(model, trained=None, frozen=None, statistics=None))
+    functions = {"features": model.features, "scores": model.scores, "finish": model.finish or plain}
+    around = {name: bound(_merged, function=function) for name, function in functions.items()}
     return replace(model, trained=trained, frozen=frozen, **around)
 
 
@@ -79,11 +79,8 @@ def _is_layer(path: tuple[Any, ...], leaf: Any) -> bool:
     return name in _LAYERS and jnp.ndim(leaf) >= 2
 
 
-def _merged(trained: Any, frozen: Any) -> Any:
-    """Return the model's parameters with LoRA's changes: W + s A B in place of a layer's weights W.
-
-    The parts of the model that are trained without LoRA have their trained values.
-    """
+def _merged(trained: Any, frozen: Any, *more: Any, function: Callable[..., Any]) -> Any:
+    """Call a function of the model with W + s A B in place of each layer's weights W."""
 
     def one(path: tuple[Any, ...], leaf: jax.Array) -> jax.Array:
         own = trained["added"].get(jax.tree_util.keystr(path))
@@ -93,32 +90,9 @@ def _merged(trained: Any, frozen: Any) -> Any:
         return leaf + (frozen["scale"] * change).astype(leaf.dtype)
 
     made = jax.tree_util.tree_map_with_path(one, frozen["base"])
-    return {**made, **trained["whole"]} if isinstance(made, Mapping) else made
+    made = {**made, **trained["whole"]} if isinstance(made, Mapping) else made
+    return function(made, frozen["frozen"], *more)
 
 
-# Instances with equal fields are equal, so another model of the same kind needs no compilation.
-@dataclass(frozen=True)
-class _Around:
-    """A model's function, called with LoRA's weights W + s A B in place of W; s is LoRA's scale.
-
-    ``frozen`` has W and s; ``trained`` has A, B and the parameters that are trained without LoRA.
-    """
-
-    function: Callable[..., Any]
-
-    def __call__(self, trained: Any, frozen: Any, *more: Any) -> Any:
-        return self.function(_merged(trained, frozen), frozen["frozen"], *more)
-
-
-@dataclass(frozen=True)
-class _Plain:
-    """The ``finish`` that `lora` gives to a ``model`` without one: return this model with trained weights.
-
-    A layer's weights W are replaced by W + s A B (s: the scale).
-    """
-
-    model: Model
-
-    def __call__(self, trained: Any, frozen: Any, statistics: Any) -> Model:
-        merged = _merged(trained, frozen)
-        return replace(self.model, trained=merged, frozen=frozen["frozen"], statistics=statistics)
+def _finished(trained: Any, frozen: Any, statistics: Any, *, model: Model) -> Model:
+    return replace(model, trained=trained, frozen=frozen, statistics=statistics)

@@ -18,6 +18,7 @@ from covfree.core.checks import check_choice, check_positive
 from covfree.core.types import AnyArray, LinearHead, PRNGKey, masked
 from covfree.heads.mapped import MappedHead
 from covfree.heads.student import StudentHead
+from covfree.methods.rounds import bound
 
 Trained = Literal["all", "head", "backbone"]
 Norms = Literal["batch", "frozen"]
@@ -90,16 +91,29 @@ def check_model(model: Any) -> Model:
     return model
 
 
+def check_head(head: Any, backbone: Backbone) -> None:
+    """Raise unless ``head`` is a linear head on the backbone's features."""
+    if not isinstance(head, LinearHead) or head.weight.shape[0] != backbone.num_features:
+        got = list(head.weight.shape) if isinstance(head, LinearHead) else type(head).__name__
+        raise ValueError(f"head: expected a linear head of {backbone.num_features} features, got {got}")
+
+
 def check_params(params: Any) -> Any:
     """Return the network's parameters, the entry ``"params"`` of a backbone's variables; raise without it."""
     if not isinstance(params, Mapping) or "params" not in params:
-        got = (
-            f"a dict of {', '.join(sorted(map(str, params)))[:80]}"
-            if isinstance(params, Mapping)
-            else (type(params).__name__)
-        )
+        got = type(params).__name__
+        if isinstance(params, Mapping):
+            got = f"a dict of {', '.join(sorted(map(str, params)))[:80]}"
         raise ValueError(f'params: expected a dict with "params", as the backbone loads them, got {got}')
     return params["params"]
+
+
+def linear_part(head: Any) -> LinearHead:
+    """Return a linear head, or that of a `StudentHead`; raise for other heads."""
+    inner = head.linear if isinstance(head, StudentHead) else head
+    if not isinstance(inner, LinearHead):
+        raise TypeError(f"head: expected a linear head, got {type(inner).__name__}")
+    return inner
 
 
 def linear_features(
@@ -140,14 +154,9 @@ def linear_model(head: LinearHead | StudentHead | MappedHead) -> Model:
     Raises:
         TypeError: if the head is not linear.
     """
-    feature_map = None
-    inner: Any = head
-    if isinstance(head, MappedHead):
-        feature_map, inner = head.feature_map, head.head
-    if isinstance(inner, StudentHead):
-        inner = inner.linear
-    if not isinstance(inner, LinearHead):
-        raise TypeError(f"head: expected a linear head, got {type(inner).__name__}")
+    mapped = isinstance(head, MappedHead)
+    feature_map, inner = (head.feature_map, head.head) if mapped else (None, head)
+    inner = linear_part(inner)
     frozen = feature_map, inner.marks
     classes = inner.weight.shape[1]
     trained = replace(inner, present=None)
@@ -172,59 +181,43 @@ def random_head(dim: int, num_classes: int, *, key: PRNGKey) -> LinearHead:
     return LinearHead(weight, bias)
 
 
-@dataclass(frozen=True)
-class _Network:
-    """The settings of a `network_model`: network, part to train, batch norms, dropout and preprocessing.
-
-    The model's functions for features, scores and result share them.
-    """
-
-    backbone: Backbone
-    train: Trained
-    norms: Norms
-    dropout: bool
-    preprocessing: Preprocessing | None
-
-    def parts(self, trained: Any, frozen: Any) -> tuple[Any, LinearHead]:
-        """Return the network's parameters, and the head.
-
-        ``trained`` and ``frozen`` are those of the `Model`; whether each of the two is in ``trained`` or in
-        ``frozen`` depends on what is trained (``self.train``).
-        """
-        network = frozen["network"] if self.train == "head" else trained["network"]
-        head = frozen["head"] if self.train == "backbone" else trained["head"]
-        return network, replace(head, present=frozen["present"])
-
-
-# Instances with equal fields are equal, so another model of the same kind needs no compilation.
-class _NetworkFeatures(_Network):
-    def __call__(
-        self, trained: Any, frozen: Any, statistics: Any, inputs: Any, train: bool, key: Any
-    ) -> tuple[jax.Array, Any]:
-        network, _ = self.parts(trained, frozen)
-        params = {"params": network, **frozen["statistics"], **statistics}
-        if self.preprocessing is not None:
-            inputs = normalise(inputs, self.preprocessing)
-        trains = train and self.train != "head"
-        key = key if trains and self.dropout else None
-        if not trains or self.norms == "frozen":
-            return self.backbone.apply(params, inputs, key=key), statistics
-        features, params = self.backbone.apply_and_update(params, inputs, key=key)
-        return features, {name: params[name] for name in statistics}
+def _network_features(
+    trained: Any,
+    frozen: Any,
+    statistics: Any,
+    inputs: Any,
+    train: bool,
+    key: Any,
+    *,
+    backbone: Backbone,
+    norms: Norms,
+    dropout: bool,
+    preprocessing: Preprocessing | None,
+) -> tuple[jax.Array, Any]:
+    params = {"params": {**frozen, **trained}["network"], **frozen["statistics"], **statistics}
+    if preprocessing is not None:
+        inputs = normalise(inputs, preprocessing)
+    trains = train and "network" in trained
+    key = key if trains and dropout else None
+    if not trains or norms == "frozen":
+        return backbone.apply(params, inputs, key=key), statistics
+    features, params = backbone.apply_and_update(params, inputs, key=key)
+    return features, {name: params[name] for name in statistics}
 
 
-class _NetworkScores(_Network):
-    def __call__(self, trained: Any, frozen: Any, features: Any) -> jax.Array:
-        _, head = self.parts(trained, frozen)
-        scores = jnp.matmul(features.astype(head.weight.dtype), head.weight) + head.bias[None, :]
-        return masked(scores, head.present)
+def _network_scores(trained: Any, frozen: Any, features: Any) -> jax.Array:
+    head = {**frozen, **trained}["head"]
+    scores = jnp.matmul(features.astype(head.weight.dtype), head.weight) + head.bias[None, :]
+    return masked(scores, frozen["present"])
 
 
-class _NetworkResult(_Network):
-    def __call__(self, trained: Any, frozen: Any, statistics: Any) -> MappedHead:
-        network, head = self.parts(trained, frozen)
-        params = {"params": network, **frozen["statistics"], **statistics}
-        return MappedHead(NetworkMap(params, self.backbone, self.preprocessing), head)
+def _network_result(
+    trained: Any, frozen: Any, statistics: Any, *, backbone: Backbone, preprocessing: Preprocessing | None
+) -> MappedHead:
+    parts = {**frozen, **trained}
+    params = {"params": parts["network"], **frozen["statistics"], **statistics}
+    head = replace(parts["head"], present=frozen["present"])
+    return MappedHead(NetworkMap(params, backbone, preprocessing), head)
 
 
 @jax.tree_util.register_dataclass
@@ -286,9 +279,7 @@ def network_model(
     check_choice("train", train, ("all", "head", "backbone"))
     check_choice("norms", norms, ("batch", "frozen"))
     check_choice("dropout", dropout, (False, True))
-    if not isinstance(head, LinearHead) or head.weight.shape[0] != backbone.num_features:
-        got = list(head.weight.shape) if isinstance(head, LinearHead) else type(head).__name__
-        raise ValueError(f"head: expected a linear head of {backbone.num_features} features, got {got}")
+    check_head(head, backbone)
     statistics = {name: leaf for name, leaf in params.items() if name != "params"}
     # Fixed statistics are not sent.
     fixed, moving = (statistics, {}) if norms == "frozen" or train == "head" else ({}, statistics)
@@ -296,6 +287,8 @@ def network_model(
     kept = {"head": ("network",), "backbone": ("head",), "all": ()}[train]
     trained = {name: part for name, part in parts.items() if name not in kept}
     frozen = {name: parts[name] for name in kept} | {"present": head.marks, "statistics": fixed}
-    about = backbone, train, norms, dropout, preprocessing
-    functions = _NetworkFeatures(*about), _NetworkScores(*about), _NetworkResult(*about)
-    return Model(trained, frozen, moving, *functions, num_classes=head.weight.shape[1])
+    about = {"backbone": backbone, "preprocessing": preprocessing}
+    features = bound(_network_features, **about, norms=norms, dropout=dropout)
+    finish = bound(_network_result, **about)
+    classes = head.weight.shape[1]
+    return Model(trained, frozen, moving, features, _network_scores, finish, num_classes=classes)

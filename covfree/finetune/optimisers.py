@@ -7,20 +7,21 @@ from typing import Any, Literal, NamedTuple
 import jax
 import jax.numpy as jnp
 import optax
+from jax.tree_util import Partial
 
 from covfree.core.checks import check_choice, check_strength
 from covfree.core.types import Scalar
-from covfree.finetune.local import Optimiser
+from covfree.finetune.local import made
 
 
-def reach(optimiser: Optimiser, steps: Any, factor: Any = 1.0) -> jax.Array:
+def reach(optimiser: Partial, steps: Any, factor: Any = 1.0) -> jax.Array:
     """Return how far an optimiser moves a parameter that starts at 0 and always has the gradient 1.
 
     After K = ``steps`` steps with learning rate η this is ηK for gradient descent,
     η (K − ρ(1 − ρᴷ)/(1 − ρ))/(1 − ρ) with momentum ρ, and (1 − (1 − ημ)ᴷ)/μ with a proximal term or weight
     decay of strength μ. Each step is multiplied by ``factor``.
     """
-    transformation, zero = optimiser(), jnp.zeros(())
+    transformation, zero = made(optimiser), jnp.zeros(())
 
     def step(_: Any, carry: tuple[jax.Array, Any]) -> tuple[jax.Array, Any]:
         place, state = carry

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from covfree.core.checks import check_above_zero
 from covfree.finetune.model import Model, check_model
 from covfree.heads.temperature import with_temperature
+from covfree.methods.rounds import bound
 
 
 def at_temperature(model: Model, temperature: float) -> Model:
@@ -29,25 +29,14 @@ def at_temperature(model: Model, temperature: float) -> Model:
     Source: Fed3R, App. C and the authors' code, which use T = 0.1 in this way.
     """
     number = float(check_above_zero("temperature", temperature))
-    finish = check_model(model).finish
-    finish = None if finish is None else _Finished(finish, number)
-    return replace(model, scores=_Divided(model.scores, number), finish=finish)
+    scores = bound(_divided, scores=check_model(model).scores, temperature=number)
+    finish = model.finish and bound(_finished, finish=model.finish, temperature=number)
+    return replace(model, scores=scores, finish=finish)
 
 
-# Instances with equal fields are equal, so another model of the same kind needs no compilation.
-@dataclass(frozen=True)
-class _Divided:
-    scores: Callable[..., Any]
-    temperature: float
-
-    def __call__(self, trained: Any, frozen: Any, features: Any) -> Any:
-        return self.scores(trained, frozen, features) / self.temperature
+def _divided(trained: Any, frozen: Any, features: Any, *, scores: Any, temperature: float) -> Any:
+    return scores(trained, frozen, features) / temperature
 
 
-@dataclass(frozen=True)
-class _Finished:
-    finish: Callable[..., Any]
-    temperature: float
-
-    def __call__(self, trained: Any, frozen: Any, statistics: Any) -> Any:
-        return with_temperature(self.finish(trained, frozen, statistics), self.temperature)
+def _finished(trained: Any, frozen: Any, statistics: Any, *, finish: Any, temperature: float) -> Any:
+    return with_temperature(finish(trained, frozen, statistics), temperature)

@@ -1,5 +1,7 @@
 """The named algorithms, and that another learning rate compiles nothing anew."""
 
+from dataclasses import replace
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -7,8 +9,7 @@ import pytest
 
 from covfree.backbones import BACKBONES, Backbone, Preprocessing
 from covfree.core.types import LinearHead
-from covfree.finetune import linear_model, registry
-from covfree.finetune.model import _NetworkFeatures
+from covfree.finetune import linear_model, network_model, registry
 
 
 @pytest.mark.parametrize("name", registry())
@@ -53,10 +54,6 @@ def test_grey_levels_are_normalised():
     images = np.full((2, 4, 4, 3), 50, np.uint8)
     head = LinearHead(jnp.eye(3), jnp.zeros(3))
     for preprocessing, expected in ((shown, [20.0, 7.5, 4.0]), (None, [50.0] * 3)):
-        pixels = _NetworkFeatures(
-            Pixels(BACKBONES["squeezenet1_1"], "float32"), "head", "frozen", False, preprocessing
-        )
-        found, _ = pixels(
-            {"head": head}, {"network": {}, "present": None, "statistics": {}}, {}, images, False, None
-        )
-        np.testing.assert_allclose(found, [expected] * 2)
+        network = Pixels(replace(BACKBONES["squeezenet1_1"], num_features=3), "float32")
+        model = network_model(network, {"params": {}}, head, preprocessing=preprocessing)
+        np.testing.assert_allclose(model(images), [expected] * 2)

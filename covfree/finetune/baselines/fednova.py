@@ -34,14 +34,10 @@ class Update(NamedTuple):
 def _client(
     numbers: averaging.Numbers, sent: Any, data: ClientData, memory: tuple[()], key: PRNGKey
 ) -> tuple[Update, tuple[()], dict[str, Any]]:
-    trained, statistics, number = sent
-    own = numbers.training(numbers.model, trained, statistics, data, key, round=number, anchor=trained)
-    weight = averaging.client_weight(numbers, data)
+    own, change, update = averaging.train(numbers, sent, data, key)
     length = reach(numbers.training.optimiser, own.steps, own.factor)
-    scale = weight / jnp.where(length > 0, length, 1)
-    change = averaging.scaled(scale, jax.tree.map(jnp.subtract, trained, own.trained))
-    weighed = averaging.scaled(weight, own.statistics)
-    return Update(change, weighed, weight, weight * length), (), own.metrics
+    change = averaging.scaled(update.weight / jnp.where(length > 0, length, 1), change)
+    return Update(change, update.statistics, update.weight, update.weight * length), (), own.metrics
 
 
 def _server(numbers: averaging.Numbers, state: averaging.State, total: Update) -> averaging.State:

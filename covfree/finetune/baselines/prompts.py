@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -15,7 +15,8 @@ from covfree.backbones.preprocess import normalise
 from covfree.backbones.table import Preprocessing
 from covfree.core.checks import check_positive
 from covfree.core.types import AnyArray, LinearHead, PRNGKey, is_traced
-from covfree.finetune.model import Model, check_params
+from covfree.finetune.model import Model, check_head, check_params
+from covfree.methods.rounds import bound
 
 
 def random_prompts(backbone: Backbone, number: int, *, key: PRNGKey) -> Float[Array, "prompts features"]:
@@ -49,36 +50,27 @@ def _check_transformer(backbone: Backbone) -> None:
         raise ValueError(f"backbone: expected a vision transformer, which takes prompts, got {got}")
 
 
-@dataclass(frozen=True)
-class _Prompted:
-    """Settings that the functions of a `prompt_model` share.
-
-    They are compared by value: models with equal settings share compiled code.
-
-    Attributes:
-        backbone: the network.
-        preprocessing: normalises uint8 images; None if images are already normalised.
-        top: the number of prompts that an image reads; None for all.
-    """
-
-    backbone: Backbone
-    preprocessing: Preprocessing | None
-    top: int | None
-
-
-class _Features(_Prompted):
-    def __call__(
-        self, trained: Any, frozen: Any, statistics: tuple[()], inputs: Any, train: bool, key: Any
-    ) -> tuple[jax.Array, tuple[()]]:
-        network, prompts, kept = {"params": frozen["network"]}, trained["prompts"], frozen["kept"]
-        if self.preprocessing is not None:
-            inputs = normalise(inputs, self.preprocessing)
-        if self.top is None or self.top >= len(prompts):
-            chosen = jnp.broadcast_to(jnp.arange(len(prompts)), (len(inputs), len(prompts)))
-        else:
-            similarity = _cosines(self.backbone.apply(network, inputs), prompts)
-            _, chosen = jax.lax.top_k(jnp.where(kept[None, :], similarity, -jnp.inf), self.top)
-        return self.backbone.apply(network, inputs, prompts=prompts[chosen], kept=kept[chosen]), statistics
+def _features(
+    trained: Any,
+    frozen: Any,
+    statistics: tuple[()],
+    inputs: Any,
+    train: bool,
+    key: Any,
+    *,
+    backbone: Backbone,
+    preprocessing: Preprocessing | None,
+    top: int | None,
+) -> tuple[jax.Array, tuple[()]]:
+    network, prompts, kept = {"params": frozen["network"]}, trained["prompts"], frozen["kept"]
+    if preprocessing is not None:
+        inputs = normalise(inputs, preprocessing)
+    if top is None or top >= len(prompts):
+        chosen = jnp.broadcast_to(jnp.arange(len(prompts)), (len(inputs), len(prompts)))
+    else:
+        similarity = _cosines(backbone.apply(network, inputs), prompts)
+        _, chosen = jax.lax.top_k(jnp.where(kept[None, :], similarity, -jnp.inf), top)
+    return backbone.apply(network, inputs, prompts=prompts[chosen], kept=kept[chosen]), statistics
 
 
 def _cosines(queries: jax.Array, prompts: jax.Array) -> jax.Array:
@@ -90,10 +82,9 @@ def _cosines(queries: jax.Array, prompts: jax.Array) -> jax.Array:
     return jnp.matmul(queries, prompts.T, precision=jax.lax.Precision.HIGHEST)
 
 
-class _Scores(_Prompted):
-    def __call__(self, trained: Any, frozen: Any, features: Any) -> jax.Array:
-        head = replace(trained["head"], present=frozen["present"])
-        return head(features.astype(head.weight.dtype))
+def _scores(trained: Any, frozen: Any, features: Any) -> jax.Array:
+    head = replace(trained["head"], present=frozen["present"])
+    return head(features.astype(head.weight.dtype))
 
 
 def without_padding(model: Model) -> Model:
@@ -110,16 +101,6 @@ def without_padding(model: Model) -> Model:
     places = np.flatnonzero(kept)
     trained = {**model.trained, "prompts": model.trained["prompts"][places]}
     return replace(model, trained=trained, frozen={**model.frozen, "kept": kept[places]})
-
-
-def _check_prompts(prompts: Any, size: int) -> None:
-    dtype, shape = jnp.result_type(prompts), jnp.shape(prompts)
-    if not jnp.issubdtype(dtype, jnp.floating):
-        raise TypeError(f"prompts: expected floats, got {dtype}")
-    if len(shape) != 2 or shape[0] < 1 or shape[1] != size:
-        raise ValueError(f"prompts: expected [prompts, {size}], at least one prompt, got {list(shape)}")
-    if not is_traced(prompts) and not np.isfinite(jnp.asarray(prompts)).all():
-        raise ValueError("prompts: expected finite numbers, got some that are not")
 
 
 def prompt_model(
@@ -161,16 +142,18 @@ def prompt_model(
     to Prompt for Continual Learning", equation 3.
     """
     _check_transformer(backbone)
-    size = backbone.num_features
-    if not isinstance(head, LinearHead) or head.weight.shape[0] != size:
-        got = list(head.weight.shape) if isinstance(head, LinearHead) else type(head).__name__
-        raise ValueError(f"head: expected a linear head of {size} features, got {got}")
-    _check_prompts(prompts, size)
+    check_head(head, backbone)
+    size, dtype, shape = backbone.num_features, jnp.result_type(prompts), jnp.shape(prompts)
+    if not jnp.issubdtype(dtype, jnp.floating):
+        raise TypeError(f"prompts: expected floats, got {dtype}")
+    if len(shape) != 2 or shape[0] < 1 or shape[1] != size:
+        raise ValueError(f"prompts: expected [prompts, {size}], at least one prompt, got {list(shape)}")
+    if not is_traced(prompts) and not np.isfinite(jnp.asarray(prompts)).all():
+        raise ValueError("prompts: expected finite numbers, got some that are not")
     if top is not None:
         check_positive("top", top)
     trained = {"prompts": jnp.asarray(prompts), "head": replace(head, present=None)}
     kept = jnp.ones(len(prompts), bool)
     frozen = {"network": check_params(params), "present": head.marks, "kept": kept}
-    about = backbone, preprocessing, top
-    functions = _Features(*about), _Scores(*about)
-    return Model(trained, frozen, (), *functions, num_classes=trained["head"].weight.shape[1])
+    features = bound(_features, backbone=backbone, preprocessing=preprocessing, top=top)
+    return Model(trained, frozen, (), features, _scores, num_classes=head.weight.shape[1])

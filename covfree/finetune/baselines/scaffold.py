@@ -73,22 +73,17 @@ def _broadcast(numbers: averaging.Numbers, state: State) -> Any:
 def _client(
     numbers: averaging.Numbers, sent: Any, data: ClientData, memory: Any, key: PRNGKey
 ) -> tuple[Update, Any, dict[str, Any]]:
-    (trained, statistics, number), control = sent
+    inner, control = sent
     correction = jax.tree.map(jnp.subtract, control, memory)
-    own = numbers.training(
-        numbers.model, trained, statistics, data, key, round=number, anchor=trained, correction=correction
-    )
-    weight = averaging.client_weight(numbers, data)
+    own, _, update = averaging.train(numbers, inner, data, key, correction=correction)
     gradients, _ = own.optimiser
-    remembered = jax.tree.map(
-        lambda total, old: jnp.where(weight > 0, (total / jnp.maximum(own.steps, 1)).astype(old.dtype), old),
-        gradients,
-        memory,
-    )
-    change = jax.tree.map(jnp.subtract, trained, own.trained)
-    change, weighed = averaging.scaled(weight, (change, own.statistics))
+
+    def mean(total: jax.Array, old: jax.Array) -> jax.Array:
+        return jnp.where(update.weight > 0, (total / jnp.maximum(own.steps, 1)).astype(old.dtype), old)
+
+    remembered = jax.tree.map(mean, gradients, memory)
     moved = averaging.scaled(jnp.ones(()), jax.tree.map(jnp.subtract, remembered, memory))
-    return Update(averaging.Update(change, weighed, weight), moved), remembered, own.metrics
+    return Update(update, moved), remembered, own.metrics
 
 
 def _server(numbers: averaging.Numbers, state: State, total: Update) -> State:
