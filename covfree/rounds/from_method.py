@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from functools import partial
 from typing import Any, Literal, NamedTuple
 
 import jax
@@ -39,30 +38,17 @@ class Sent(NamedTuple):
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
-class _Known:
-    """The state of the server in an algorithm that runs a method.
+class _After:
+    """The server's state in an algorithm that runs a method, or what it broadcasts.
 
     Attributes:
-        state: the state that the method's server has after ``done`` of the method's rounds.
+        state: the state that the method's server has after ``done`` of the method's rounds; or the part of it
+            that the next round broadcasts, None if clients are to send their messages instead.
         done: the number of the method's rounds that are done. If clients upload messages, a single round of
             the algorithm, its first, completes several rounds of the method.
     """
 
     state: Any
-    done: int = field(metadata={"static": True})
-
-
-@jax.tree_util.register_dataclass
-@dataclass(frozen=True)
-class _Asked:
-    """The server's broadcast in one round.
-
-    Attributes:
-        sent: what the method's round broadcasts; None if clients are to send their messages instead.
-        done: the number of the method's rounds that are done.
-    """
-
-    sent: Any
     done: int = field(metadata={"static": True})
 
 
@@ -98,23 +84,23 @@ class _Run:
         return 0 if self.messages else self.method.message_rounds
 
 
-def _init(run: _Run, num_clients: int, key: PRNGKey) -> tuple[_Known, Any]:
+def _init(run: _Run, num_clients: int, key: PRNGKey) -> tuple[_After, Any]:
     # A client keeps the key with which it made its rows, so that all rounds use the same rows.
     memory = jnp.zeros_like(jax.random.key_data(key)) if run.evaluated else ()
-    return _Known((), 0), memory
+    return _After((), 0), memory
 
 
-def _broadcast(run: _Run, known: _Known) -> _Asked:
-    each = run.asks(known.done)
+def _broadcast(run: _Run, known: _After) -> _After:
+    each, state = run.asks(known.done), known.state
     if each is None:
-        return _Asked(None, known.done)
-    state = known.state
-    sent = state if each.broadcast is None else each.broadcast(each.own(run.method.params), state)
-    return _Asked(sent, known.done)
+        state = None
+    elif each.broadcast is not None:
+        state = each.broadcast(each.own(run.method.params), state)
+    return _After(state, known.done)
 
 
 def _client(
-    run: _Run, asked: _Asked, data: ClientData, memory: Any, key: PRNGKey
+    run: _Run, asked: _After, data: ClientData, memory: Any, key: PRNGKey
 ) -> tuple[Any, Any, dict[str, Any]]:
     method, each = run.method, run.asks(asked.done)
     features, labels = data.all()
@@ -129,11 +115,11 @@ def _client(
         rows = method.sent(rows, key)
     if asked.done < run.evaluated:
         rows = _unnamed(method, rows)
-    upload = dense(each.client(each.own(method.params), asked.sent, rows, run.num_classes))
+    upload = dense(each.client(each.own(method.params), asked.state, rows, run.num_classes))
     return upload, jax.random.key_data(key) if run.evaluated else memory, {}
 
 
-def _server(run: _Run, known: _Known, total: Any) -> _Known:
+def _server(run: _Run, known: _After, total: Any) -> _After:
     method, each = run.method, run.asks(known.done)
     if each is None:
         message = Message(total.rows.items, total.matrix)
@@ -142,7 +128,7 @@ def _server(run: _Run, known: _Known, total: Any) -> _Known:
     return replace(known, state=state, done=known.done + 1)
 
 
-def _result(run: _Run, known: _Known, memory: Any) -> Any:
+def _result(run: _Run, known: _After, memory: Any) -> Any:
     rounds = run.method.rounds
     # There is a head after the last round, and after each earlier round with `Round.head`.
     if not known.done or not (known.done == len(rounds) or rounds[known.done - 1].head):
@@ -150,7 +136,7 @@ def _result(run: _Run, known: _Known, memory: Any) -> Any:
     return solve_totals(run.method, *known.state)
 
 
-def _report(run: _Run, known: _Known) -> dict[str, Any]:
+def _report(run: _Run, known: _After) -> dict[str, Any]:
     report = run.method.report
     if report is None or known.done <= run.method.rounds_over_rows:
         return {}
@@ -165,10 +151,8 @@ def _message(message: Message, client: AnyArray) -> Sent:
     """
     rows, matrix = _class_sums(message) if message.solved else (message.rows, message.matrix)
     rows = replace(rows, client=jnp.full(rows.label.shape, client, jnp.int32))
-    kept = (jnp.asarray(rows.count) > 0) & (rows.label >= 0)
-    if rows.sketch is not None:
-        kept |= rows.sketch & (jnp.asarray(rows.count) > 0)
-    return Sent(Table(rows, kept), matrix)
+    known = rows.label >= 0 if rows.sketch is None else (rows.label >= 0) | rows.sketch
+    return Sent(Table(rows, (jnp.asarray(rows.count) > 0) & known), matrix)
 
 
 def _class_sums(message: Message) -> tuple[Rows, jax.Array]:
@@ -193,15 +177,6 @@ def _unnamed(method: Method[Any], rows: Rows) -> Rows:
     number in its place, for which automatic shrinkage has no entry.
     """
     return replace(rows, client=jnp.full(rows.label.shape, SAMPLE) if method.whole_clients else None)
-
-
-def _one_row(method: Method[Any], num_classes: int) -> Rows:
-    """Make the rows (such as class means) of a made-up client that has one example, of 2 features, all 0.
-
-    `as_algorithm` uses them to check that uploads have a fixed size.
-    """
-    one = jnp.zeros((1, 2)), jnp.zeros(1, jnp.int32)
-    return _unnamed(method, method.summary.one_client(*one, num_classes, jax.random.key(0)))
 
 
 def as_algorithm(
@@ -249,8 +224,13 @@ def as_algorithm(
         method.check_rules()
     run = _Run(method, num_classes, method.message_rounds if uploads == "messages" else 0)
     if run.evaluated:
+
+        def one_row() -> Rows:
+            one = jnp.zeros((1, 2)), jnp.zeros(1, jnp.int32)
+            return _unnamed(method, method.summary.one_client(*one, num_classes, jax.random.key(0)))
+
         # Raise if a round's total has no fixed size.
-        passed(method, partial(_one_row, method, num_classes), num_classes)
+        passed(method, one_row, num_classes)
     return Algorithm(
         run,
         f"{method.name}, sums" if run.evaluated else method.name,

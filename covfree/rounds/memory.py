@@ -1,4 +1,4 @@
-"""The clients' memory between rounds: pytrees with one entry for each client."""
+"""The clients' memory between rounds: a pytree whose leaves have a leading axis of clients."""
 
 from __future__ import annotations
 
@@ -47,58 +47,44 @@ class Placement:
         object.__setattr__(self, "multiple", self.width * devices)
 
 
-@dataclass
-class Bank:
-    """What all clients remember between rounds: a pytree whose leaves have a leading axis of clients.
+def of_all(memory: Any, num_clients: int, place: Place) -> Any:
+    """Return what all clients remember, each a copy of ``memory``: leaves with an axis of clients."""
+    if place == "host":
+        return jax.tree.map(lambda x: np.repeat(np.asarray(x)[None], num_clients, 0), memory)
+    return jax.tree.map(lambda x: jnp.repeat(x[None], num_clients, 0), memory)
 
-    Attributes:
-        leaves: the pytree.
-        place: ``"device"`` or ``"host"``, where the leaves are kept.
+
+def placed(memory: Any, place: Place) -> Any:
+    """Copy the memory of all clients, e.g. from a saved run, to where it is kept."""
+    return jax.tree.map(np.array if place == "host" else jnp.array, memory)
+
+
+def of_clients(memory: Any, clients: np.ndarray, place: Place) -> Any:
+    """Return the memory of each client in ``clients``, from that of all.
+
+    −1 is padding, and gets client 0's memory, which is not used.
     """
+    places = np.maximum(clients, 0)
+    return jax.tree.map(lambda x: x[places], memory) if place == "host" else _gather(memory, places)
 
-    leaves: Any
-    place: Place
 
-    @classmethod
-    def of(cls, memory: Any, num_clients: int, place: Place) -> Bank:
-        """Make a bank for ``num_clients`` clients, each with a copy of the pytree ``memory``."""
-        if place == "host":
-            leaves = jax.tree.map(lambda x: np.repeat(np.asarray(x)[None], num_clients, 0), memory)
-        else:
-            leaves = jax.tree.map(lambda x: jnp.repeat(x[None], num_clients, 0), memory)
-        return cls(leaves, place)
-
-    @classmethod
-    def holding(cls, leaves: Any, place: Place) -> Bank:
-        """Make a bank from a copy of all clients' memory: ``leaves``, as in `Bank`, e.g. from a saved run."""
-        return cls(jax.tree.map(np.array if place == "host" else jnp.array, leaves), place)
-
-    def of_clients(self, clients: np.ndarray) -> Any:
-        """Return the memory of each client in ``clients``: the pytree, with an axis of these clients.
-
-        −1 is padding, and gets client 0's memory, which is not used.
-        """
-        places = np.maximum(clients, 0)
-        if self.place == "host":
-            return jax.tree.map(lambda x: x[places], self.leaves)
-        return _gather(self.leaves, places)
-
-    def remember(self, clients: np.ndarray, memory: Any) -> None:
-        """Store the new memory of these clients; −1 is padding."""
-        kept = clients >= 0
-        if self.place == "host":
-            for bank, new in zip(jax.tree.leaves(self.leaves), jax.tree.leaves(memory), strict=True):
-                bank[clients[kept]] = np.asarray(new)[kept]
-        elif jax.tree.leaves(self.leaves):
-            self.leaves = _scatter(self.leaves, np.where(kept, clients, np.iinfo(np.int32).max), memory)
+def updated(memory: Any, clients: np.ndarray, new: Any, place: Place) -> Any:
+    """Return the memory of all, with ``new`` for some clients; −1 is padding. ``memory`` is used up."""
+    kept = clients >= 0
+    if place == "host":
+        for all_of, own in zip(jax.tree.leaves(memory), jax.tree.leaves(new), strict=True):
+            all_of[clients[kept]] = np.asarray(own)[kept]
+    elif jax.tree.leaves(memory):
+        memory = _scatter(memory, np.where(kept, clients, np.iinfo(np.int32).max), new)
+    return memory
 
 
 @jit
-def _gather(bank: Any, clients: jax.Array) -> Any:
-    return jax.tree.map(lambda x: x[clients], bank)
+def _gather(memory: Any, clients: jax.Array) -> Any:
+    return jax.tree.map(lambda x: x[clients], memory)
 
 
 # Donate the old memory: two copies may not fit.
 @partial(jit, donate_argnums=0)
-def _scatter(bank: Any, clients: jax.Array, memory: Any) -> Any:
-    return jax.tree.map(lambda x, new: x.at[clients].set(new, mode="drop"), bank, memory)
+def _scatter(memory: Any, clients: jax.Array, new: Any) -> Any:
+    return jax.tree.map(lambda x, own: x.at[clients].set(own, mode="drop"), memory, new)

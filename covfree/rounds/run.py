@@ -20,10 +20,10 @@ from covfree.core.keys import participation_seed
 from covfree.core.types import PRNGKey
 from covfree.rounds import cohort
 from covfree.rounds.algorithm import Algorithm, check_algorithm
-from covfree.rounds.book import Book, Evaluation, Records, copied
+from covfree.rounds.book import Book, Evaluation, Records
 from covfree.rounds.checkpoint import Checkpoint, Folder
 from covfree.rounds.data import Federation
-from covfree.rounds.memory import Bank, Placement
+from covfree.rounds.memory import Placement, of_all, placed
 from covfree.rounds.schedule import Schedule, as_schedule
 from covfree.rounds.simulation import Held, Simulation
 
@@ -40,8 +40,6 @@ class Run(NamedTuple):
         history: a dict for each round: ``round``, ``clients``, ``bytes_up``, ``bytes_down``, ``seconds``,
             means of the clients' metrics, the algorithm's report, and what ``evaluate`` measured.
         stopped: why the run ended before its last round; None if it did not.
-        best: the result after ``best_round``, if `Evaluation` names a number to choose by; else None.
-        best_round: the round whose evaluation was best, the earliest of equals; None if there is none.
     """
 
     result: Any
@@ -49,8 +47,6 @@ class Run(NamedTuple):
     memory: Any
     history: Records
     stopped: str | None
-    best: Any = None
-    best_round: int | None = None
 
 
 def run(
@@ -117,11 +113,6 @@ def run(
         raise TypeError(f"stop: expected a function or None, got {stop!r}")
     if evaluate is not None and not isinstance(evaluate, Evaluation):
         evaluate = Evaluation(evaluate)
-    if evaluate is not None and evaluate.best is not None and algorithm.rounds is not None:
-        raise ValueError(
-            f"evaluate: expected best = None, as {algorithm.name!r} needs all of its {algorithm.rounds} "
-            f"rounds, got best = {evaluate.best!r}"
-        )
     if checkpoint is not None and not isinstance(checkpoint, Checkpoint):
         checkpoint = Checkpoint(checkpoint)
     rounds = number_of_rounds(algorithm, rounds)
@@ -138,48 +129,39 @@ def run(
     simulation = Simulation(algorithm, federation, drawn, delays, key, place, each_client)
     start = cohort.start(algorithm, key, num_clients=federation.num_holders)
     state, one = jax.device_put(start, where)
-    bank = Bank.of(one, federation.num_clients, place.memory)
-    held = Held(state, bank.leaves, simulation.nothing_pending(state, bank) if delays > 1 else None)
+    held = Held(state, of_all(one, federation.num_clients, place.memory), None)
+    held = held._replace(pending=simulation.nothing_pending(held))
     book = Book(simulation, rounds, evaluate, stop)
-    if evaluate is not None and evaluate.best is not None:
-        held = held._replace(best=(state, copied(bank.leaves)))
     if checkpoint is not None:
-        identity = simulation.identity(state, one, evaluate and evaluate.best)
+        identity = simulation.identity(state, one)
         book.folder, book.save_every = Folder(Path(checkpoint.folder), identity), checkpoint.every
     try:
         if book.folder is not None:
-            held = book.load(held, bank)
-            bank = Bank.holding(held.memory, place.memory)
-        if evaluate is not None and not book.records:
-            book.measure_start(held, bank)
+            held = book.load(held)
+            held = held._replace(memory=placed(held.memory, place.memory))
+        if not book.records:
+            book.measured(held)
         for number in range(rounds if book.stopped else len(book.records), rounds):
             began = time.perf_counter()
-            new = book.simulation.round(number, held, bank)
+            new = book.simulation.round(number, held)
             if new.unsound is not None:
                 book.stopped = (
                     f"round {number}: {new.unsound} is not finite; the run ends with the state before it"
                 )
                 warnings.warn(f"{algorithm.name}: {book.stopped}", RuntimeWarning, stacklevel=2)
                 break
-            for who, memory_of in new.memories:
-                bank.remember(who, memory_of)
+            held = new.held
             if algorithm.rounds is not None:
                 book.items.append(new.items)
-            held = Held(new.state, bank.leaves, new.pending, held.best)
-            held = book.end(held, {"round": number, **new.record, "seconds": time.perf_counter() - began})
+            book.end(held, {"round": number, **new.record, "seconds": time.perf_counter() - began})
             if book.stopped:
                 break
-        if book.folder is not None:
-            book.save(held)
+        book.save(held)
     finally:
         if book.folder is not None:
             book.folder.close()
     result = algorithm.result(algorithm.params, held.state, held.memory)
-    done = Run(result, held.state, held.memory, book.records, book.stopped)
-    if book.best_round is None:
-        return done
-    best = algorithm.result(algorithm.params, *held.best)
-    return done._replace(best=best, best_round=book.best_round)
+    return Run(result, held.state, held.memory, book.records, book.stopped)
 
 
 def _as_key(key: Any) -> PRNGKey:
@@ -209,25 +191,23 @@ def number_of_rounds(algorithm: Algorithm, rounds: int | None) -> int:
 def _schedule(
     algorithm: Algorithm, participation: Any, num_clients: int, rounds: int, key: PRNGKey
 ) -> Schedule:
+    fixed, number = algorithm.rounds is not None, isinstance(participation, float | int | np.number)
     seed = participation_seed(key)
-    if algorithm.rounds is None:
-        return as_schedule(participation, num_clients, rounds, seed=seed)
-    if not algorithm.same_clients:
-        drawn = as_schedule(participation, num_clients, rounds, seed=seed)
-        if (drawn.delay[:rounds] > 0).any():
-            raise ValueError(
-                "participation: expected no late uploads, as what clients send differs from round to round "
-                f"in {algorithm.name!r}"
-            )
-        return drawn
-    if np.ndim(participation) == 0 and not isinstance(participation, Schedule):
+    if fixed and algorithm.same_clients and number:
         once = as_schedule(participation, num_clients, 1, seed=seed)
         return Schedule(*(np.repeat(part, rounds, 0) for part in once))
     drawn = as_schedule(participation, num_clients, rounds, seed=seed)
-    arrive = [np.sort(who[late == 0]) for who, late in zip(*drawn, strict=True)][:rounds]
-    if (drawn.delay[:rounds] > 0).any() or any(not np.array_equal(who, arrive[0]) for who in arrive):
+    late = (drawn.delay[:rounds] > 0).any()
+    if fixed and algorithm.same_clients:
+        arrive = [np.sort(who[delay == 0]) for who, delay in zip(*drawn, strict=True)][:rounds]
+        if late or any(not np.array_equal(who, arrive[0]) for who in arrive):
+            raise ValueError(
+                f"participation: expected the uploads of the same clients in each of the {rounds} rounds of "
+                f"{algorithm.name!r}, none of them late, as its rounds are steps over the same clients"
+            )
+    elif fixed and late:
         raise ValueError(
-            f"participation: expected the uploads of the same clients in each of the {rounds} rounds of "
-            f"{algorithm.name!r}, none of them late, as its rounds are steps over the same clients"
+            "participation: expected no late uploads, as what clients send differs from round to round in "
+            f"{algorithm.name!r}"
         )
     return drawn

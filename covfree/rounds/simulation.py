@@ -21,7 +21,7 @@ from covfree.rounds.adding import Parts, packed, size_in_bytes
 from covfree.rounds.algorithm import Algorithm, ClientData
 from covfree.rounds.checkpoint import Mark
 from covfree.rounds.data import Federation, Group
-from covfree.rounds.memory import Bank, Placement
+from covfree.rounds.memory import Placement, of_clients, updated
 from covfree.rounds.schedule import Schedule
 
 
@@ -33,31 +33,24 @@ class Held(NamedTuple):
         memory: what clients remember between rounds.
         pending: the sums of uploads that are late: entry i of the leading axis arrives i rounds after the
             next round. None without delays.
-        best: state and memory after the round whose evaluation was best; None if no best round is chosen.
     """
 
     state: Any
     memory: Any
     pending: Any
-    best: Any = None
 
 
 class Round(NamedTuple):
     """The outcome of one round of a simulated federation.
 
     Attributes:
-        state: the server's next state.
-        pending: the sums of late uploads, which arrive in later rounds, as in `Held`.
-        memories: for each `Group` of clients, their numbers (−1 for padding and lost uploads) and what they
-            now remember.
+        held: what the next round gets; if something is not finite, its memory is that before the round.
         record: the round's record for the history, without evaluation.
         items: the number of rows in each table of the clients' uploads; tables are concatenated, not added.
         unsound: what is not finite, such as "the state", for a warning; None if all is finite.
     """
 
-    state: Any
-    pending: Any
-    memories: list[tuple[np.ndarray, Any]]
+    held: Held
     record: dict[str, Any]
     items: list[int]
     unsound: str | None
@@ -78,8 +71,8 @@ class Simulation(NamedTuple):
     place: Placement
     each_client: bool
 
-    def round(self, number: int, held: Held, bank: Bank) -> Round:
-        """Run a round, without changing ``held`` or ``bank``."""
+    def round(self, number: int, held: Held) -> Round:
+        """Run a round. If all is finite in it, the memory in ``held`` is used up."""
         key = jax.random.fold_in(derive(self.key, "rounds"), number)
         sent = cohort.broadcast(self.algorithm, held.state)
         drawn, delay = self.schedule.clients[number], self.schedule.delay[number]
@@ -87,7 +80,7 @@ class Simulation(NamedTuple):
         structure: Any = None
         memories, told, tables, senders, unsound = [], [], [], [], None
         for group in self.federation.groups(drawn, delay, self.place.multiple, self.delays):
-            given = self._answers(group, sent, bank.of_clients(group.clients), key, before)
+            given = self._answers(group, sent, held.memory, key, before)
             before, structure = given.uploads.sums, given.uploads.structure
             here = np.any(np.asarray(group.members.arrives), axis=1)
             memories.append((np.where(here, group.clients, -1), given.memory))
@@ -121,7 +114,11 @@ class Simulation(NamedTuple):
         if self.each_client:
             record["each_client"] = _by_client(metrics, sizes, who)
         items = [len(table[-1]) for table in rows]
-        return Round(state, pending, memories, record, items, unsound if finite else "the state")
+        unsound, memory = unsound if finite else "the state", held.memory
+        for who, new in [] if unsound else memories:
+            # A −1 in ``who`` is padding or a client whose upload was lost.
+            memory = updated(memory, who, new, self.place.memory)
+        return Round(Held(state, memory, pending), record, items, unsound)
 
     def _answers(self, group: Group, sent: Any, memory: Any, key: PRNGKey, before: Any) -> cohort.Answers:
         return cohort.answers(
@@ -129,7 +126,7 @@ class Simulation(NamedTuple):
             sent,
             self.federation.examples,
             group.members,
-            memory,
+            of_clients(memory, group.clients, self.place.memory),
             key,
             before,
             longest=group.longest,
@@ -137,10 +134,10 @@ class Simulation(NamedTuple):
             mesh=self.place.mesh,
         )
 
-    def given(self, state: Any, bank: Bank) -> cohort.Answers:
+    def given(self, held: Held) -> cohort.Answers:
         """Return `Answers` of zeros, with the shapes and data types that one group of clients would return.
 
-        ``state`` is the server's state, and ``bank`` the clients' memory. No client is simulated.
+        No client is simulated.
         """
         one = np.zeros(1, int)
         group = self.federation.groups(one, one, self.place.multiple, self.delays)[0]
@@ -148,16 +145,16 @@ class Simulation(NamedTuple):
         def run(state: Any, memory: Any) -> cohort.Answers:
             return self._answers(group, cohort.broadcast(self.algorithm, state), memory, self.key, None)
 
-        return zeros_of(run, state, bank.of_clients(group.clients))
+        return zeros_of(run, held.state, held.memory)
 
-    def nothing_pending(self, state: Any, bank: Bank) -> Any:
+    def nothing_pending(self, held: Held) -> Any:
         """Return the sums of uploads that are still to arrive, before the first round: zeros.
 
         None if the schedule has no late uploads.
         """
         if self.delays == 1:
             return None
-        given = self.given(state, bank).uploads
+        given = self.given(held).uploads
         if given.tables:
             raise ValueError(
                 f"participation: expected no late uploads, as clients of {self.algorithm.name!r} send "
@@ -165,39 +162,38 @@ class Simulation(NamedTuple):
             )
         return given.sums.total
 
-    def names(self, state: Any, bank: Bank) -> set[str]:
+    def names(self, held: Held) -> set[str]:
         """Return the names of all entries that a round's record has before it is evaluated, such as "round".
 
         What an evaluation measures must have other names.
         """
         report = self.algorithm.report
-        told = {} if report is None else jax.eval_shape(report, self.algorithm.params, state)
+        told = {} if report is None else jax.eval_shape(report, self.algorithm.params, held.state)
         return {"round", "clients", "bytes_up", "bytes_down", "seconds", "each_client", *told} | {
-            *self.given(state, bank).metrics
+            *self.given(held).metrics
         }
 
-    def structure_after(self, items: list[list[int]], held: Held, bank: Bank) -> Any:
+    def structure_after(self, items: list[list[int]], held: Held) -> Any:
         """Return the pytree structure of `Held` after some rounds; a saved run's arrays are loaded into it.
 
         ``items`` has, for each of these rounds, the number of rows in each table that the clients uploaded.
-        ``held``, and ``bank`` with the clients' memory, are those before the first round.
+        ``held`` is that before the first round.
         """
-        state = held.state
         for counts in items:
-            given = self.given(state, bank).uploads
+            given = self.given(held).uploads
             tables = [
                 jax.tree.map(lambda x, number=number: jnp.zeros((number, *x.shape[2:]), x.dtype), table)
                 for number, table in zip(counts, given.tables, strict=True)
             ]
             total = Parts([x[0] for x in given.sums.total], tables, given.structure).upload()
-            state = zeros_of(cohort.serve, self.algorithm, state, total)[0]
-        return jax.tree.structure(held._replace(state=state))
+            held = held._replace(state=zeros_of(cohort.serve, self.algorithm, held.state, total)[0])
+        return jax.tree.structure(held)
 
-    def identity(self, state: Any, memory: Any, best: str | None) -> Callable[[int], dict[str, Mark]]:
+    def identity(self, state: Any, memory: Any) -> Callable[[int], dict[str, Mark]]:
         """Return ``after(done)``, which gives the fingerprints to store with a run after ``done`` rounds.
 
         They identify, by name, what must be the same if the run is resumed: the algorithm, its params and
-        computation, the examples, the key, ``best``, and the participation so far.
+        computation, the examples, the key, and the participation so far.
         """
         numbers, _ = jax.tree_util.tree_flatten_with_path(self.algorithm.params)
         about = {
@@ -206,7 +202,6 @@ class Simulation(NamedTuple):
             "what clients and the server compute": Mark("", self._computation(state, memory)),
             **self.federation.identity(),
             "key": Mark.of(jax.random.key_data(self.key)),
-            **({} if best is None else {"best": Mark(best)}),
         }
 
         def after(done: int) -> dict[str, Mark]:

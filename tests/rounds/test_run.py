@@ -403,6 +403,26 @@ run(adding(), *DATA, key=KEY, rounds=1000, participation=0.5, checkpoint=sys.arg
         assert [json.loads(line) for line in lines] == done.history
         assert len({record["seconds"] for record in done.history}) == 3
 
+    def test_the_state_is_saved_every_few_rounds_and_at_the_end(self, tmp_path):
+        seen = []
+
+        def look(history):
+            seen.append([path.name for path in tmp_path.glob("[0-9]*")])
+            return len(history) == 7
+
+        options = {"key": KEY, "rounds": 9, "participation": 2}
+        saved = {"checkpoint": Checkpoint(tmp_path, every=3)}
+        stopped = run(adding(), *DATA, **options, **saved, stop=look)
+        # Saved before it is asked whether to stop.
+        assert seen == [[], [], ["3"], ["3"], ["3"], ["6"], ["6"]]
+        assert [path.name for path in tmp_path.glob("[0-9]*")] == ["7"]
+        assert len(stopped.history) == 7
+        resumed, whole = run(adding(), *DATA, **options, **saved), run(adding(), *DATA, **options)
+        assert [record["round"] for record in resumed.history] == list(range(9))
+        np.testing.assert_array_equal(resumed.result, whole.result)
+        with pytest.raises(ValueError, match="checkpoint: every: expected an integer of at least 1, got 0"):
+            Checkpoint(tmp_path, every=0)
+
     def test_a_folder_is_of_one_run_at_a_time(self, tmp_path):
         def second(total):
             with pytest.raises(ValueError, match=r"checkpoint: expected a folder of no other run"):
@@ -494,26 +514,6 @@ def test_results_that_an_evaluation_keeps_stay_as_they_were(place):
     options = {"place": Placement(memory=place), "evaluate": lambda x: kept.append(x) or {}}
     run(remembering(), *DATA, key=KEY, rounds=3, **options)
     assert [np.asarray(memory).max().item() for memory in kept] == [0, 1, 2, 3]
-
-
-def test_the_best_round_is_kept_also_where_a_run_goes_on(tmp_path):
-    scores = {0: 0.0, 1: 0.1, 2: 0.9, 3: float("nan"), 4: 0.4, 5: 0.9}
-
-    def rated(memory):
-        return {"score": scores[int(np.asarray(memory).max())]}
-
-    settings = {"key": KEY, "checkpoint": tmp_path, "place": Placement(memory="host")}
-    best = {"evaluate": Evaluation(rated, best="score")}
-    # The second run goes on from the best round, the third from a later one.
-    for rounds in (2, 3, 5):
-        done = run(remembering(), *DATA, **settings, rounds=rounds, **best)
-        assert done.best_round == 1  # the earliest of equals
-        np.testing.assert_array_equal(np.unique(done.best), [2])
-        np.testing.assert_array_equal(np.unique(done.result), [rounds])
-    with pytest.raises(ValueError, match="evaluate: expected best to name a measured number, one of"):
-        run(remembering(), *DATA, key=KEY, rounds=1, evaluate=Evaluation(rated, best="accuracy"))
-    with pytest.raises(ValueError, match=r"differs in best \(score there, none here\)"):
-        run(remembering(), *DATA, **settings, rounds=5)
 
 
 def test_clients_without_examples_do_not_count():
