@@ -16,6 +16,7 @@ import jax
 import numpy as np
 import pytest
 
+from covfree.cli.app import run
 from covfree.deployment import Client, Description, Server, load_key, new_key, public_key
 
 CLASSES, DIM = 3, 8
@@ -58,6 +59,14 @@ class Clock:
 
     def __call__(self) -> float:
         return self.seconds
+
+
+def draw_keys(*names: str) -> None:
+    """Draw key pairs by the command: the private keys are in the working folder, the public ones in keys."""
+    Path("keys").mkdir()
+    for name in names:
+        assert run(["federation", "key", f"{name}.key"]) == 0
+        Path(f"{name}.pub").rename(f"keys/{name}.pub")
 
 
 class Machines:

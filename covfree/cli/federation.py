@@ -6,7 +6,7 @@ import secrets
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import fields
+from dataclasses import MISSING, fields
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
@@ -15,11 +15,7 @@ import typer
 import covfree
 from covfree.backbones import BACKBONES, backbone
 from covfree.cli.federation_keys import check_key, public_keys, read_key, server_key
-from covfree.cli.options import (
-    NETWORK,
-    WeightsFile,
-)
-from covfree.core.registries import nearest
+from covfree.cli.options import NETWORK, WeightsFile, check_file
 from covfree.deployment import (
     Client,
     Description,
@@ -43,13 +39,12 @@ from covfree.deployment.differences import differences
 from covfree.deployment.envelope import unseal, write
 from covfree.deployment.folder import clock, without
 from covfree.deployment.site import extractor_of
-from covfree.finetune import registry as trained
 from covfree.methods import registry
 from covfree.privacy import Promise
 from covfree.privacy.accounting import UNMASKED
 from covfree.studies.extraction import backbone_of, names_in
 from covfree.studies.known import JOINT
-from covfree.studies.names import parsed
+from covfree.studies.names import arguments
 from covfree.studies.progress import say
 
 app = typer.Typer(
@@ -183,41 +178,35 @@ def new_command(
         extractor = extractor_of(network, weights)
         dim = backbone(backbone_of(network)).num_features
         uses = {"dim": dim, **extractor, "class_names": names_in(class_names)}
-    known = [*registry(), *trained()]
-    names = [each.partition(":")[0].strip() for each in algorithm.split(JOINT)]
     several = [each.strip() for each in algorithm.split(",")]
     if len(several) > 1 and all(each.partition(":")[0] in registry() for each in several):
         raise ValueError(
             f"--algorithm: expected one, got {algorithm!r}; to let sites choose, write {JOINT.join(several)}"
         )
-    if unknown := [name for name in names if name not in known]:
-        raise ValueError(
-            f"--algorithm: expected one of {', '.join(known)}, got {unknown[0]!r}{nearest(unknown[0], known)}"
-        )
     server = read_key(key)
     keys = public_keys(sites, public_key(server))
-    description = _described(
-        algorithm,
-        tuple(uses.pop("class_names")),
-        uses.pop("dim"),
-        keys,
-        public_key(server),
-        uses,
-        rounds=rounds,
-        deadline=None if deadline is None else 60 * deadline,
-        fewest=fewest,
-        max_examples=max_examples,
-        max_norm=max_norm,
-        train=train,
-        judge_sites=judge_sites,
-        seed=seed,
-        run=secrets.token_hex(8),
-        # To encode floats, a secure sum needs a bound; private uploads are integers already.
-        sums=_numbers("sums", sums, SecureSums, ["bound"])
-        if private is None
-        else _numbers("sums", sums or "", SecureSums),
-        private=_numbers("private", private, PrivateSums, ["epsilon", "delta", "clip"]),
-    )
+    options = {each.name: f"private: {each.name}" for each in fields(PrivateSums)}
+    options |= {each.name: each.name.replace("_", "-") for each in fields(Description)}
+    with _options(**options, method="algorithm"):
+        description = Description(
+            algorithm,
+            tuple(uses.pop("class_names")),
+            uses.pop("dim"),
+            keys,
+            public_key(server),
+            uses,
+            rounds=rounds,
+            deadline=None if deadline is None else 60 * deadline,
+            fewest=fewest,
+            max_examples=max_examples,
+            max_norm=max_norm,
+            train=train,
+            judge_sites=judge_sites,
+            seed=seed,
+            run=secrets.token_hex(8),
+            sums=_numbers("sums", sums if private is None else sums or "", SecureSums),
+            private=_numbers("private", private, PrivateSums),
+        )
     shared.mkdir(parents=True, exist_ok=True)
     description.save(file)
     say(f"wrote {file}: {', '.join(description.sites)}; {algorithm}; identity {description.identity}")
@@ -242,12 +231,12 @@ def serve_command(
     Example:
       covfree federation serve shared --key server.key --state server --out head.npz
     """
-    _check_out(out)
+    _check_paths(shared, state, out)
     folder = Folder(shared)
     own = folder.description
     private = server_key(key, own)
     algorithm = None if own.train == "head" else own.make_algorithm(load_network(own, weights))
-    with _as_options(), Server(own, state, private, algorithm=algorithm) as server:
+    with _options(folder="state"), Server(own, state, private, algorithm=algorithm) as server:
         try:
             serve(server, folder, lambda head: _head_file(head, server), poll=poll, say=say)
         except (TooFew, Stopped) as error:
@@ -292,7 +281,7 @@ def join_command(
     Example:
       covfree federation join shared --key berlin.key --images photos --state berlin --out head.npz
     """
-    _check_out(out)
+    _check_paths(shared, state, out)
     if (images is None) == (features is None):
         raise ValueError(f"expected --images or --features, got {'neither' if images is None else 'both'}")
     if not (shared / "federation.json").exists():
@@ -312,7 +301,7 @@ def join_command(
         raise ValueError(f"--site: expected one of {', '.join(description.sites)}, got {name!r}{told}")
     # Check the key before features are computed.
     check_key(key, private, description.sites, name)
-    with _as_inputs(state / "features.npz"):
+    with _options(features="features", images="images"):
         own, algorithm = load_site(description, state, features=features, images=images, weights=weights)
     if features is not None and description.extractor and not {*description.extractor} & {*own.uses}:
         known = description.extractor.get("backbone") in BACKBONES
@@ -323,7 +312,7 @@ def join_command(
         )
     examples = private, own.features, own.labels
     made: dict[str, Any] = {"uses": own.uses, "algorithm": algorithm}
-    with _as_options(), Client(description, name, state, *examples, **made) as client:
+    with _options(folder="state"), Client(description, name, state, *examples, **made) as client:
         say(f"site {name}: {len(own.labels):,} examples; federation {description.identity[:12]}…")
         if description.promise is not None:
             say(_promised(description, description.promise))
@@ -335,6 +324,8 @@ def join_command(
             raise typer.Exit(_NO_HEAD) from None
     write(out, content)
     say(f"wrote {out}" if stopped is None else f"wrote {out}; the federation stopped early: {stopped}")
+    if JOINT in description.algorithm and (origin := covfree.load_head(out).origin) is not None:
+        say("{sites} sites took part and chose {taken}".format_map(origin))
 
 
 @app.command("stop")
@@ -380,79 +371,47 @@ def status_command(shared: Shared) -> None:
     except Stopped as error:
         print(f"stopped: {error}")
         raise typer.Exit(_NO_HEAD) from None
-    opened = folder.asked()
-    if opened is None:
+    asked = folder.asked()
+    if asked is None:
         print("no round is open yet")
         raise typer.Exit(_NO_HEAD)
-    turn, expires = opened.about["turn"], opened.about["expires"]
+    turn, expires = asked["turn"], asked["expires"]
     print(f"{own.named(turn)} is open" + ("" if expires is None else f" until {clock(expires)}"))
     for site in own.sites:
-        reason = opened.about["left_out"].get(site)
-        found = _answered(folder, opened.about, site) if reason is None else f"left out: {reason}"
+        reason = asked["left_out"].get(site)
+        found = _answered(folder, asked, site) if reason is None else f"left out: {reason}"
         print(f"  {site}: {found}")
     raise typer.Exit(_NO_HEAD)
 
 
 @contextmanager
-def _as_options() -> Iterator[None]:
-    """Reword errors about the argument ``folder`` of `Server` and `Client` to name the option --state."""
+def _options(**named: str) -> Iterator[None]:
+    """Begin errors about an argument with the option that gives it, as in ``_options(folder="state")``."""
     try:
         yield
-    except ValueError as error:
-        if str(error).startswith("folder: "):
-            raise ValueError(f"--state: {str(error).removeprefix('folder: ')}") from error
-        raise
+    except (TypeError, ValueError) as error:
+        name, colon, text = str(error).partition(":")
+        if name not in named:
+            raise
+        raise ValueError(f"--{named[name]}{colon}{text}") from error
 
 
-@contextmanager
-def _as_inputs(kept: Path) -> Iterator[None]:
-    """Reword errors about the arguments of `load_site` to name options; ``kept`` is its feature file."""
-    try:
-        yield
-    except ValueError as error:
-        advice = f"changed; remove it to extract again, or take it as it is: --features {kept}"
-        text = str(error).replace("changed; remove it, or write to another file", advice)
-        raise ValueError(f"--{text}" if text.startswith(("features: ", "images: ")) else text) from error
-
-
-def _numbers(name: str, text: str | None, kind: type[Part], needed: Sequence[str] = ()) -> Part | None:
-    """Make an instance of the dataclass ``kind`` from the text of option ``name``, such as bound=1e7.
-
-    The text must set the fields ``needed``. Return None if the text is None.
-    """
+def _numbers(name: str, text: str | None, kind: type[Part]) -> Part | None:
+    """Make an instance of the dataclass ``kind`` from the text of option ``name``, such as bound=1e7."""
     if text is None:
         return None
     names = [each.name for each in fields(kind)]
+    needed = [each.name for each in fields(kind) if each.default is MISSING]
     example = ":".join(f"{each}=…" for each in needed or names[:1])
-    try:
-        _, own = parsed(f"{name}:{text}" if text else name, f"--{name}: expected such as {example}")
-    except ValueError as error:
-        raise ValueError(str(error).replace(f"{name}:{text}", str(text))) from error
+    own = arguments(text.split(":") if text else [], f"--{name}: expected such as {example}", text)
     if unknown := [each for each in own if each not in names]:
         raise ValueError(f"--{name}: expected names among {_listed(names)}, got {unknown[0]}")
     if missing := [each for each in needed if each not in own]:
         raise ValueError(
             f"--{name}: expected {_listed(missing)}" + (f" beside {_listed([*own])}" if own else "")
         )
-    try:
+    with _options(**{each: f"{name}: {each}" for each in names}):
         return kind(**own)
-    except (TypeError, ValueError) as error:
-        raise ValueError(f"--{name}: {error}") from error
-
-
-def _described(*given: Any, **fields_given: Any) -> Description:
-    """Make a `Description`; its errors, which name a field, are reworded to name the command's option."""
-    try:
-        return Description(*given, **fields_given)
-    except ValueError as error:
-        text = str(error)
-        name = text.partition(":")[0]
-        if name in {each.name for each in fields(PrivateSums)}:
-            raise ValueError(f"--private: {text}") from error
-        if name == "method":
-            raise ValueError(f"--algorithm{text.removeprefix(name)}") from error
-        named = name in ("algorithm", "fewest", "private", "sums")
-        raise ValueError(f"--{text}" if named else text) from error
 
 
 def _listed(names: Sequence[str]) -> str:
@@ -482,9 +441,9 @@ def _answered(folder: Folder, asked: dict[str, Any], site: str) -> str:
         return f"wrong: signed by {about['sender']}"
     if any(about.get(name) != asked[name] for name in ("federation", "turn")):
         return "wrong: it answers another round or federation"
-    if about.get("left") is not True:
-        return "answered"  # perhaps before the round was opened again: answers that came stay
-    return "left this sum; its own command says why" if about.get("nonce") == asked["nonce"] else "not yet"
+    if about.get("nonce") != asked["nonce"]:  # it came before the round was opened again
+        return "answered" if site in asked.get("taken", ()) else "not yet"
+    return "left this sum; its own command says why" if about.get("left") is True else "answered"
 
 
 def _head_file(head: Any, server: Server) -> bytes:
@@ -499,8 +458,7 @@ def _head_file(head: Any, server: Server) -> bytes:
         return path.read_bytes()
 
 
-def _check_out(out: Path) -> None:
-    if out.suffix != ".npz" or not out.parent.is_dir():
-        raise ValueError(
-            f"--out: expected a file that ends in .npz in a folder that is there, got {str(out)!r}"
-        )
+def _check_paths(shared: Path, state: Path, out: Path) -> None:
+    check_file("out", out, ".npz", ())
+    if state.resolve().is_relative_to(shared.resolve()):
+        raise ValueError(f"--state: expected a folder that nobody else can read, got {state} in {shared}")

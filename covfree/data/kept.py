@@ -102,8 +102,8 @@ def _reuse(path: Path, key: Mapping[str, Any], examples: LabelledSet, on_damaged
             told = f": names, sizes or modification times of images in {examples.name} changed"
         if found is None or found[0] < len(examples):
             raise ValueError(
-                f"{path}: holds features of something else ({'; '.join(differing)}){told}; remove it, or "
-                "write to another file"
+                f"{path}: holds features of something else ({'; '.join(differing)}){told}; remove it or "
+                "write to another file to extract again, or give it as a file of features as it is"
             )
         skipped = {examples.ids[place]: reason for place, reason in found[1].items()}
     _check_skipped(str(path), list(skipped), on_damaged)

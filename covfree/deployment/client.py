@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 from os import PathLike
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
@@ -13,12 +12,13 @@ import numpy as np
 
 from covfree import secure
 from covfree.core.checks import check
+from covfree.core.forms import zeros_of
 from covfree.core.types import AnyArray
 from covfree.deployment.description import Description
 from covfree.deployment.differences import differences
 from covfree.deployment.door import Left, check_federation
-from covfree.deployment.envelope import SERVER, Opened, Refused, seal, unseal, write
-from covfree.deployment.machine import SUFFIX, Machine, unflattened
+from covfree.deployment.envelope import SERVER, Opened, Refused, check_own, seal, unseal, write
+from covfree.deployment.machine import Machine, unflattened
 from covfree.deployment.steps import Upload
 from covfree.deployment.sums import answer
 from covfree.rounds.algorithm import Algorithm
@@ -27,24 +27,18 @@ from covfree.secure.words import Words
 
 
 class _Kept(NamedTuple):
-    """The state that a site stores on disk between two answers.
+    """The state that a site stores on disk between two answers."""
 
-    Attributes:
-        before: the client's memory (what the algorithm lets it keep between rounds) before its last upload;
-            valid if that upload did not count.
-        after: the client's memory after its last upload; valid if that upload counted.
-        turn: the turn (one step of a round, counted from 0) of the last upload; −1 before the first.
-        secret: the saved `covfree.secure.Client` of an unfinished secure sum; empty if there is none.
-        came: the numbers of the sites that the server listed as uploaders in the last secure sum; this site
-            signed the list.
-        gone: the round whose secure sum this site left, and the text that says why; −1 if there is none.
-    """
-
+    # The client's memory (what the algorithm lets it keep between rounds) before its last upload and after
+    # it: the first is valid if that upload did not count, the second if it counted; and that upload's turn.
     before: Any
     after: Any
     turn: int = -1
+    # The saved `covfree.secure.Client` of an unfinished secure sum.
     secret: bytes = b""
+    # The numbers of the sites in the last list of uploaders that this site signed.
     came: Any = ()
+    # The round whose secure sum this site left, and why.
     gone: tuple[int, str] = (-1, "")
 
 
@@ -92,7 +86,7 @@ class Client(Machine):
             ValueError: if the site, its key, its data or ``uses`` do not fit the description, or the folder
                 is in use or belongs to another federation.
         """
-        description.check_key(site, key)
+        check_own(description.sites, site, key)
         self.uses = dict(description.agreed if uses is None else uses)
         if unlike := differences(description.agreed, self.uses):
             raise ValueError(f"site {site}: {'; '.join(unlike)}")
@@ -109,7 +103,7 @@ class Client(Machine):
             raise ValueError(f"labels: expected at most {description.max_examples} examples, got {count}")
         self.site, self._features, self._labels = site, features, labels
         self._number = list(description.sites).index(site)
-        super().__init__(description, folder, key, algorithm, now)
+        super().__init__(description, folder, site, key, algorithm, now)
 
     def answer(self, data: bytes) -> bytes:
         """Return the answer to a broadcast; a broadcast that was answered before gets the same bytes again.
@@ -149,10 +143,7 @@ class Client(Machine):
         return self._answer
 
     def _reply(self, asked: Mapping[str, Any], examples: int) -> dict[str, Any]:
-        """Return the metadata of the site's answer to a broadcast: a dict.
-
-        ``asked`` is the broadcast's metadata, and ``examples`` the number of examples to state in the answer.
-        """
+        """Return the metadata of the answer to a broadcast with metadata ``asked``."""
         return {
             "kind": "answer",
             "sender": self.site,
@@ -163,19 +154,12 @@ class Client(Machine):
         }
 
     def _leaving(self, asked: Mapping[str, Any], text: str) -> Left:
-        """Make the error with which the site leaves a secure sum; ``text`` says why, to the site alone.
-
-        The error contains the signed message that tells the server only that the site leaves. ``asked`` is
-        the metadata of the broadcast that the site does not answer.
-        """
+        """Make the error with which the site leaves a secure sum; ``text`` says why, to the site alone."""
         reply = {**self._reply(asked, 0), "left": True}
         return Left(text, asked["turn"], seal(self._key, reply, {}))
 
     def _upload(self, turn: int, about: Mapping[str, Any], arrays: Mapping[str, Any]) -> tuple[Upload, _Kept]:
-        """Return the site's upload for a turn, and the site's state after the turn.
-
-        ``about`` and ``arrays`` are the broadcast's metadata and arrays.
-        """
+        """Return the upload that answers a broadcast, and the site's state after it."""
         counted = arrays.get("counted")
         if counted is None or counted.shape != (len(self.description.sites),):
             got = None if counted is None else f"shape {list(counted.shape)}"
@@ -192,14 +176,12 @@ class Client(Machine):
             state = self._steps.skeleton(about["items"])
         except ValueError as error:
             raise Refused(f"items: {error}", SERVER) from error
-        sent = unflattened(self._steps.sent_form(state), arrays, "sent")
+        sent = unflattened(zeros_of(self._steps.broadcast, state), arrays, "sent")
         own, after = self._steps.upload(self._number, number, sent, before, self._features, self._labels)
         return own, old._replace(before=before, after=after, turn=turn)
 
     def _step(self, turn: int, about: Mapping[str, Any], arrays: Mapping[str, Any]) -> tuple[Any, _Kept]:
         """Return the arrays that answer one step of a secure sum, and the site's new state.
-
-        ``about`` and ``arrays`` are the broadcast's metadata and arrays.
 
         Raises:
             Left: if this site did not answer the step before, or any error prevents its answer.
@@ -239,7 +221,12 @@ class Client(Machine):
 
         try:
             if step == "agree":
-                kept = self._same_came(kept, arrays)
+                came = tuple(np.ravel(arrays.get("came", ())).tolist())
+                if kept.came and kept.came != came and self._algorithm.same_clients:
+                    raise secure.Refused(
+                        f"came: expected the same sites as in the sum before, {kept.came}, got {came}"
+                    )
+                kept = kept._replace(came=came)
             content = answer(step, client, self._number, arrays, words)
         except Exception as error:
             # After any error take no further part in this round: nobody may probe what the site would answer.
@@ -249,29 +236,8 @@ class Client(Machine):
             raise self._leaving(about, text) from error
         return content, kept._replace(secret=b"" if step == STEPS[-1] else client.saved())
 
-    def _same_came(self, kept: _Kept, arrays: Mapping[str, Any]) -> _Kept:
-        """Return the site's state, in which the sites that uploaded to this secure sum are now stored.
-
-        Args:
-            kept: the site's state.
-            arrays: the arrays of the server's broadcast; ``came`` has the numbers of these sites.
-
-        Raises:
-            Refused: (of `covfree.secure`) if the list differs from the list for the last sum, and the
-                algorithm needs the same sites in all rounds.
-        """
-        came = tuple(np.ravel(arrays.get("came", ())).tolist())
-        if kept.came and kept.came != came and self._algorithm.same_clients:
-            raise secure.Refused(
-                f"came: expected the same sites as in the sum before, {kept.came}, got {came}"
-            )
-        return kept._replace(came=came)
-
     def _keep(self, reply: Mapping[str, Any], answer: bytes, kept: _Kept) -> None:
-        """Write the site's latest answer and state to disk, in one file that is replaced atomically.
-
-        ``answer`` is the message, ``reply`` its metadata, and ``kept`` the state after it.
-        """
+        """Write an answer, its metadata ``reply`` and the state after it to one file, replaced atomically."""
         arrays = {
             f"{name}.{i}": np.asarray(leaf)
             for name, tree in (("before", kept.before), ("after", kept.after))
@@ -298,10 +264,6 @@ class Client(Machine):
         about, arrays = self._read(data, "end")
         return arrays["file"].tobytes(), about["stopped"]
 
-    @property
-    def _path(self) -> Path:
-        return self._folder / f"{self.site}{SUFFIX}"
-
     def _read(self, data: bytes, kind: str) -> Opened:
         """Return the content of a message; raise Refused unless it is the server's and of this ``kind``."""
         own = self.description
@@ -317,8 +279,7 @@ class Client(Machine):
 
     def _check_fields(self, opened: Opened, kind: str) -> None:
         """Raise Refused unless a signed message of this kind has all fields, with valid types."""
-        about, number = opened.about, (int, float)
-        most = self.description.max_examples * len(self.description.sites)
+        about, most = opened.about, self.description.max_examples * len(self.description.sites)
 
         def rows(found: Any) -> bool:
             return isinstance(found, list) and all(type(n) is int and 0 <= n <= most for n in found)
@@ -326,7 +287,7 @@ class Client(Machine):
         wanted: dict[str, tuple[str, Callable[[Any], bool]]] = {
             "expires": (
                 "seconds or None",
-                lambda x: x is None or (type(x) in number and -1e15 < x < 1e15),
+                lambda x: x is None or (type(x) in (int, float) and abs(x) < 1e15),
             ),
             "left_out": ("reasons by site", lambda x: isinstance(x, dict)),
             "nonce": ("text", lambda x: isinstance(x, str)),

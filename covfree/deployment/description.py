@@ -18,7 +18,7 @@ import numpy as np
 
 from covfree.core.atomic import replacing
 from covfree.core.checks import check_choice, check_positive, check_type
-from covfree.deployment.envelope import check_keys, check_own
+from covfree.deployment.envelope import check_keys
 from covfree.deployment.named import algorithm_named, method_named
 from covfree.deployment.private import Exact, PrivateSums
 from covfree.deployment.sums import SecureSums
@@ -27,7 +27,7 @@ from covfree.protocol.messages import check_class_names
 from covfree.rounds.algorithm import Algorithm
 from covfree.rounds.from_method import as_algorithm, sends_messages
 from covfree.secure import STEPS, FixedPoint, Session, common_classes
-from covfree.secure.messages import check_enough
+from covfree.secure.messages import check_enough, session_named
 from covfree.secure.words import Encoding
 
 _VERSION = 1
@@ -162,7 +162,8 @@ class Description:
     @cached_property
     def identity(self) -> str:
         """The SHA-256 of the description; every message contains it, to name its federation."""
-        return hashlib.sha256(self._json().encode()).hexdigest()
+        text = json.dumps(self._fields(), sort_keys=True, separators=(",", ":"))
+        return hashlib.sha256(text.encode()).hexdigest()
 
     @property
     def num_rounds(self) -> int:
@@ -197,15 +198,18 @@ class Description:
         return FixedPoint(self.sums.bound, len(self.sites))
 
     def session(self, number: int, size: int) -> Session:
-        """Make the session of a round: the settings of its secure sum; see `SecureSums.session`.
+        """Make the session of a round: the settings of its secure sum.
 
         Args:
             number: the round, from 0.
             size: the number of words of an upload.
         """
         assert self.sums is not None
+        # No other round has this name, so no site takes part in a round twice.
         name = f"{self.identity}, round {number}"
-        return self.sums.session(name, [*self.sites.values()], size, self.fewest)
+        keys = {site: bytes.fromhex(key) for site, key in enumerate(self.sites.values())}
+        options = {"threshold": self.sums.threshold, "neighbours": self.sums.neighbours}
+        return session_named(name, keys, size, least=max(2, self.fewest), **options)
 
     @property
     def agreed(self) -> dict[str, Any]:
@@ -262,11 +266,12 @@ class Description:
             return None
         if self.train != "head":
             raise ValueError(f"private: expected train='head' of a method, got {self.train!r}")
+        made = self.private.method(method, self.fewest, self.seed)
         if (self.private.projection or 0) > self.dim:
             raise ValueError(
                 f"projection: expected at most the {self.dim} features, got {self.private.projection}"
             )
-        return self.private.method(method, self.fewest, self.seed)
+        return made
 
     @cached_property
     def private_updates(self) -> PrivateUpdates | None:
@@ -280,10 +285,6 @@ class Description:
         """The privacy promise: ε, δ and what they protect; None without noise."""
         made = self.private_method or self.private_updates
         return None if made is None else made.promise
-
-    def check_key(self, site: str, key: Any) -> None:
-        """Raise ValueError unless ``key`` is the private key of this site."""
-        check_own(self.sites, site, key)
 
     def key(self) -> jax.Array:
         """Return the PRNG key of all random draws, made from ``seed``."""
@@ -311,22 +312,16 @@ class Description:
             for name in {*_PARTS} & {*fields}:
                 _check_entries(_PARTS[name], fields[name])
             parts = {name: part(**fields[name]) for name, part in _PARTS.items() if name in fields}
-            return cls(**{**fields, "class_names": tuple(fields["class_names"]), **parts})
+            return cls(**fields | parts)
         except (ValueError, TypeError, KeyError, AttributeError) as error:
             raise ValueError(
                 f"{path}: expected the description of a federation ({error}); {_CHANGED}"
             ) from error
 
     def _fields(self) -> dict[str, Any]:
-        names = (each.name for each in dataclasses.fields(self) if each.name not in _PARTS)
-        own = {name: getattr(self, name) for name in names}
-        # A field that is None is left out, so that older federations keep their identity.
-        parts = {"sums": self.sums, "private": self.private}
-        more = {name: dataclasses.asdict(part) for name, part in parts.items() if part is not None}
-        return {"version": _VERSION, **own, "class_names": list(self.class_names), **more}
-
-    def _json(self) -> str:
-        return json.dumps(self._fields(), sort_keys=True, separators=(",", ":"))
+        own = dataclasses.asdict(self).items()
+        # A part that is None is left out, so that older federations keep their identity.
+        return {"version": _VERSION, **{name: x for name, x in own if name not in _PARTS or x is not None}}
 
 
 def _check_entries(kind: type, found: Mapping[str, Any]) -> None:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from covfree.core.types import Message
 from covfree.deployment.description import Description
 from covfree.deployment.differences import differences
-from covfree.deployment.envelope import SERVER, Refused, seal, unseal
+from covfree.deployment.envelope import SERVER, Refused, seal
 from covfree.protocol.checks import Rules
 from covfree.protocol.door import check_messages
 from covfree.rounds.algorithm import Algorithm
@@ -92,28 +92,14 @@ def stopping(description: Description, key: Any, reason: str) -> bytes:
     return seal(key, about, {})
 
 
-def stop_reason(data: bytes, description: Description) -> str:
-    """Return the reason in a message of `stopping`; raise `Refused` if ``data`` is another message."""
-    about, _ = unseal(data, {SERVER: description.server})
-    if (about.get("kind"), about.get("federation")) != ("stop", description.identity):
-        raise Refused("message: expected one that says why this federation stops, got another", SERVER)
-    return str(about.get("reason"))
+class _Messages(dict[str, Message]):
+    """Sites' messages by name; each is read on access, as all may not fit in memory."""
 
+    def __init__(self, read: Callable[[str], Message]) -> None:
+        self._read = read
 
-class _Messages(Mapping[str, Message]):
-    """A mapping from sites' names to messages; each is read on access, as all may not fit in memory."""
-
-    def __init__(self, read: Callable[[str], Message], sites: list[str]) -> None:
-        self._read, self._sites = read, sites
-
-    def __getitem__(self, site: str) -> Message:
+    def __missing__(self, site: str) -> Message:
         return self._read(site)
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._sites)
-
-    def __len__(self) -> int:
-        return len(self._sites)
 
 
 def judge(
@@ -139,5 +125,5 @@ def judge(
         max_norm=None if kind is not None and kind.solved else norm,
         judge_sites=description.judge_sites,
     )
-    found = check_messages(_Messages(read, sites), sites, rules)
+    found = check_messages(_Messages(read), sites, rules)
     return {str(site): reason for site, reason in found.rejected.items()}, found.bounds.get("sites")

@@ -14,8 +14,8 @@ from typing import Any
 from covfree.core.atomic import is_temporary
 from covfree.deployment.client import Client
 from covfree.deployment.description import Description
-from covfree.deployment.door import Left, Stopped, TooFew, stop_reason
-from covfree.deployment.envelope import SERVER, Opened, Refused, unseal, write
+from covfree.deployment.door import Left, Stopped, TooFew
+from covfree.deployment.envelope import SERVER, Refused, unseal, write
 from covfree.deployment.machine import SUFFIX
 from covfree.deployment.server import Server
 from covfree.protocol.files import open_regular, shown
@@ -65,17 +65,20 @@ class Folder:
 
     def last(self) -> dict[str, Any] | None:
         """Return the metadata of the last broadcast of this federation; None if there is no valid one."""
-        with suppress(OSError, Refused):
-            about, _ = unseal(self.read(self.end), {SERVER: self.description.server})
-            if (about.get("kind"), about.get("federation")) == ("end", self.description.identity):
-                return about
-        return None
+        return self._about(self.end, "end")
 
     def check_stop(self) -> None:
         """Raise `Stopped` with the reason if the server has stopped."""
+        if (about := self._about(self.stop, "stop")) is not None:
+            raise Stopped(str(about.get("reason")))
+
+    def _about(self, path: Path, kind: str) -> dict[str, Any] | None:
+        """Return the metadata of the server's message of this ``kind`` in a file; None if it has none."""
         with suppress(OSError, Refused):
-            reason = stop_reason(self.read(self.stop), self.description)
-            raise Stopped(reason)
+            about, _ = unseal(self.read(path), {SERVER: self.description.server})
+            if (about.get("kind"), about.get("federation")) == (kind, self.description.identity):
+                return about
+        return None
 
     @property
     def stop(self) -> Path:
@@ -113,15 +116,12 @@ class Folder:
             raise Refused(f"path: {shown(path)}: expected at most {most} bytes, got {size}")
         return data
 
-    def asked(self) -> Opened | None:
-        """Return the server's latest valid broadcast of this federation; None if there is none."""
+    def asked(self) -> dict[str, Any] | None:
+        """Return the metadata of the server's latest valid broadcast of a turn; None if there is none."""
         for path in reversed(_new(self.path / "asks", {})):
-            with suppress(OSError, Refused):
-                opened = unseal(self.read(path), {SERVER: self.description.server})
-                about = opened.about
-                own = (about.get("kind"), about.get("federation")) == ("ask", self.description.identity)
-                if own and type(about.get("turn")) is int:
-                    return opened
+            about = self._about(path, "ask")
+            if about is not None and type(about.get("turn")) is int:
+                return about
         return None
 
 
@@ -166,7 +166,7 @@ def serve(
 def _check_state(server: Server, folder: Folder) -> None:
     """Raise ValueError if the shared folder is at a later round than the server's own folder."""
     asked, named = folder.asked(), server.description.named
-    turn = -1 if asked is None else asked.about["turn"]
+    turn = -1 if asked is None else asked["turn"]
     if server.finished or not (folder.ended or turn > server.turn):
         return
     place = f"has ended ({folder.end.name})" if folder.ended else f"is at {named(turn)}"

@@ -42,15 +42,16 @@ class Machine:
         self,
         description: Description,
         folder: str | PathLike[str],
+        name: str,
         key: Any,
         algorithm: Algorithm | None,
         now: Callable[[], float],
     ) -> None:
-        """Lock the folder, and load the state in it.
+        """Lock the folder, and load the state in it, from a file that is called ``name``.
 
         Raises:
-            ValueError: if another process uses the folder, it belongs to another federation, or its state is
-                damaged, or of another version or method.
+            ValueError: if another process uses the folder, it belongs to another machine or federation, or
+                its state is damaged, or of another version or method.
         """
         self.description, self._key, self._now = description, key, now
         self._algorithm = description.make_algorithm() if algorithm is None else algorithm
@@ -63,6 +64,7 @@ class Machine:
             given = self._algorithm, sites, description.key(), description.example, most
             self._steps = Steps(*given, private=description.private is not None)
         self._folder = Path(folder)
+        self._path = self._folder / f"{name}{SUFFIX}"
         if self._folder.is_file():
             raise ValueError(f"folder: expected a folder for this machine's state, got the file {folder}")
         self._folder.mkdir(parents=True, exist_ok=True)
@@ -71,13 +73,18 @@ class Machine:
         try:
             if not lock(self._lock):
                 raise ValueError(f"folder: expected one that no other process uses, got {folder}")
-            name = self._folder / "federation"
-            if name.exists() and (found := name.read_text()) != description.identity:
+            own = self._folder / "federation"
+            if own.exists() and (found := own.read_text()) != description.identity:
                 raise ValueError(
                     f"folder: expected a new one, or one of federation {description.identity[:12]}…; "
                     f"{folder} holds the state of federation {found[:12]}…: take another folder"
                 )
-            write(name, description.identity.encode())
+            if others := [path.stem for path in self._folder.glob(f"*{SUFFIX}") if path != self._path]:
+                raise ValueError(
+                    f"folder: expected one of its own for each machine, got {folder}, which holds the state "
+                    f"of another ({others[0]}{SUFFIX})"
+                )
+            write(own, description.identity.encode())
             try:
                 self._load()
             except (Unlike, KeyError) as error:

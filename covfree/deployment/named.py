@@ -68,9 +68,10 @@ def algorithm_named(
                 "algorithm: expected one whose uploads are sums, such as fedncm, fed3r, fedcof, "
                 f"fedcof-refined or fedavg (docs/secure-sums.md), got {text!r}"
             ) from error
-    name = text.partition(":")[0].strip()
-    if name not in trained():
+    if text.partition(":")[0].strip() not in trained():
         known = [*registry(), *trained()]
+        names = (each.partition(":")[0].strip() for each in candidates_in(text))
+        name = next((each for each in names if each not in known), text)
         raise ValueError(f"algorithm: expected one of {', '.join(known)}, got {name!r}{nearest(name, known)}")
     entry, numbers = algorithm_of(text)
     start = LinearHead(jnp.zeros((dim, num_classes)), jnp.zeros(num_classes))

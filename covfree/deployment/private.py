@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from covfree.core.checks import check_above_zero, check_positive
+from covfree.core.checks import check_positive
 from covfree.core.types import AnyArray, Head
 from covfree.deployment.steps import Upload
 from covfree.methods import Method
@@ -80,21 +80,13 @@ class PrivateSums:
             neighbours=self.neighbours,
         )
 
-    def __post_init__(self) -> None:
-        for name in ("epsilon", "delta", "clip", "weight"):
-            if name != "weight" or self.weight is not None:
-                check_above_zero(name, getattr(self, name))
-        for name in ("honest", "projection"):
-            if getattr(self, name) is not None:
-                check_positive(name, getattr(self, name))
-
     def _honest(self, fewest: int) -> int:
         if self.honest is None and fewest == 1:
             raise ValueError(
                 "fewest: expected at least 2 with private, as that many sites share the noise, got 1; or "
                 "give honest=1, so that each site adds all of it"
             )
-        honest = fewest if self.honest is None else self.honest
+        honest = fewest if self.honest is None else check_positive("honest", self.honest)
         if honest > fewest:
             raise ValueError(
                 f"honest: expected at most fewest = {fewest}, the sites sure to answer, got {honest}"
@@ -166,21 +158,11 @@ class PrivateSteps:
         return _State(np.zeros((), np.int32), noises, np.zeros(self._sums, np.int64), second), ()
 
     def broadcast(self, state: _State) -> AnyArray:
-        """Return what the server sends to sites: ``state.kind``, an integer that says what to upload next.
-
-        Sites upload their class sums, or the second moment of their features.
-        """
-        return state.kind
-
-    def sent_form(self, state: _State) -> AnyArray:
-        """Return an array like the one that `broadcast` sends; a site takes shape and data type from it."""
+        """Return what the server sends to sites: ``state.kind``, which says what to upload next."""
         return state.kind
 
     def skeleton(self, items: Sequence[Sequence[int]]) -> _State:
-        """Return zeros with the shapes of the server's state, which are the same in all rounds.
-
-        So ``items``, by which `Steps.skeleton` finds the shapes, is not used.
-        """
+        """Return zeros with the shapes of the server's state, which are the same in all rounds."""
         return self.start()[0]
 
     def form(self, state: _State) -> Parts:
@@ -210,11 +192,9 @@ class PrivateSteps:
         return Upload(number, 0, [own.values, np.asarray(own.noises, np.int64)], []), memory
 
     def serve(self, state: _State, total: Any) -> tuple[_State, bool]:
-        """Return the server's state after a round, and True.
+        """Return the server's state with a round's ``total``, and True, as integers are always finite.
 
-        The new state contains ``total``, the sum of the round's uploads. After the first round it also says
-        what sites send in the second, which `Private.choose` decides. True stands for finite numbers, as in
-        `Steps.serve`; integers always are.
+        After the first round the state also says what sites send in the second, by `Private.choose`.
         """
         values, noises = (np.asarray(part) for part in total)
         counted = np.array(state.noises)

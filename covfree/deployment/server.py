@@ -15,7 +15,6 @@ from covfree.core.types import Message
 from covfree.deployment.description import Description
 from covfree.deployment.door import Receipt, TooFew, check_answer, judge, stopping
 from covfree.deployment.envelope import SERVER, Opened, Refused, public_key, seal, unseal, write
-from covfree.deployment.machine import SUFFIX
 from covfree.deployment.standing import Standing
 from covfree.deployment.steps import Steps, Upload
 from covfree.deployment.sums import Sums
@@ -63,7 +62,7 @@ class Server(Standing):
         """
         if public_key(key) != description.server:
             raise ValueError("key: expected the private key of the description's server, got another")
-        super().__init__(description, folder, key, algorithm, now)
+        super().__init__(description, folder, "state", key, algorithm, now)
 
     def open(self) -> bytes:
         """Open the round and return its broadcast; while the round is open, return the same broadcast.
@@ -80,6 +79,7 @@ class Server(Standing):
             return path.read_bytes()
         limit = self.description.deadline
         about = self._about("ask", None if limit is None else self._now() + limit)
+        about["taken"] = sorted(self.taken)
         arrays = dict[str, Any]()
         if self._step in ("answer", "mask"):
             leaves = jax.tree.leaves(self._steps.broadcast(self._state))
@@ -211,7 +211,7 @@ class Server(Standing):
         about = {**self._about("state", None), "turn": turn, "items": items, "history": history}
         arrays = {f"state.{i}": np.asarray(leaf) for i, leaf in enumerate(jax.tree.leaves(state))}
         about |= {"stopped": stopped}
-        write(self._folder / f"state{SUFFIX}", seal(self._key, about, arrays | {"counted": counted}))
+        write(self._path, seal(self._key, about, arrays | {"counted": counted}))
         self._state, self.turn, self._counted, self._items = state, turn, counted, items
         self.history, self.stopped = history, stopped
         self._asked, self.taken, self._left = None, {}, set()

@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from covfree.backbones import BACKBONES, backbone
-from covfree.backbones.hub import find_weights
+from covfree.backbones import Backbone, backbone
+from covfree.backbones.hub import Weights, find_weights
 from covfree.core.array_file import names_in, read_npz
 from covfree.data.decode import pixels_of
 from covfree.data.extract import extractor_key
@@ -110,21 +110,17 @@ def load_site(
         found = image_folder(images, class_names=description.class_names)
         return load_images(found, description, network), description.make_algorithm(network)
     # Check the weights before features are computed, as the computation takes long.
-    name = description.extractor.get("backbone")
-    check_weights(description, name, weights)
-    chosen, file = backbone(str(name)), Path(folder) / "features.npz"
+    chosen, known = check_weights(description, description.extractor.get("backbone"), weights)
+    file = Path(folder) / "features.npz"
     file.parent.mkdir(parents=True, exist_ok=True)
     found = image_folder(images, class_names=description.class_names)
-    known = find_weights(weights, BACKBONES[chosen.name])
     extract(found, chosen.name, file, weights=known, dtype=description.extractor["dtype"])
     return read_site(file, description), None
 
 
 def extractor_of(network: str, weights: str | None = None) -> dict[str, Any]:
     """Return the settings with which a named network makes features, as `Description.extractor` has them."""
-    chosen = backbone(network)
-    found = find_weights(weights, BACKBONES[chosen.name])
-    return extractor_key(chosen, found.sha256, found.preprocessing)
+    return _settings(*_network(network, weights))
 
 
 def load_network(description: Description, weights: str | None = None) -> Any:
@@ -142,11 +138,8 @@ def load_network(description: Description, weights: str | None = None) -> Any:
     """
     from covfree.finetune import NetworkMap
 
-    name = description.extractor.get("backbone")
-    check_weights(description, name, weights)
-    chosen = backbone(str(name))
-    found = find_weights(weights, BACKBONES[chosen.name])
-    return NetworkMap(chosen.load(found.path), chosen, found.preprocessing or chosen.spec.preprocessing)
+    chosen, found = check_weights(description, description.extractor.get("backbone"), weights)
+    return NetworkMap(chosen.load(found.path), chosen, found.preprocessing)
 
 
 def load_images(images: ImageSet, description: Description, network: Any) -> Site:
@@ -163,14 +156,26 @@ def load_images(images: ImageSet, description: Description, network: Any) -> Sit
     return Site(pixels_of(images, network.preprocessing)[train], labels[train], uses)
 
 
-def check_weights(description: Description, network: str | None, weights: str | None) -> None:
-    """Raise ValueError unless a network's name and its weights are as the description says."""
-    if network is None or "backbone" not in description.extractor:
-        raise ValueError("backbone: expected a federation that names one, got one of features from elsewhere")
+def check_weights(
+    description: Description, network: str | None, weights: str | None
+) -> tuple[Backbone, Weights]:
+    """Find a network and its weights; raise ValueError unless both are as the description says."""
     own = description.extractor
-    found = {**extractor_of(network, weights), "dtype": own.get("dtype")}
-    if unlike := differences(own, found):
+    if network is None or "backbone" not in own:
+        raise ValueError("backbone: expected a federation that names one, got one of features from elsewhere")
+    found = _network(network, weights)
+    if unlike := differences(own, {**_settings(*found), "dtype": own.get("dtype")}):
         raise ValueError(f"not as the federation says: {'; '.join(unlike)}")
+    return found
+
+
+def _network(name: str, weights: str | None) -> tuple[Backbone, Weights]:
+    chosen = backbone(name)
+    return chosen, find_weights(weights, chosen.spec)
+
+
+def _settings(chosen: Backbone, found: Weights) -> dict[str, Any]:
+    return extractor_key(chosen, found.sha256, found.preprocessing)
 
 
 def _uses(path: Path, arrays: dict[str, np.ndarray]) -> dict[str, Any]:

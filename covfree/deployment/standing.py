@@ -104,23 +104,21 @@ class Standing(Machine):
         None if the algorithm has no candidates (see `covfree.select`), or before sites could choose.
         """
         try:
-            found = self._choice()
-            str(found)  # a report that cannot be formatted is none
-            return found
+            told = self._steps.report(self._state)
+            if "taken" not in told or self._counted.max() < 0:
+                return None
+            by = "errors" if "errors" in told else "losses"
+            found, names = np.asarray(told[by]).tolist(), candidates_in(self.description.algorithm)
+            if len(names) != len(found):  # an algorithm of the user's own
+                names = [f"candidate {i}" for i in range(len(found))]
+            counted = int(told["counted"])
+            sites = int((self._counted == self._counted.max()).sum()) if counted else 0
+            means = dict(zip(names, found, strict=True))
+            choice = Choice(names[int(told["taken"])], means, by, counted, sites)
+            str(choice)  # a report that cannot be formatted is none
+            return choice
         except Exception:  # an algorithm of the user's own may report anything; its head is worth more
             return None
-
-    def _choice(self) -> Choice | None:
-        told = self._steps.report(self._state)
-        if "taken" not in told or self._counted.max() < 0:
-            return None
-        by = "errors" if "errors" in told else "losses"
-        found, names = np.asarray(told[by]).tolist(), candidates_in(self.description.algorithm)
-        if len(names) != len(found):  # an algorithm of the user's own
-            names = [f"candidate {i}" for i in range(len(found))]
-        counted = int(told["counted"])
-        sites = int((self._counted == self._counted.max()).sum()) if counted else 0
-        return Choice(names[int(told["taken"])], dict(zip(names, found, strict=True)), by, counted, sites)
 
     @property
     def counted(self) -> list[str]:
@@ -187,9 +185,9 @@ class Standing(Machine):
         self._counted = np.full(len(self._numbers), -1, np.int32)
         self._form: Parts | None = None
         self._state, _ = self._steps.start()
-        path, own = self._folder / f"state{SUFFIX}", {SERVER: self.description.server}
-        if path.exists():
-            about, arrays = unseal(path.read_bytes(), own)
+        own = {SERVER: self.description.server}
+        if self._path.exists():
+            about, arrays = unseal(self._path.read_bytes(), own)
             self.turn, self.stopped = about["turn"], about["stopped"]
             self.history, self._items = about["history"], about["items"]
             self._counted = arrays["counted"]

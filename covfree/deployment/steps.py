@@ -147,10 +147,6 @@ class Steps:
             mesh=None,
         )
 
-    def sent_form(self, state: Any) -> Any:
-        """Return a template of what the server sends in this state: the same shapes and types, but zeros."""
-        return zeros_of(self.broadcast, state)
-
     def form(self, state: Any) -> Parts:
         """Return zeros with the shapes of a client's upload in the round after ``state``.
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any, TypeVar
 
 import numpy as np
@@ -80,28 +80,6 @@ class SecureSums:
             if getattr(self, name) is not None:
                 check_positive(name, getattr(self, name))
 
-    def session(self, name: str, keys: Collection[str], size: int, fewest: int) -> Session:
-        """Return the settings (`Session`) of the secure sum of one round.
-
-        Args:
-            name: the round's name. No other round has this name, so no site takes part in a round twice.
-            keys: the sites' public keys, in the order of their numbers.
-            size: the number of words of an upload.
-            fewest: the least number of uploads in the sum.
-        """
-        degree = len(keys) - 1 if self.neighbours is None else self.neighbours
-        return Session(
-            name,
-            {number: bytes.fromhex(key) for number, key in enumerate(keys)},
-            size,
-            degree // 2 + 1 if self.threshold is None else self.threshold,
-            max(2, fewest),
-            self.neighbours,
-            # The seed of the graph of neighbours. It follows from the round's name, so nobody but the author
-            # of the description can influence it.
-            int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "big"),
-        )
-
 
 class Sums:
     """The server in one round's secure sum: makes what sites receive in each step, and takes their answers.
@@ -124,9 +102,8 @@ class Sums:
         if step == "share":
             return _adverts(self._server.adverts)
         if step == "mask":
-            return _boxes(
-                [box for site in sorted(self._server.shared) for box in self._server.shares_for(site)]
-            )
+            own = self._server
+            return _boxes([box for site in sorted(own.shared) for box in own.shares_for(site)])
         if step == "agree":
             return {"came": np.array(self._server.came(), np.int32)}
         return _agreed(self._server.agreed) if step == "unmask" else {}
@@ -182,17 +159,14 @@ def _one(name: str, parts: Sequence[Part], site: int) -> Part:
     return parts[0]
 
 
-def _table(arrays: Arrays, name: str, width: int, *numbers: str) -> tuple[list[tuple[int, ...]], list[bytes]]:
-    """Read a table of bytes and integers from a message's arrays, e.g. encrypted shares with their senders.
+def _table(arrays: Arrays, name: str, width: int, *numbers: str) -> list[tuple[Any, ...]]:
+    """Read a table from a message's arrays: for each row its integers and its bytes.
 
     Args:
         arrays: the message's arrays, by name.
         name: the array of bytes, uint8 [rows, ``width``].
         width: the number of bytes of a row.
         numbers: the names of arrays of integers, each int32 [rows], e.g. the numbers of the senders.
-
-    Returns:
-        For each row, a tuple of its integers; and for each row, its bytes.
 
     Raises:
         Refused: if an array is missing, or has another shape or data type.
@@ -207,7 +181,7 @@ def _table(arrays: Arrays, name: str, width: int, *numbers: str) -> tuple[list[t
         raise secure.Refused(
             f"{name}: expected {len(rows)} numbers, as rows, in {', '.join(numbers)}, got {got}"
         )
-    return list(zip(*columns, strict=True)), [row.tobytes() for row in rows]
+    return list(zip(*columns, (row.tobytes() for row in rows), strict=True))
 
 
 def _numbers(arrays: Arrays, name: str) -> list[int]:
@@ -218,49 +192,44 @@ def _numbers(arrays: Arrays, name: str) -> list[int]:
     return found.tolist()
 
 
-def _rows(rows: list[bytes], width: int) -> np.ndarray:
-    return np.frombuffer(b"".join(rows), np.uint8).reshape(len(rows), width)
+def _arrays(name: str, width: int, rows: Iterable[bytes], **numbers: Iterable[int]) -> dict[str, np.ndarray]:
+    """Make the arrays of a table that `_table` reads."""
+    body = np.frombuffer(b"".join(rows), np.uint8).reshape(-1, width)
+    return {name: body} | {each: np.array([*own], np.int32) for each, own in numbers.items()}
 
 
 def _adverts(adverts: Collection[Advert]) -> dict[str, np.ndarray]:
-    rows = [own.sealing + own.masking + own.commitment + own.signature for own in adverts]
-    senders = np.array([own.sender for own in adverts], np.int32)
-    return {"sender": senders, "advert": _rows(rows, _ADVERT[-1])}
+    rows = (b"".join(own[1:]) for own in adverts)
+    return _arrays("advert", _ADVERT[-1], rows, sender=(own.sender for own in adverts))
 
 
 def _adverts_of(arrays: Arrays) -> list[Advert]:
-    senders, rows = _table(arrays, "advert", _ADVERT[-1], "sender")
-    cuts = [slice(*each) for each in zip((0, *_ADVERT), _ADVERT, strict=False)]
-    return [Advert(sender, *(row[cut] for cut in cuts)) for (sender,), row in zip(senders, rows, strict=True)]
+    cuts = [slice(*each) for each in pairwise((0, *_ADVERT))]
+    rows = _table(arrays, "advert", _ADVERT[-1], "sender")
+    return [Advert(sender, *(row[cut] for cut in cuts)) for sender, row in rows]
 
 
 def _boxes(boxes: list[Sealed]) -> dict[str, np.ndarray]:
-    return {
-        "sender": np.array([each.sender for each in boxes], np.int32),
-        "receiver": np.array([each.receiver for each in boxes], np.int32),
-        "box": _rows([each.box for each in boxes], _BOX),
-    }
+    senders, receivers, rows = zip(*boxes, strict=True) if boxes else ((), (), ())
+    return _arrays("box", _BOX, rows, sender=senders, receiver=receivers)
 
 
 def _boxes_of(arrays: Arrays) -> list[Sealed]:
-    places, rows = _table(arrays, "box", _BOX, "sender", "receiver")
-    return [Sealed(sender, receiver, row) for (sender, receiver), row in zip(places, rows, strict=True)]
+    return [Sealed(*row) for row in _table(arrays, "box", _BOX, "sender", "receiver")]
 
 
 def _agreed(agreed: Collection[Agreed]) -> dict[str, np.ndarray]:
-    senders = np.array([own.sender for own in agreed], np.int32)
-    return {"sender": senders, "agreed": _rows([own.signature for own in agreed], _SIGNATURE)}
+    rows = (own.signature for own in agreed)
+    return _arrays("agreed", _SIGNATURE, rows, sender=(own.sender for own in agreed))
 
 
 def _agreed_of(arrays: Arrays) -> list[Agreed]:
-    senders, rows = _table(arrays, "agreed", _SIGNATURE, "sender")
-    return [Agreed(sender, row) for (sender,), row in zip(senders, rows, strict=True)]
+    return [Agreed(*row) for row in _table(arrays, "agreed", _SIGNATURE, "sender")]
 
 
-def _opened(shares: Mapping[int, bytes], name: str) -> dict[str, Any]:
-    return {f"{name}_of": np.array([*shares], np.int32), name: _rows([*shares.values()], SHARE)}
+def _opened(shares: Mapping[int, bytes], name: str) -> dict[str, np.ndarray]:
+    return _arrays(name, SHARE, shares.values(), **{f"{name}_of": shares})
 
 
 def _shares_of(arrays: Arrays, name: str) -> dict[int, bytes]:
-    places, rows = _table(arrays, name, SHARE, f"{name}_of")
-    return {owner: row for (owner,), row in zip(places, rows, strict=True)}
+    return {owner: row for owner, row in _table(arrays, name, SHARE, f"{name}_of")}

@@ -18,7 +18,7 @@ from covfree.secure.words import Words, mask
 
 # The steps of a secure sum. A client that leaves before a step sends nothing in it or later.
 STEPS = ("advertise", "share", "mask", "agree", "unmask")
-
+_PRIMITIVES = "cryptography.hazmat.primitives"
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -70,10 +70,10 @@ class Client:
     """
 
     def __init__(self, session: Session, number: int, identity: Any) -> None:
-        if session.identities.get(number) != identity.public_key().public_bytes_raw():
+        if session.identities.get(number) != public_of(identity):
             raise ValueError(f"identity: expected the key of client {number} in the session, got another")
         self._session, self._number, self._identity = session, number, identity
-        self._sealing, self._masking = _private_key(), _private_key()
+        self._sealing, self._masking = private_key(), private_key()
         self._seed, self._step = secrets.token_bytes(32), 0
         self._adverts: dict[int, Advert] = {}
         self._shares: dict[int, tuple[bytes, bytes]] = {}
@@ -82,7 +82,7 @@ class Client:
     @_step(1)
     def advertise(self) -> Advert:
         """Step 1: return the client's public keys for this session, signed."""
-        parts = (_public(self._sealing), _public(self._masking), hashlib.sha256(self._seed).digest())
+        parts = (public_of(self._sealing), public_of(self._masking), hashlib.sha256(self._seed).digest())
         signature = self._identity.sign(_signed(self._session, self._number, *parts))
         return Advert(self._number, *parts, signature)
 
@@ -109,10 +109,8 @@ class Client:
         keys = shamir.split(self._masking.private_bytes_raw(), threshold, self._adverts)
         boxes = []
         for other in self._adverts:
-            label = self._session.label("shares", self._number, other)
-            box = _cipher(self._pair_key("shares", other)).encrypt(
-                _nonce(label), seeds[other] + keys[other], label
-            )
+            cipher, nonce, label = self._cipher(self._number, other)
+            box = cipher.encrypt(nonce, seeds[other] + keys[other], label)
             boxes.append(Sealed(self._number, other, box))
         return boxes
 
@@ -144,7 +142,9 @@ class Client:
         self._need(len(self._shares), "neighbours that shared")
         total = words + mask(self._seed, len(words))
         for other in self._shares:
-            pair = mask(self._pair_key("mask", other), len(words))
+            public = self._adverts[other].masking
+            key = pair_key(self._session, "mask", self._masking, public, self._number, other)
+            pair = mask(key, len(words))
             total = total + pair if self._number < other else total - pair
         return Masked(self._number, total)
 
@@ -221,7 +221,7 @@ class Client:
         client = cls(session, number, identity)
         client._step, keys, adverts, shares, client._came = json.loads(saved)
         sealing, masking, client._seed = map(bytes.fromhex, keys)
-        client._sealing, client._masking = _private_key(sealing), _private_key(masking)
+        client._sealing, client._masking = private_key(sealing), private_key(masking)
         for sender, *parts in adverts:
             client._adverts[sender] = Advert(sender, *map(bytes.fromhex, parts))
         for other, seed, key in shares:
@@ -231,27 +231,27 @@ class Client:
     def _end(self) -> None:
         """Forget all secrets of the session, and take no further step."""
         self._step, self._seed, self._shares = len(STEPS), b"", {}
-        self._sealing, self._masking = _private_key(), _private_key()
+        self._sealing, self._masking = private_key(), private_key()
 
     def _need(self, count: int, what: str) -> None:
         if count < self._session.threshold:
             raise Refused(f"expected at least {self._session.threshold} {what}, got {count}")
 
-    def _pair_key(self, purpose: str, other: int) -> bytes:
-        """Return the key that this client shares with client ``other`` for a purpose, "shares" or "mask"."""
-        private, public = (
-            (self._sealing, self._adverts[other].sealing)
-            if purpose == "shares"
-            else (self._masking, self._adverts[other].masking)
-        )
-        return pair_key(self._session, purpose, private, public, self._number, other)
+    def _cipher(self, sender: int, receiver: int) -> tuple[Any, bytes, bytes]:
+        """Return cipher, nonce and label for shares; one of ``sender`` and ``receiver`` is this client."""
+        label = self._session.label("shares", sender, receiver)
+        public = self._adverts[sender if receiver == self._number else receiver].sealing
+        key = pair_key(self._session, "shares", self._sealing, public, sender, receiver)
+        cipher = optional(f"{_PRIMITIVES}.ciphers.aead", "secure").ChaCha20Poly1305(key)
+        # The two clients use one key in both directions, for which nonces must differ: the label names the
+        # sender.
+        return cipher, hashlib.sha256(label).digest()[:12], label
 
     def _opened(self, sealed: Sealed) -> tuple[bytes, bytes]:
-        label = self._session.label("shares", sealed.sender, self._number)
-        invalid = optional("cryptography.exceptions", "secure").InvalidTag
+        cipher, nonce, label = self._cipher(sealed.sender, self._number)
         try:
-            plain = _cipher(self._pair_key("shares", sealed.sender)).decrypt(_nonce(label), sealed.box, label)
-        except invalid:
+            plain = cipher.decrypt(nonce, sealed.box, label)
+        except optional("cryptography.exceptions", "secure").InvalidTag:
             raise Refused(
                 f"shares: expected those that client {sealed.sender} encrypted in this session, got a box "
                 "that cannot be decrypted: it was altered, or is of another session"
@@ -268,21 +268,16 @@ def pair_key(session: Session, purpose: str, private: Any, public: bytes, one: i
 
     ``private`` is one client's X25519 key, ``public`` the other's. Another purpose gives another key.
     """
-    primitives = "cryptography.hazmat.primitives"
-    x25519, hashes = (
-        optional(f"{primitives}.asymmetric.x25519", "secure"),
-        optional(f"{primitives}.hashes", "secure"),
-    )
-    hkdf = optional(f"{primitives}.kdf.hkdf", "secure").HKDF
+    hashes, kdf = (optional(f"{_PRIMITIVES}.{name}", "secure") for name in ("hashes", "kdf.hkdf"))
     try:
-        shared = private.exchange(x25519.X25519PublicKey.from_public_bytes(public))
+        shared = private.exchange(_x25519().X25519PublicKey.from_public_bytes(public))
     except ValueError as error:
         raise Refused(
             "advert: expected X25519 keys that give a shared secret, got an invalid one of "
             f"client {one} or {other}"
         ) from error
     label = session.label(purpose, min(one, other), max(one, other))
-    return hkdf(hashes.SHA256(), 32, None, label).derive(shared)
+    return kdf.HKDF(hashes.SHA256(), 32, None, label).derive(shared)
 
 
 def check_advert(session: Session, advert: Advert) -> None:
@@ -298,16 +293,6 @@ def check_advert(session: Session, advert: Advert) -> None:
         raise Refused(f"advert: the signature of client {advert.sender} is wrong")
 
 
-def check_exchange(session: Session, advert: Advert) -> None:
-    """Check that other clients can compute shared keys from the public keys in an advert.
-
-    Raises:
-        Refused: if a public key has small order, so that the result of X25519 is always 0.
-    """
-    for public in (advert.sealing, advert.masking):
-        pair_key(session, "check", _private_key(), public, advert.sender, advert.sender)
-
-
 def signed_came(session: Session, came: Collection[int], agreed: Agreed) -> bool:
     """Return whether ``agreed`` is a valid signature of the list ``came`` by a client that is in the list.
 
@@ -318,11 +303,10 @@ def signed_came(session: Session, came: Collection[int], agreed: Agreed) -> bool
 
 
 def _verified(session: Session, client: int, signature: bytes, content: bytes) -> bool:
-    keys = optional("cryptography.hazmat.primitives.asymmetric.ed25519", "secure")
-    invalid = optional("cryptography.exceptions", "secure").InvalidSignature
+    keys = optional(f"{_PRIMITIVES}.asymmetric.ed25519", "secure")
     try:
         keys.Ed25519PublicKey.from_public_bytes(session.identities[client]).verify(signature, content)
-    except invalid:
+    except optional("cryptography.exceptions", "secure").InvalidSignature:
         return False
     return True
 
@@ -331,21 +315,16 @@ def _signed(session: Session, number: int, *parts: bytes) -> bytes:
     return session.label("advert", number, number) + b"\0" + b"".join(parts)
 
 
-def _private_key(own: bytes | None = None) -> Any:
+def private_key(own: bytes | None = None) -> Any:
     """Return the X25519 private key with the bytes ``own``; a new key if None."""
-    keys = optional("cryptography.hazmat.primitives.asymmetric.x25519", "secure").X25519PrivateKey
+    keys = _x25519().X25519PrivateKey
     return keys.generate() if own is None else keys.from_private_bytes(own)
 
 
-def _public(private: Any) -> bytes:
+def public_of(private: Any) -> bytes:
+    """Return the public key of a private key."""
     return private.public_key().public_bytes_raw()
 
 
-def _cipher(key: bytes) -> Any:
-    return optional("cryptography.hazmat.primitives.ciphers.aead", "secure").ChaCha20Poly1305(key)
-
-
-def _nonce(label: bytes) -> bytes:
-    # A pair of clients uses one key in both directions, for which nonces must differ: the label names the
-    # sender.
-    return hashlib.sha256(label).digest()[:12]
+def _x25519() -> Any:
+    return optional(f"{_PRIMITIVES}.asymmetric.x25519", "secure")

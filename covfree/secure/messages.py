@@ -114,6 +114,25 @@ class Session:
         return "\0".join(("covfree secure sum 2", self.name, purpose, str(first), str(second))).encode()
 
 
+def session_named(
+    name: str,
+    identities: dict[int, bytes],
+    size: int,
+    *,
+    least: int,
+    threshold: int | None = None,
+    neighbours: int | None = None,
+) -> Session:
+    """Make the session of a sum; without a threshold, it is the smallest number above half of the neighbours.
+
+    The seed follows from the name, so nobody but the author of the name can influence it.
+    """
+    if threshold is None:
+        threshold = (len(identities) - 1 if neighbours is None else neighbours) // 2 + 1
+    seed = int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "big")
+    return Session(name, identities, size, threshold, least, neighbours, seed)
+
+
 class Advert(NamedTuple):
     """A client's X25519 public keys for one session, and a commitment to the seed of its own mask.
 

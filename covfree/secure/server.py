@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import hashlib
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable
 from contextlib import suppress
+from typing import Literal
 
 import numpy as np
 
-from covfree.core.optional import optional
 from covfree.secure import shamir
-from covfree.secure.client import check_advert, check_exchange, pair_key, signed_came
+from covfree.secure.client import check_advert, pair_key, private_key, public_of, signed_came
 from covfree.secure.messages import Advert, Agreed, Masked, Opened, Refused, Sealed, Session
 from covfree.secure.words import Words, mask
 
@@ -38,7 +38,9 @@ class Server:
     def take_advert(self, advert: Advert) -> None:
         """Step 1: check and store a client's public keys."""
         check_advert(self._session, advert)
-        check_exchange(self._session, advert)
+        # A public key of small order, with which X25519 always gives 0, would stop all who use it.
+        for public in (advert.sealing, advert.masking):
+            pair_key(self._session, "check", private_key(), public, advert.sender, advert.sender)
         self._once(advert.sender, self._adverts)
         self._adverts[advert.sender] = advert
 
@@ -122,21 +124,13 @@ class Server:
                 its owner's advert.
         """
         total = self._total.copy()
-        seeds: defaultdict[int, dict[int, bytes]] = defaultdict(dict)
-        keys: defaultdict[int, dict[int, bytes]] = defaultdict(dict)
-        for holder, opened in self._opened.items():
-            for kind, given in ((seeds, opened.seeds), (keys, opened.keys)):
-                for client, share in given.items():
-                    kind[client][holder] = share
         for client in self.came():
-            total -= mask(self._rebuilt(client, seeds[client], self._fits_seed), len(total))
-        x25519 = optional("cryptography.hazmat.primitives.asymmetric.x25519", "secure")
+            total -= mask(self._rebuilt(client, "seeds"), len(total))
         for client in sorted(self._shared - self._uploads):
             masked = [other for other in self._session.neighbours_of(client) if other in self._uploads]
             if not masked:
                 continue
-            secret = self._rebuilt(client, keys[client], self._fits_key)
-            key = x25519.X25519PrivateKey.from_private_bytes(secret)
+            key = private_key(self._rebuilt(client, "keys"))
             for other in masked:
                 public = self._adverts[other].masking
                 pair = mask(pair_key(self._session, "mask", key, public, client, other), len(total))
@@ -145,32 +139,28 @@ class Server:
                 total = total - pair if other < client else total + pair
         return total
 
-    def _rebuilt(self, client: int, own: Mapping[int, bytes], fits: Callable[[int, bytes], bool]) -> bytes:
-        """Rebuild a client's secret from t true shares of it, with t the session's threshold.
+    def _rebuilt(self, client: int, kind: Literal["seeds", "keys"]) -> bytes:
+        """Rebuild a client's mask seed or masking key from t true shares of it, t the session's threshold.
 
-        ``own`` has the shares, by the number of the client that kept each. As some may be false, several
-        choices of t shares are tried, until ``fits(client, secret)`` is true.
+        As some shares may be false, several choices of t shares are tried, until the secret fits the advert.
         """
-        least = self._session.threshold
+        given = ((holder, getattr(opened, kind)) for holder, opened in self._opened.items())
+        own = {holder: shares[client] for holder, shares in given if client in shares}
+        advert, least = self._adverts[client], self._session.threshold
         if len(own) < least:
             raise Refused(f"shares: expected at least {least} of client {client}, got {len(own)}")
         around = [*own.items(), *own.items()]
         for start in range(len(own)):
             # Use only t shares: any t will do, and the cost grows with the square of their number.
             with suppress(ValueError):
-                if fits(client, secret := shamir.rebuild(dict(around[start : start + least]))):
+                secret = shamir.rebuild(dict(around[start : start + least]))
+                if kind == "seeds" and hashlib.sha256(secret).digest() == advert.commitment:
+                    return secret
+                if kind == "keys" and public_of(private_key(secret)) == advert.masking:
                     return secret
         raise Refused(
             f"shares: those of client {client} do not give the secret that its advert commits it to"
         )
-
-    def _fits_seed(self, client: int, seed: bytes) -> bool:
-        return hashlib.sha256(seed).digest() == self._adverts[client].commitment
-
-    def _fits_key(self, client: int, secret: bytes) -> bool:
-        x25519 = optional("cryptography.hazmat.primitives.asymmetric.x25519", "secure")
-        public = x25519.X25519PrivateKey.from_private_bytes(secret).public_key()
-        return public.public_bytes_raw() == self._adverts[client].masking
 
     def _once(self, client: int, taken: Iterable[int]) -> None:
         if client in taken:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from typing import Any, NamedTuple, TypeVar
@@ -19,9 +18,9 @@ from covfree.rounds.adding import is_table
 from covfree.rounds.algorithm import Algorithm, ClientData, check_algorithm
 from covfree.rounds.data import Federation
 from covfree.rounds.run import number_of_rounds
-from covfree.secure.client import STEPS, Client
+from covfree.secure.client import STEPS, Client, public_of
 from covfree.secure.holders import nothing_left
-from covfree.secure.messages import Refused, Session, check_enough
+from covfree.secure.messages import Refused, check_enough, session_named
 from covfree.secure.server import Server
 from covfree.secure.words import Encoding, FixedPoint
 
@@ -100,23 +99,17 @@ def secure_sum(
     for client, step in (leaves or {}).items():
         if client not in uploads or step not in STEPS:
             raise ValueError(f"leaves: expected clients' steps, among {STEPS}, got {client!r}: {step!r}")
-    degree = len(uploads) - 1 if neighbours is None else neighbours
-    keys = {client: _identity() for client in sorted(uploads)}
-    session = Session(
-        name=name,
-        identities={client: key.public_key().public_bytes_raw() for client, key in keys.items()},
-        size=len(next(iter(words.values()))),
-        threshold=degree // 2 + 1 if threshold is None else threshold,
-        least=least,
-        neighbours=neighbours,
-        seed=int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "big"),
-    )
-    leaving = {client: STEPS.index(step) for client, step in (leaves or {}).items()}
+    ed25519 = optional("cryptography.hazmat.primitives.asymmetric.ed25519", "secure")
+    keys = {client: ed25519.Ed25519PrivateKey.generate() for client in sorted(uploads)}
+    public = {client: public_of(key) for client, key in keys.items()}
+    size = len(next(iter(words.values())))
+    session = session_named(name, public, size, least=least, threshold=threshold, neighbours=neighbours)
     clients = {client: Client(session, client, key) for client, key in keys.items()}
     server, like = Server(session), next(iter(uploads.values()))
 
     def here(step: str, among: Any) -> list[int]:
-        return [client for client in among if leaving.get(client, len(STEPS)) > STEPS.index(step)]
+        gone = {*STEPS[: STEPS.index(step) + 1]}
+        return [client for client in among if (leaves or {}).get(client) not in gone]
 
     for client in here("advertise", clients):
         server.take_advert(clients[client].advertise())
@@ -185,7 +178,8 @@ def run_securely(
             f"rounds: expected at most {point.rounds}, for which the promise holds, got {number}"
         )
     state, memory = cohort.start(algorithm, key, num_clients=len(data))
-    memories, answer = dict.fromkeys(data, memory), jax.jit(_answer)
+    memories = dict.fromkeys(data, memory)
+    answer = jax.jit(lambda algorithm, *given: algorithm.client(algorithm.params, *given)[:2])
     for turn in range(number):
         sent = cohort.broadcast(algorithm, state)
         own_keys = derive(jax.random.fold_in(derive(key, "rounds"), turn), "clients")
@@ -209,25 +203,16 @@ def _form(upload: Any) -> Any:
     return structure, *((np.shape(leaf), str(np.asarray(leaf).dtype)) for leaf in leaves)
 
 
-def _answer(algorithm: Algorithm, sent: Any, data: ClientData, memory: Any, key: PRNGKey) -> tuple[Any, Any]:
-    upload, memory, _ = algorithm.client(algorithm.params, sent, data, memory, key)
-    return upload, memory
-
-
 def _own_data(federation: Federation) -> dict[int, ClientData]:
     """Return each client's data, all padded to one size, so that one compilation serves all clients."""
-    features, labels, order = jax.tree.map(np.asarray, federation.examples)
-    longest = int(federation.size.max(initial=0))
-    index = np.arange(longest, dtype=np.int32)
-
-    def own(client: int) -> ClientData:
+    (features, labels, _), data = federation.examples, {}
+    order = np.asarray(federation.examples.order)
+    for client in np.flatnonzero(federation.size).tolist():
         start, size = federation.start[client], federation.size[client]
-        padded = order[start + np.minimum(index, size - 1)]
-        used = np.where(index < size, index, -1)
-        taken = jax.tree.map(lambda x: x[padded], features)
-        return ClientData(taken, labels[padded], used, np.asarray(client, np.int32))
-
-    return {client: own(client) for client in np.flatnonzero(federation.size).tolist()}
+        index = np.full(federation.size.max(), -1, np.int32)
+        index[:size] = order[start : start + size]
+        data[client] = ClientData(features, labels, index, np.asarray(client, np.int32))
+    return data
 
 
 def _each(clients: Iterable[int], step: Callable[[int], T]) -> dict[int, T]:
@@ -237,9 +222,3 @@ def _each(clients: Iterable[int], step: Callable[[int], T]) -> dict[int, T]:
         with suppress(Refused):
             answers[client] = step(client)
     return answers
-
-
-def _identity() -> Any:
-    return optional(
-        "cryptography.hazmat.primitives.asymmetric.ed25519", "secure"
-    ).Ed25519PrivateKey.generate()

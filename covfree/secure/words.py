@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
 
 import jax
@@ -62,6 +63,9 @@ class FixedPoint:
 
     bound: float
     num_clients: int
+    # A sum over one client is that client's upload.
+    least: int = field(default=2, init=False, repr=False)
+    rounds: None = field(default=None, init=False, repr=False)
 
     def __post_init__(self) -> None:
         check_above_zero("bound", self.bound)
@@ -71,16 +75,6 @@ class FixedPoint:
                 f"bound: expected a bound that leaves a bit for fractions, got {self.bound:g} with "
                 f"{self.num_clients} clients"
             )
-
-    @property
-    def least(self) -> int:
-        """The least number of clients in a sum: 2, as a sum over one client is that client's upload."""
-        return 2
-
-    @property
-    def rounds(self) -> None:
-        """None, which means that the encoding may be used for any number of rounds."""
-        return None
 
     @property
     def bits(self) -> int:
@@ -126,10 +120,10 @@ class FixedPoint:
 def shaped(numbers: Float[np.ndarray, " words"], like: Any) -> Any:
     """Convert a vector of numbers to a pytree with the structure, shapes and data types of ``like``."""
     leaves, structure = jax.tree.flatten(like)
-    ends = np.cumsum([math.prod(np.shape(leaf)) for leaf in leaves])
-    if len(numbers) != (ends[-1] if len(ends) else 0):
-        raise ValueError(f"total: expected {ends[-1] if len(ends) else 0} words, got {len(numbers)}")
-    parts = np.split(numbers, ends[:-1]) if len(ends) else []
+    ends = np.cumsum([0, *(math.prod(np.shape(leaf)) for leaf in leaves)])
+    if len(numbers) != ends[-1]:
+        raise ValueError(f"total: expected {ends[-1]} words, got {len(numbers)}")
+    parts = [numbers[start:end] for start, end in itertools.pairwise(ends)]
     made = [_like(part, leaf) for part, leaf in zip(parts, leaves, strict=True)]
     return jax.tree.unflatten(structure, made)
 

@@ -18,6 +18,15 @@ def parsed(text: str, expected: str) -> tuple[str, dict[str, Any]]:
     name, *parts = text.split(":")
     if name.endswith(".py") and parts:
         name = f"{name}:{parts.pop(0).strip()}"
+    return name.strip(), arguments(parts, expected, text)
+
+
+def arguments(parts: list[str], expected: str, text: str) -> dict[str, Any]:
+    """Convert the parts ``argument=value`` of a text to a dict; see `parsed`.
+
+    >>> arguments(["shrinkage=0.1", "head=ridge"], "", "")
+    {'shrinkage': 0.1, 'head': 'ridge'}
+    """
     own = {}
     for part in parts:
         number, equals, value = part.partition("=")
@@ -27,7 +36,7 @@ def parsed(text: str, expected: str) -> tuple[str, dict[str, Any]]:
         if number in own:
             raise ValueError(f"{expected.partition(':')[0]}: expected {number} once, got {text!r}")
         own[number] = as_number(value.strip())
-    return name.strip(), own
+    return own
 
 
 def as_number(text: str) -> Any:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from machines import examples
+from machines import draw_keys, examples
 
 from covfree.cli.app import run
 from covfree.deployment import load_key
@@ -23,32 +23,20 @@ def command(name: str, *words: str) -> list[str]:
 
 
 def serving(shared: str, state: str) -> list[str]:
-    words = ["--key", "server.key", "--state", state, "--out", "head.npz", "--poll", "0.05"]
-    return command("serve", shared, *words)
+    words = f"--key server.key --state {state} --out head.npz --poll 0.05"
+    return command("serve", shared, *words.split())
 
 
 def joining(shared: str, name: str, state: str) -> list[str]:
-    files = [
-        "--key",
-        f"{name}.key",
-        "--features",
-        f"{name}.npz",
-        "--state",
-        state,
-        "--out",
-        f"{name}-head.npz",
-    ]
-    return command("join", shared, *files, "--poll", "0.05")
+    words = f"--key {name}.key --features {name}.npz --state {state} --out {name}-head.npz --poll 0.05"
+    return command("join", shared, *words.split())
 
 
 @pytest.fixture
 def finished(tmp_path, monkeypatch):
     """A folder with a federation that has ended, in shared; the server's own folder is s."""
     monkeypatch.chdir(tmp_path)
-    Path("keys").mkdir()
-    for name in (*SITES, "server"):
-        assert run(command("key", f"{name}.key")) == 0
-        shutil.copy(f"{name}.pub", "keys")
+    draw_keys(*SITES, "server")
     for name in SITES:
         features, labels = examples(name)
         np.savez(f"{name}.npz", features=features, labels=labels, class_names=["cat", "cow", "dog"])
@@ -93,6 +81,12 @@ def test_commands_given_again_say_what_they_found_and_what_to_do(finished, capsy
         assert text.startswith("covfree: --state: expected a new one, or one of federation ")
         assert f"; {folder} holds the state of federation " in text
         assert "take another folder" in text
+    # Folders of other machines of this federation.
+    for words, holds in ((joining("shared", "oslo", "berlin"), "berlin"), (serving("shared", "oslo"), "oslo"),
+                         (joining("shared", "oslo", "s"), "state")):  # fmt: skip
+        text = told(words)
+        assert text.startswith("covfree: --state: expected one of its own for each machine, got ")
+        assert f"which holds the state of another ({holds}.message)" in text
     # A shared folder without its description is not a new one, and another's end is not this one's.
     description = Path("shared/federation.json").read_bytes()
     Path("shared/federation.json").unlink()
@@ -103,7 +97,7 @@ def test_commands_given_again_say_what_they_found_and_what_to_do(finished, capsy
     assert run(command("status", "shared")) == 3
     Path("shared/federation.json").write_bytes(description)
     # State of another version, and state that was cut short.
-    public = Path("server.pub").read_text().strip()
+    public = Path("keys/server.pub").read_text().strip()
     about, arrays = unseal(Path("s/state.message").read_bytes(), {"server": public})
     kept = Path("s/state.message").read_bytes()
     for changed in ({**arrays, "state.0": np.zeros(1)}, {k: v for k, v in arrays.items() if k != "counted"}):
@@ -120,7 +114,7 @@ def test_commands_given_again_say_what_they_found_and_what_to_do(finished, capsy
     assert "--state: expected a folder for this machine's state, got the file" in told(
         joining("other", "oslo", "oslo.npz")
     )
-    for name in ("oslo.key", "server.pub"):
+    for name in ("oslo.key", "keys/server.pub"):
         words = ["--key", name, "--state", "t", "--out", "h.npz"]
         text = told(command("serve", "other", *words))
         assert "--key: expected the private key of 'server' in the description, got" in text

@@ -7,6 +7,7 @@ import pytest
 from machines import CLASSES, DIM, MORE, SIZES, Machines, examples
 
 import covfree
+from covfree.cli import app
 from covfree.cli.federation import _head_file
 from covfree.deployment import Folder, SecureSums, serve
 from covfree.deployment.standing import Choice
@@ -41,11 +42,18 @@ def run(folder, sites, **fields) -> tuple[list[str], Folder]:
         }
         # A process that begins anew says the same.
         assert machines.server().choice == server.choice
+    # A site that gets the head is told what it is.
+    features, labels = examples("oslo")
+    np.savez(folder / "oslo.npz", features=features, labels=labels)
+    key, state = folder / "machines" / "oslo.key", folder / "machines" / "oslo"
+    words = f"--key {key} --features {folder}/oslo.npz --state {state} --out {folder}/own.npz"
+    assert app.run(["federation", "join", str(shared), *words.split()]) == 0
     return said, open_folder
 
 
-def test_the_server_says_what_sites_chose(tmp_path):
+def test_the_server_says_what_sites_chose(tmp_path, capsys):
     said, _ = run(tmp_path, SIZES)
+    assert said[-1].partition(";")[0] in capsys.readouterr().err
     kept = sum(int(covfree.kept_aside(examples(site)[0], 0.1).sum()) for site in SIZES)
     assert said[-1].startswith("3 sites took part and chose fed")
     assert f"; errors on {kept} examples kept aside: fedncm " in said[-1]

@@ -8,9 +8,8 @@ from contextlib import suppress
 
 import numpy as np
 import pytest
-from machines import SIZES, Machines, examples, finish
+from machines import Machines, examples, finish
 
-from covfree.cli.app import run
 from covfree.deployment import (
     Client,
     Description,
@@ -224,101 +223,3 @@ def test_a_folder_whose_rounds_close_late_and_hold_strangers_files(tmp_path):
             "bytes, got 536870912",
         ):
             assert any(text in line for line in said), (text, said)
-
-
-def test_commands_name_what_is_missing(tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "keys").mkdir()
-    for name in (*SIZES, "server"):
-        assert run(["federation", "key", f"{name}.key"]) == 0
-        (tmp_path / f"{name}.pub").rename(tmp_path / "keys" / f"{name}.pub")
-    features, labels = examples("oslo")
-    np.savez("bare.npz", features=features, labels=labels)
-    np.savez("named.npz", features=features, labels=labels, class_names=np.array(["cat", "cow", "dog"]))
-    (tmp_path / "classes.txt").write_text("cat\ncow\ndog")
-    (tmp_path / "others.txt").write_text("cat\ndog\ncow")
-    new = [
-        "new",
-        "shared",
-        "--sites",
-        "keys",
-        "--key",
-        "server.key",
-        "--fewest",
-        "3",
-        "--algorithm",
-        "fedcof",
-    ]
-    own = [
-        "--key",
-        "oslo.key",
-        "--features",
-        "bare.npz",
-        "--state",
-        "oslo",
-        "--out",
-        "oslo.npz",
-        "--wait",
-        "0",
-    ]
-    named, private = [*new, "--like", "named.npz"], "epsilon=8:delta=1e-6"
-    for words, text in [
-        (["status", "shared"], "shared: no federation.json; covfree federation new writes it"),
-        (["join", "shared", *own], "shared: no federation.json; check the path, or wait until the server"),
-        (
-            [*new, "--like", "bare.npz"],
-            "expected an array class_names in bare.npz (covfree extract writes one), or ",
-        ),
-        ([*named, "--class-names", "others.txt"], "expected those in named.npz, got others in others.txt"),
-        ([*named, "--sums", "holders=3"], "--sums: expected bound beside holders"),
-        (
-            [*named, "--sums", "bound=1e4:holders=9"],
-            "holders: expected at most the number of sites, 3, got 9",
-        ),
-        (
-            [*named, "--sums", "bound=1e4:held=2"],
-            "--sums: expected names among bound, neighbours, threshold and h",
-        ),
-        ([*named, "--sums", "bound=large"], "--sums: bound: expected a number, got 'large'"),
-        ([*named, "--algorithm", "fednecm"], "got 'fednecm'; did you mean fedncm?"),
-        ([*named, "--private", private], "--private: expected clip beside epsilon and delta"),
-        ([*named, "--private", "delta=1e-6"], "--private: expected epsilon and clip beside delta"),
-        (
-            [*named, "--private", f"{private}:clip=9:unit=client"],
-            "--private: weight: expected the most that a client weighs",
-        ),
-        (
-            [*named, "--private", f"{private}:clip=9", "--fewest", "1"],
-            "--fewest: expected at least 2 with private, as that many sites share the noise, got 1",
-        ),
-        (
-            [*named, "--private", f"{private}:clip=9", "--algorithm", "fedcof-refined"],
-            "--algorithm: expected one whose head is a function of class sums",
-        ),
-        *(
-            ([*named, "--private", words], f"--private: {text}")
-            for words, text in (
-                ("epsilon=one:delta=1e-6:clip=9", "epsilon: expected a number, got 'one'"),
-                ("epsilon=-1:delta=1e-6:clip=9", "epsilon: expected a finite number above 0, got -1"),
-                ("epsilon=1:delta=1e-6:clip=five", "clip: expected a number, got 'five'"),
-                (
-                    f"{private}:clip=9:projection=2.5",
-                    "projection: expected an integer of at least 1, got 2.5",
-                ),
-                (f"{private}:clip=9:honest=two", "honest: expected an integer of at least 1, got 'two'"),
-                (f"{private}:clip=9:honest=4", "honest: expected at most fewest = 3"),
-            )
-        ),
-    ]:
-        assert run(["federation", *words]) == 2
-        assert text in capsys.readouterr().err
-    # Class names may stand beside a file without them; what hides uploads is told to the sites.
-    assert run(["federation", *new, "--like", "bare.npz", "--class-names", "classes.txt",
-                "--private", f"{private}:clip=9"]) == 0  # fmt: skip
-    assert run(["federation", "join", "shared", *own, "--only-sums"]) == 3
-    told = "knows its own: from it with ε = 10.15); this federation's masks hide single uploads if fewer "
-    assert [told in text for text in capsys.readouterr().err.splitlines() if "ε = " in text] == [True, True]
-    assert run(["federation", "status", "shared"]) == 3
-    shown = capsys.readouterr().out
-    assert "uploads: hidden in secure sums\nnoise: ε = 8, δ = 1e-06: hides" in shown
-    assert told in shown

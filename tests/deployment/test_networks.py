@@ -2,7 +2,6 @@
 
 import dataclasses
 import os
-import shutil
 import sys
 import threading
 from pathlib import Path
@@ -11,7 +10,7 @@ import jax
 import numpy as np
 import pytest
 from backbones import seeded
-from machines import Machines
+from machines import Machines, draw_keys
 from pages import ROOT
 from safetensors.numpy import save_file
 from tiny_networks import RESNET
@@ -55,11 +54,8 @@ def test_commands_train_a_network_as_the_simulation_does_to_the_bit(tiny, tmp_pa
     monkeypatch.chdir(tmp_path)
     draw_photos(tmp_path / "photos")
     (tmp_path / "classes.txt").write_text("\n".join(NAMES))
-    (tmp_path / "keys").mkdir()
-    for name in (*SIZES, "server"):
-        assert run(["federation", "key", f"{name}.key"]) == 0
-        (tmp_path / f"{name}.pub").rename(tmp_path / "keys" / f"{name}.pub")
-    (tmp_path / "keys" / "server.pub").unlink()
+    draw_keys(*SIZES, "server")
+    Path("keys/server.pub").unlink()
     with_weights = ["--weights", tiny]
     new = ["federation", "new", "shared", "--sites", "keys", "--key", "server.key", "--algorithm", "fedadam"]
     new += ["--rounds", "2", "--train", "all", "--max-examples", "12", "--class-names", "classes.txt"]
@@ -150,10 +146,7 @@ def test_a_site_whose_photos_changed_since(tiny, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     draw_photos(tmp_path / "photos")
     Path("classes.txt").write_text("\n".join(NAMES))
-    Path("keys").mkdir()
-    for name in (*SIZES, "server"):
-        assert run(["federation", "key", f"{name}.key"]) == 0
-        shutil.move(f"{name}.pub", "keys")
+    draw_keys(*SIZES, "server")
     new = ["federation", "new", "shared", "--sites", "keys", "--key", "server.key", "--weights", tiny]
     assert run([*new, "--class-names", "classes.txt", "--backbone", RESNET.name]) == 0
     join = ["federation", "join", "shared", "--key", "oslo.key", "--state", "o", "--out", "o.npz"]
@@ -165,8 +158,8 @@ def test_a_site_whose_photos_changed_since(tiny, tmp_path, monkeypatch, capsys):
     capsys.readouterr()
     assert run([*join, "photos/oslo"]) == 2
     told = capsys.readouterr().err
-    assert "here): names, sizes or modification times of images in oslo changed; remove it to extract" in told
-    assert told.rstrip().endswith("or take it as it is: --features o/features.npz")
+    assert "here): names, sizes or modification times of images in oslo changed; remove it or write" in told
+    assert told.rstrip().endswith("again, or give it as a file of features as it is")
     assert run([*join[:-1], "--features", "o/features.npz"]) == 3
 
 

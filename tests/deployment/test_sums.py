@@ -19,6 +19,7 @@ from covfree.deployment.steps import Steps
 from covfree.deployment.sums import Sums
 from covfree.rounds.adding import Parts
 from covfree.secure import STEPS
+from covfree.secure.messages import session_named
 
 
 def make(folder, algorithm="fed3r", **fields):
@@ -391,8 +392,9 @@ def test_status_believes_a_site_about_itself_alone(tmp_path, capsys):
         folder.put(folder.ask(0), asked)
         # What is signed by the server, but no broadcast of a round, is passed over.
         folder.put(folder.ask(99), server.stop("why"))
-        assert folder.asked().about["turn"] == 0
-        about = unseal(machines.client("rome").answer(asked), own.sites).about
+        assert folder.asked()["turn"] == 0
+        answer = machines.client("rome").answer(asked)
+        about = unseal(answer, own.sites).about
 
         def told(signer: str = "rome", **changes) -> str:
             text = {**about, "sender": signer, "left": True, **changes}
@@ -406,15 +408,21 @@ def test_status_believes_a_site_about_itself_alone(tmp_path, capsys):
         assert told(turn=1) == told(federation="0") == "wrong: it answers another round or federation"
         # It left before the round was opened again.
         assert told(nonce="0") == "not yet"
+        # An answer to an earlier opening counts if the server took it then.
+        assert told(left=False, nonce="0") == "not yet"
+        assert server.take(answer).reason is None
+        machines.now.seconds += 61
+        folder.put(folder.ask(0), server.open())
+        assert told(left=False) == "answered"
 
 
 def test_too_few_says_how_many_are_enough():
-    keys = [bytes([number] * 32).hex() for number in range(6)]
-    whole = Sums(SecureSums(1.0).session("a", keys, 1, 3), "abcdef")
+    keys = {number: bytes([number] * 32) for number in range(6)}
+    whole = Sums(session_named("a", keys, 1, least=3), "abcdef")
     # Each of them needs three others, also before anything is masked.
     assert whole.too_few("advertise", range(3)) == "answers of 4 sites at least, got 3"
     assert whole.too_few("advertise", range(4)) == ""
-    sparse = Sums(SecureSums(1.0, neighbours=4).session("a", keys, 1, 3), "abcdef")
+    sparse = Sums(session_named("a", keys, 1, least=3, neighbours=4), "abcdef")
     found = sparse.too_few("advertise", range(3))
     assert re.fullmatch("answers of 3 of the 4 sites that share masks with each of [a-f, ]+", found)
 
