@@ -3,6 +3,7 @@
 import gc
 import importlib.util
 import os
+import threading
 from collections import Counter
 from importlib.metadata import version
 
@@ -38,12 +39,36 @@ def pytest_sessionstart():
 
     jaxtyping checks what dataclasses are made of, and jax makes them of what a tree's leaves are.
     """
+    _lower_in_one_context()
     from covfree.core.types import LinearHead
     from covfree.heads import EnsembleHead, GaussianHead, MappedHead, StudentHead
     from covfree.statistics.feature_maps import Adapter
 
     for kind in (Adapter, EnsembleHead, GaussianHead, LinearHead, MappedHead, StudentHead):
         kind.__init__ = getattr(kind.__init__, "__wrapped__", kind.__init__)
+
+
+def _lower_in_one_context():
+    """Let a thread lower a hundred functions in one MLIR context: to make one takes 5 ms, to free it more.
+
+    A context keeps all constants that it saw, so that one for all would grow.
+    """
+    import jax
+    from jax._src.interpreters import mlir
+
+    # The keys of compiled functions are computed even if no folder keeps them.
+    jax.config.update("jax_enable_compilation_cache", False)
+    make, kept = getattr(mlir, "make_ir_context", None), threading.local()
+    if make is None:
+        return
+
+    def context():
+        kept.uses = getattr(kept, "uses", 0) + 1
+        if kept.uses % 100 == 1:
+            kept.context = make()
+        return kept.context
+
+    mlir.make_ir_context = context
 
 
 @pytest.fixture(scope="module")
