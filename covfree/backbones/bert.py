@@ -38,18 +38,15 @@ class Bert(nn.Module):
         positions = jnp.broadcast_to(jnp.arange(length), (batch, length))
         x = embedded["word"](tokens) + embedded["position"](positions)
         # A single sentence has token type 0.
-        x = self._norm("embeddings.LayerNorm", x + embedded["token_type"](jnp.zeros_like(tokens)))
+        x = style.layer_norm("embeddings.LayerNorm")(x + embedded["token_type"](jnp.zeros_like(tokens)))
         for index in range(sizes.num_hidden_layers):
             name = f"encoder.layer.{index}"
             seen = self._attention(f"{name}.attention", x, held)
-            x = self._norm(f"{name}.attention.output.LayerNorm", x + seen)
+            x = style.layer_norm(f"{name}.attention.output.LayerNorm")(x + seen)
             inner = style.dense(f"{name}.intermediate.dense", sizes.intermediate_size)(x)
             inner = style.dense(f"{name}.output.dense", sizes.hidden_size)(nn.gelu(inner, approximate=False))
-            x = self._norm(f"{name}.output.LayerNorm", x + inner)
+            x = style.layer_norm(f"{name}.output.LayerNorm")(x + inner)
         return jnp.where(held[..., None], x, 0).sum(1) / counts[:, None].astype(x.dtype)
-
-    def _norm(self, name: str, x: jax.Array) -> jax.Array:
-        return nn.LayerNorm(self.sizes.layer_norm_eps, use_fast_variance=False, name=name)(x)
 
     def _attention(self, name: str, x: jax.Array, held: jax.Array) -> jax.Array:
         sizes, style = self.sizes, Style(jnp.float32)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import importlib
+from collections.abc import Callable
 from dataclasses import dataclass
 from os import PathLike
 from typing import Any
@@ -63,6 +64,12 @@ class Backbone:
         # Importing Flax takes half a second, so do it only when a network is built.
         optional("flax", "backbones")
         return importlib.import_module(f"covfree.backbones.{self.spec.module}")
+
+    @property
+    def _renamings(self) -> tuple[Callable[[str], str], ...]:
+        """Functions from a parameter's name to its tensor's name in a file, one for each library's files."""
+        others = getattr(self._architecture, "renamings", lambda **_: ())
+        return (str, *others(**self.spec.settings))
 
     def init(self, key: PRNGKey) -> Params:
         """Draw parameters at random.
@@ -155,9 +162,9 @@ class Backbone:
             ValueError: see `load`.
         """
         names = set(tensor_shapes(self.shapes))
+        # A file of weights may hold a classifier, which the network lacks; its tensors are ignored.
         unused = {f"{self._architecture.CLASSIFIER}.{leaf}" for leaf in ("weight", "bias")}
-        renamings = self._architecture.renamings(**self.spec.settings)
-        namings = [{name: rename(name) for name in names | unused} for rename in renamings]
+        namings = [{name: rename(name) for name in names | unused} for rename in self._renamings]
         return to_params(tensors, self.shapes, namings=namings, unused=unused, source=source)
 
     @functools.cached_property

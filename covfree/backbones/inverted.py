@@ -78,8 +78,7 @@ class Inverted(nn.Module):
                 x = self._block(x, f"blocks.{number}.{index}", stage, stride, rate, train)
                 done += 1
         x = self._act(style.norm("bn2", train)(style.conv("conv_head", 1280, 1)(x)))
-        x = Dropout(self.dropout)(pooled(x))
-        return x
+        return Dropout(self.dropout)(pooled(x))
 
     def _block(
         self, x: jax.Array, name: str, stage: Stage, stride: int, rate: float, train: bool
@@ -160,75 +159,68 @@ def build(
     )
 
 
-# A file of weights may hold a classifier, which the network lacks. It would have this name in the tree of
-# parameters; its tensors are ignored.
 CLASSIFIER = "classifier"
 
 
-def renamings(*, kind: str, width: float = 1.0, depth: float = 1.0, **_: Any) -> tuple[Renaming, ...]:
-    """Return two functions that translate a parameter's name to the name of its tensor in a file of weights.
+class _Names(NamedTuple):
+    """How the second library in `Spec.names` calls its layers, in the order of the names here (see below).
 
-    The first is for timm's files, and returns the name as it is. The second is for files of the other library
-    in `Spec.names`. The arguments describe the network, see `build`.
+    A block is called by its stage and its index there, or by its number among all; ``first`` is the number of
+    the first block and stage.
     """
-    stages = _stages(kind, width, depth)
-    layers = {"mobilenet": _mobilenet_layers, "efficientnet": _efficientnet_layers, "lite": _lite_layers}
-    table = layers[kind](stages)
 
-    def other(name: str) -> str:
+    outside: str
+    first: int
+    block: str
+    expanding: str
+    plain: str
+
+
+# Names of layers here: outside the blocks, in a block that expands, and in one that does not.
+_OUTSIDE = "conv_stem bn1 conv_head bn2 classifier"
+_EXPANDING = "conv_pw bn1 conv_dw bn2 conv_pwl bn3 se.conv_reduce se.conv_expand"
+_PLAIN = "conv_dw bn1 conv_pw bn2 se.conv_reduce se.conv_expand"
+_OTHER = {
+    "mobilenet": _Names(
+        "features.0.0 features.0.1 features.18.0 features.18.1 classifier.1",
+        1,
+        "features.{number}.conv",
+        "0.0 0.1 1.0 1.1 2 3",
+        "0.0 0.1 1 2",
+    ),
+    "efficientnet": _Names(
+        "features.0.0 features.0.1 features.8.0 features.8.1 classifier.1",
+        1,
+        "features.{stage}.{index}.block",
+        "0.0 0.1 1.0 1.1 3.0 3.1 2.fc1 2.fc2",
+        "0.0 0.1 2.0 2.1 1.fc1 1.fc2",
+    ),
+    "lite": _Names(
+        "_conv_stem _bn0 _conv_head _bn1 _fc",
+        0,
+        "_blocks.{number}",
+        "_expand_conv _bn0 _depthwise_conv _bn1 _project_conv _bn2",
+        "_depthwise_conv _bn1 _project_conv _bn2",
+    ),
+}
+
+
+def renamings(*, kind: str, width: float = 1.0, depth: float = 1.0, **_: Any) -> tuple[Renaming, ...]:
+    """Return the renaming for files of the second library in `Spec.names`; for the arguments, see `build`."""
+    names = _OTHER[kind]
+    number = names.first
+    table = dict(zip(_OUTSIDE.split(), names.outside.split(), strict=True))
+    for stage, about in enumerate(_stages(kind, width, depth)):
+        own, theirs = (_EXPANDING, names.expanding) if about.expansion > 1 else (_PLAIN, names.plain)
+        for index in range(about.repeats):
+            block = names.block.format(number=number, stage=stage + names.first, index=index)
+            # Only EfficientNet has the last two layers, of squeeze and excitation.
+            for ours, layer in zip(own.split(), theirs.split(), strict=False):
+                table[f"blocks.{stage}.{index}.{ours}"] = f"{block}.{layer}"
+            number += 1
+
+    def rename(name: str) -> str:
         layer, _, leaf = name.rpartition(".")
         return f"{table[layer]}.{leaf}"
 
-    return (lambda name: name, other)
-
-
-def _blocks(stages: tuple[Stage, ...]) -> list[tuple[str, int, int, int, bool]]:
-    """List each block's name, stage, index in the stage, index among all blocks, and whether it expands."""
-    places = [(number, index) for number, stage in enumerate(stages) for index in range(stage.repeats)]
-    return [
-        (f"blocks.{number}.{index}", number, index, flat, stages[number].expansion > 1)
-        for flat, (number, index) in enumerate(places)
-    ]
-
-
-def _paired(block: str, own: tuple[str, ...], theirs: str, their_layers: tuple[str, ...]) -> dict[str, str]:
-    return {f"{block}.{a}": f"{theirs}.{b}" for a, b in zip(own, their_layers, strict=True)}
-
-
-_EXPANDING = ("conv_pw", "bn1", "conv_dw", "bn2", "conv_pwl", "bn3")
-_PLAIN = ("conv_dw", "bn1", "conv_pw", "bn2")
-
-
-def _mobilenet_layers(stages: tuple[Stage, ...]) -> dict[str, str]:
-    table = {"conv_stem": "features.0.0", "bn1": "features.0.1", "classifier": "classifier.1"}
-    table |= {"conv_head": "features.18.0", "bn2": "features.18.1"}
-    for block, _, _, flat, expands in _blocks(stages):
-        theirs = ("0.0", "0.1", "1.0", "1.1", "2", "3") if expands else ("0.0", "0.1", "1", "2")
-        table |= _paired(block, _EXPANDING if expands else _PLAIN, f"features.{flat + 1}.conv", theirs)
-    return table
-
-
-def _efficientnet_layers(stages: tuple[Stage, ...]) -> dict[str, str]:
-    table = {"conv_stem": "features.0.0", "bn1": "features.0.1", "classifier": "classifier.1"}
-    table |= {"conv_head": "features.8.0", "bn2": "features.8.1"}
-    for block, number, index, _, expands in _blocks(stages):
-        theirs = f"features.{number + 1}.{index}.block"
-        own = _EXPANDING if expands else _PLAIN
-        attention, last = (2, 3) if expands else (1, 2)
-        layers = [f"{part}.{layer}" for part in range(attention) for layer in (0, 1)]
-        layers += [f"{last}.0", f"{last}.1"]
-        table |= _paired(block, own, theirs, tuple(layers))
-        excitation = (f"{attention}.fc1", f"{attention}.fc2")
-        table |= _paired(block, ("se.conv_reduce", "se.conv_expand"), theirs, excitation)
-    return table
-
-
-def _lite_layers(stages: tuple[Stage, ...]) -> dict[str, str]:
-    table = {"conv_stem": "_conv_stem", "bn1": "_bn0", "conv_head": "_conv_head", "bn2": "_bn1"}
-    table |= {"classifier": "_fc"}
-    for block, _, _, flat, expands in _blocks(stages):
-        theirs = ("_depthwise_conv", "_bn1", "_project_conv", "_bn2")
-        if expands:
-            theirs = ("_expand_conv", "_bn0", *theirs)
-        table |= _paired(block, _EXPANDING if expands else _PLAIN, f"_blocks.{flat}", theirs)
-    return table
+    return (rename,)

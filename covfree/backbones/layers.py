@@ -79,6 +79,10 @@ class Style:
             name=name,
         )
 
+    def layer_norm(self, name: str) -> nn.LayerNorm:
+        """Build a layer norm."""
+        return nn.LayerNorm(self.epsilon, self.dtype, use_fast_variance=False, name=name)
+
     def dense(self, name: str, features: int) -> nn.Dense:
         """Build a linear layer with a bias."""
         return nn.Dense(features, dtype=self.dtype, precision=self.precision, name=name)

@@ -8,7 +8,7 @@ import jax
 from flax import linen as nn
 
 from covfree.backbones.convolution import max_pool
-from covfree.backbones.layers import Renaming, Style, pooled
+from covfree.backbones.layers import Style, pooled
 
 
 class ResNet(nn.Module):
@@ -31,8 +31,7 @@ class ResNet(nn.Module):
             for index in range(count):
                 stride = 2 if stage > 0 and index == 0 else 1
                 x = self._block(x, f"layer{stage + 1}.{index}", 64 * 2**stage, stride, train)
-        x = pooled(x)
-        return x
+        return pooled(x)
 
     def _block(self, x: jax.Array, name: str, width: int, stride: int, train: bool) -> jax.Array:
         style = self.style
@@ -57,11 +56,4 @@ def build(dtype: Any, *, blocks: tuple[int, ...], bottleneck: bool) -> ResNet:
     return ResNet(Style(dtype), blocks, bottleneck)
 
 
-# A file of weights may hold a classifier, which the network lacks. It would have this name in the tree of
-# parameters; its tensors are ignored.
 CLASSIFIER = "fc"
-
-
-def renamings(**_: Any) -> tuple[Renaming, ...]:
-    """Return one renaming, the identity, as torchvision and timm name tensors like the tree of parameters."""
-    return (lambda name: name,)

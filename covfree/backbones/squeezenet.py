@@ -9,21 +9,13 @@ import jax.numpy as jnp
 from flax import linen as nn
 
 from covfree.backbones.convolution import max_pool
-from covfree.backbones.layers import Dropout, Renaming, Style, pooled
+from covfree.backbones.layers import Dropout, Style, pooled
 
 # Squeezed and expanded channels of each fire module; None stands for max pooling.
 _FIRES = (
-    None,
-    (16, 64),
-    (16, 64),
-    None,
-    (32, 128),
-    (32, 128),
-    None,
-    (48, 192),
-    (48, 192),
-    (64, 256),
-    (64, 256),
+    *(None, (16, 64), (16, 64)),
+    *(None, (32, 128), (32, 128)),
+    *(None, (48, 192), (48, 192), (64, 256), (64, 256)),
 )
 
 
@@ -39,7 +31,9 @@ class SqueezeNet(nn.Module):
         x = nn.relu(style.conv("features.0", 64, 3, 2, bias=True, padded=False)(x))
         for index, fire in enumerate(_FIRES, start=2):
             if fire is None:
-                x = _maximum(x)
+                # As with torchvision's ``ceil_mode``, the last window may extend past the edge.
+                height, width = x.shape[1:3]
+                x = max_pool(x, (3, 3), (2, 2), ((0, (height - 3) % 2), (0, (width - 3) % 2)))
                 continue
             squeezed, expanded = fire
             name = f"features.{index}"
@@ -51,14 +45,7 @@ class SqueezeNet(nn.Module):
                 ],
                 axis=-1,
             )
-        x = Dropout(0.5)(x)
-        return pooled(x)
-
-
-def _maximum(x: jax.Array) -> jax.Array:
-    # As with torchvision's ``ceil_mode``, the last window may extend past the edge.
-    height, width = x.shape[1:3]
-    return max_pool(x, (3, 3), (2, 2), ((0, (height - 3) % 2), (0, (width - 3) % 2)))
+        return pooled(Dropout(0.5)(x))
 
 
 def build(dtype: Any) -> SqueezeNet:
@@ -66,14 +53,4 @@ def build(dtype: Any) -> SqueezeNet:
     return SqueezeNet(Style(dtype))
 
 
-# A file of weights may hold a classifier, which the network lacks. It would have this name in the tree of
-# parameters; its tensors are ignored.
 CLASSIFIER = "classifier.1"
-
-
-def renamings() -> tuple[Renaming, ...]:
-    """Return functions from a parameter's name to its name in files of weights, one for each library.
-
-    Here it is one function, the identity, as the parameters have torchvision's names.
-    """
-    return (lambda name: name,)

@@ -62,14 +62,9 @@ class VisionTransformer(nn.Module):
             x = jnp.concatenate([x[:, :1], prompts.astype(x.dtype), x[:, 1:]], axis=1)
         for index in range(self.depth):
             name = f"blocks.{index}"
-            x = x + self._attention(f"{name}.attn", self._norm(f"{name}.norm1", x), seen)
-            x = x + self._perceptron(f"{name}.mlp", self._norm(f"{name}.norm2", x))
-        x = self._norm("norm", x[:, 0])
-        return x
-
-    def _norm(self, name: str, x: jax.Array) -> jax.Array:
-        style = self.style
-        return nn.LayerNorm(style.epsilon, style.dtype, use_fast_variance=False, name=name)(x)
+            x = x + self._attention(f"{name}.attn", style.layer_norm(f"{name}.norm1")(x), seen)
+            x = x + self._perceptron(f"{name}.mlp", style.layer_norm(f"{name}.norm2")(x))
+        return style.layer_norm("norm")(x[:, 0])
 
     def _attention(self, name: str, x: jax.Array, seen: jax.Array | None) -> jax.Array:
         style, heads = self.style, self.heads
@@ -94,8 +89,6 @@ def build(dtype: Any, *, patch: int, size: int, dim: int, depth: int, heads: int
     return VisionTransformer(Style(dtype, epsilon=1e-6), patch, size, dim, depth, heads)
 
 
-# A file of weights may hold a classifier, which the network lacks. It would have this name in the tree of
-# parameters; its tensors are ignored.
 CLASSIFIER = "head"
 
 _TORCHVISION = (
@@ -114,10 +107,7 @@ _PERCEPTRON = ((".mlp.0.", ".mlp.3."), (".mlp.linear_1.", ".mlp.linear_2."))
 
 
 def renamings(**_: Any) -> tuple[Renaming, ...]:
-    """Return three functions from a parameter's name to its name in a file of weights.
-
-    They are for files of timm, of a newer torchvision and of an older one, in this order.
-    """
+    """Return the renamings for files of a newer torchvision and of an older one, in this order."""
 
     def torchvision(first: str, second: str) -> Renaming:
         def rename(name: str) -> str:
@@ -127,4 +117,4 @@ def renamings(**_: Any) -> tuple[Renaming, ...]:
 
         return rename
 
-    return (lambda name: name, *(torchvision(*pair) for pair in _PERCEPTRON))
+    return tuple(torchvision(*pair) for pair in _PERCEPTRON)

@@ -21,7 +21,7 @@ FIRST = {"mobilenet_v2": 1, "efficientnet_b0": 1, "vit_b_16": 1, "vit_b_32": 1}
 
 
 def named_shapes(chosen, scheme):
-    rename = chosen._architecture.renamings(**chosen.spec.settings)[scheme]
+    rename = chosen._renamings[scheme]
     return {rename(name): shape for name, shape in tensor_shapes(chosen.shapes).items()}
 
 
