@@ -8,7 +8,7 @@ from flax import linen as nn
 from jaxtyping import Array, Float, Int
 
 from covfree.backbones.layers import Style
-from covfree.backbones.sentence_files import BertSizes
+from covfree.backbones.sentence import BertSizes
 
 
 class Bert(nn.Module):

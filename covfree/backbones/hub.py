@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import importlib.metadata
-import json
-import math
 import re
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from covfree.backbones.processor import read_json, timm_preprocessing
 from covfree.backbones.table import Preprocessing, Spec
 from covfree.backbones.weights import packaged_weights
 from covfree.core.optional import optional
@@ -201,53 +200,3 @@ def _reason(error: BaseException) -> str:
     while error.__cause__ is not None:
         error = error.__cause__
     return " ".join(str(error).split())
-
-
-def read_json(path: Path, kind: type = dict, *, where: str | None = None) -> Any:
-    """Read a JSON file that holds a ``kind``; errors begin with ``where``, by default the path."""
-    try:
-        parsed = json.loads(path.read_bytes())
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"{where or path}: expected JSON ({error})") from error
-    if not isinstance(parsed, kind):
-        wanted = "an object" if kind is dict else "a list"
-        raise ValueError(f"{where or path}: expected {wanted} in JSON, got {json.dumps(parsed)[:40]}")
-    return parsed
-
-
-def timm_preprocessing(config: dict[str, Any], source: str) -> Preprocessing | None:
-    """Convert the settings in timm's ``config.json`` as timm does for evaluation; None if there are none."""
-    settings = config.get("pretrained_cfg")
-    if not isinstance(settings, dict):
-        return None
-
-    def checked(name: str, right: Any, expected: str, default: Any = None) -> Any:
-        value = settings.get(name, default)
-        if not right(value):
-            raise ValueError(f"config.json of {source}: {name}: expected {expected}, got {value!r}")
-        return value
-
-    def number(value: Any) -> bool:
-        return type(value) in (int, float) and math.isfinite(value)
-
-    def three(value: Any) -> bool:
-        return isinstance(value, list) and len(value) == 3 and all(map(number, value))
-
-    checked("crop_mode", lambda mode: mode == "center", "'center'", "center")
-    _, size, _ = checked(
-        "input_size",
-        lambda size: three(size) and size == [3, size[1], size[1]] and type(size[1]) is int and size[1] > 0,
-        "[3, size, size]",
-    )
-    portion = checked("crop_pct", lambda part: number(part) and 0 < part <= 1, "a number up to 1")
-    interpolation = checked(
-        "interpolation", lambda name: name in ("bilinear", "bicubic"), "'bilinear' or 'bicubic'"
-    )
-    mean = checked("mean", three, "three numbers")
-    std = checked("std", lambda value: three(value) and min(value) > 0, "three numbers greater than 0")
-    return Preprocessing(math.floor(size / portion), size, interpolation, _grey(mean), _grey(std))
-
-
-def _grey(colours: list[Any]) -> tuple[float, float, float]:
-    red, green, blue = (255 * float(value) for value in colours)
-    return red, green, blue

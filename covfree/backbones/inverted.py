@@ -209,7 +209,7 @@ def renamings(*, kind: str, width: float = 1.0, depth: float = 1.0, **_: Any) ->
     """Return the renaming for files of the second library in `Spec.names`; for the arguments, see `build`."""
     names = _OTHER[kind]
     number = names.first
-    table = dict(zip(_OUTSIDE.split(), names.outside.split(), strict=True))
+    table: dict[str, str] = dict(zip(_OUTSIDE.split(), names.outside.split(), strict=True))
     for stage, about in enumerate(_stages(kind, width, depth)):
         own, theirs = (_EXPANDING, names.expanding) if about.expansion > 1 else (_PLAIN, names.plain)
         for index in range(about.repeats):

@@ -9,8 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from covfree.backbones.extractors import Extractor, Prepared, made, one_of, pooled
-from covfree.backbones.preprocess import normalise
+from covfree.backbones.extractors import Extractor, from_function, one_of, pooled
 from covfree.backbones.processor import preprocessing_beside
 from covfree.backbones.table import Preprocessing
 from covfree.core.optional import optional
@@ -70,7 +69,6 @@ def from_onnx(
         session = runtime.InferenceSession(source, options, providers=runtime.get_available_providers())
     except Exception as error:  # onnxruntime's errors have no class in common
         raise ValueError(f"path: onnxruntime cannot run {path} ({error})") from error
-    inputs = Prepared.of(chosen)
     entry, batch, channels_first = _entry(session.get_inputs(), path, chosen.crop)
 
     def run(images: np.ndarray) -> np.ndarray:
@@ -78,12 +76,11 @@ def from_onnx(
             (found,) = session.run([output], {entry: images})
         except Exception as error:  # onnxruntime's errors have no class in common
             raise ValueError(
-                f"path: onnxruntime cannot run {path} on images {inputs.shape} ({error})"
+                f"path: onnxruntime cannot run {path} on images of side {chosen.crop} ({error})"
             ) from error
         return pooled(found)
 
-    def compute(pixels: np.ndarray) -> np.ndarray:
-        images = np.asarray(normalise(pixels, chosen), np.float32)
+    def compute(images: np.ndarray) -> np.ndarray:
         images = np.ascontiguousarray(images.transpose(0, 3, 1, 2)) if channels_first else images
         if batch is None:
             return run(images)
@@ -92,9 +89,8 @@ def from_onnx(
         parts = [run(padded[first : first + batch]) for first in range(0, len(padded), batch)]
         return np.concatenate(parts)[: len(images)]
 
-    settings: dict[str, Any] = {"preprocessing": chosen, "inputs": inputs}
     name = "onnx" if [output] == outputs else f"onnx:{output}"
-    return made(compute, np.zeros((1, *inputs.shape), np.uint8), name=name, weights=digest, **settings)
+    return from_function(compute, name=name, weights=digest, preprocessing=chosen)
 
 
 def _entry(inputs: Any, path: Path, crop: int) -> tuple[str, int | None, bool]:

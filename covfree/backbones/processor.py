@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import math
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
-from covfree.backbones.hub import read_json, timm_preprocessing
 from covfree.backbones.table import Preprocessing
 
 _FILE = "preprocessor_config.json"
@@ -37,6 +37,18 @@ _UNKNOWN = (
 # Pillow's integer codes for the interpolations that `Preprocessing` supports.
 _RESAMPLE = {2: "bilinear", 3: "bicubic"}
 _TYPED = "resize=256:crop=224:interpolation=bicubic:mean=0.485,0.456,0.406:std=0.229,0.224,0.225"
+
+
+def read_json(path: Path, kind: type = dict, *, where: str | None = None) -> Any:
+    """Read a JSON file that holds a ``kind``; errors begin with ``where``, by default the path."""
+    try:
+        parsed = json.loads(path.read_bytes())
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{where or path}: expected JSON ({error})") from error
+    if not isinstance(parsed, kind):
+        wanted = "an object" if kind is dict else "a list"
+        raise ValueError(f"{where or path}: expected {wanted} in JSON, got {json.dumps(parsed)[:40]}")
+    return parsed
 
 
 def preprocessing_beside(path: Path) -> Preprocessing:
@@ -110,9 +122,36 @@ def read_processor(path: Path) -> Preprocessing:
         raise wrong("size", f"integers of at least {side}")
     colours: list[Any] = [config.get(name) for name in ("image_mean", "image_std")]
     for name, values in zip(("image_mean", "image_std"), colours, strict=True):
-        if not isinstance(values, list) or len(values) != 3 or not all(map(_is_number, values)):
+        if not _are_three(values):
             raise wrong(name, "three numbers")
     return _made(resize, side, method, *colours)
+
+
+def timm_preprocessing(config: dict[str, Any], source: str) -> Preprocessing | None:
+    """Convert the settings in timm's ``config.json`` as timm does for evaluation; None if there are none."""
+    settings = config.get("pretrained_cfg")
+    if not isinstance(settings, dict):
+        return None
+
+    def wrong(name: str, expected: str) -> ValueError:
+        return ValueError(f"config.json of {source}: {name}: expected {expected}, got {settings.get(name)!r}")
+
+    names = ("input_size", "crop_pct", "interpolation", "mean", "std")
+    size, portion, method, mean, std = (settings.get(name) for name in names)
+    if settings.get("crop_mode", "center") != "center":
+        raise wrong("crop_mode", "'center'")
+    side = size[-1] if isinstance(size, list) and size else None
+    if type(side) is not int or side < 1 or size != [3, side, side]:
+        raise wrong("input_size", "[3, size, size]")
+    if not _is_number(portion) or not 0 < portion <= 1:
+        raise wrong("crop_pct", "a number up to 1")
+    if method not in _RESAMPLE.values():
+        raise wrong("interpolation", "'bilinear' or 'bicubic'")
+    if not _are_three(mean):
+        raise wrong("mean", "three numbers")
+    if not _are_three(std) or min(std) <= 0:
+        raise wrong("std", "three numbers greater than 0")
+    return _made(math.floor(side / portion), side, str(method), mean, std)
 
 
 def preprocessing_of(text: str) -> Preprocessing:
@@ -122,9 +161,7 @@ def preprocessing_of(text: str) -> Preprocessing:
         if not path.is_file():
             raise ValueError(f"preprocessing: no such file: {text}")
         return read_processor(path)
-    given: dict[str, str] = {}
-    for part in text.split(":"):
-        given[part.partition("=")[0]] = part.partition("=")[2]
+    given = {name: value for name, _, value in (part.partition("=") for part in text.split(":"))}
     names = ("resize", "crop", "interpolation", "mean", "std")
     try:
         if sorted(given) != sorted(names):
@@ -153,5 +190,9 @@ def _made(resize: Any, crop: int, method: str, mean: list[Any], std: list[Any]) 
     return Preprocessing(resize, crop, method, *levels)
 
 
-def _is_number(value: Any) -> bool:
+def _is_number(value: Any) -> TypeGuard[float]:
     return type(value) in (int, float) and math.isfinite(value)
+
+
+def _are_three(values: Any) -> TypeGuard[list[float]]:
+    return isinstance(values, list) and len(values) == 3 and all(map(_is_number, values))

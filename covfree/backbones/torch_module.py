@@ -8,8 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from covfree.backbones.extractors import Extractor, Prepared, made, one_of, pooled
-from covfree.backbones.preprocess import normalise
+from covfree.backbones.extractors import Extractor, Prepared, from_function, made, one_of, pooled
 from covfree.backbones.table import Preprocessing
 
 
@@ -69,15 +68,13 @@ def from_torch(
                 raise ValueError(f"output: expected None, as {name} returns one tensor, got {output!r}")
             return pooled(found.to(torch.float32).cpu().numpy())
 
-    settings: dict[str, Any] = {"name": f"{name}:{output}" if output else name, "weights": _digest(module)}
+    whole, weights = f"{name}:{output}" if output else name, _digest(module)
     if isinstance(transform, Preprocessing):
-        inputs, levels = Prepared.of(transform), transform
-        settings |= {"preprocessing": transform, "inputs": inputs}
 
-        def compute(pixels: np.ndarray) -> np.ndarray:
-            return run(np.ascontiguousarray(normalise(pixels, levels).transpose(0, 3, 1, 2)))
+        def compute(images: np.ndarray) -> np.ndarray:
+            return run(np.ascontiguousarray(images.transpose(0, 3, 1, 2)))
 
-        return made(compute, np.zeros((1, *inputs.shape), np.uint8), **settings)
+        return from_function(compute, name=whole, weights=weights, preprocessing=transform)
     if not callable(transform):
         raise TypeError(f"transform: expected a function or a Preprocessing, got {type(transform).__name__}")
     text = repr(transform) if transform_id is None else transform_id
@@ -93,8 +90,8 @@ def from_torch(
         return np.asarray(transform(image.convert("RGB")), np.float32)
 
     probe = prepare(np.zeros((256, 256, 3), np.uint8))
-    settings |= {"preprocessing": text, "inputs": Prepared(prepare, probe.shape, "float32")}
-    return made(run, probe[None], **settings)
+    inputs = Prepared(prepare, probe.shape, "float32")
+    return made(run, probe[None], name=whole, weights=weights, preprocessing=text, inputs=inputs)
 
 
 def _digest(module: Any) -> str:

