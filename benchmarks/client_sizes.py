@@ -144,7 +144,7 @@ def measure(name: str, split: Split, arguments: argparse.Namespace) -> dict[str,
     # As in `covfree compare`: where sums are sent, and no rows, the clients evaluate the phases.
     totals, sums = second_call(lambda: covfree.accumulate(method, rows, num_classes=split.classes))
     _, solve = second_call(lambda: covfree.solve_totals(method, *totals))
-    by_server = method.message is None
+    by_server = not method.summary.stays
     return result | {
         "client_seconds": client_seconds + (0 if by_server else sums),
         "server_seconds": solve + (sums if by_server else 0),

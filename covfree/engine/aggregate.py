@@ -43,9 +43,8 @@ def layout_of(method: Method[Any]) -> Layout:
             f"method: expected one without transforms, as they change a client's whole message; got "
             f"{len(method.transforms)} of {method.name!r}"
         )
-    if form := method.message:
-        pooled = form.pooled or form.matrices == "client"
-        return Layout(form.pooled, "full", pooled)
+    if (kind := method.summary.matrices) is not None:
+        return Layout(kind == "sum", "full", kind != "each")
     if option(method.summary.make, "num_subsets") == 1:
         return Layout(True, option(method.summary.make, "covariance"), False)
     raise ValueError(
@@ -249,19 +248,19 @@ def finish(total: Aggregate[H]) -> H:
         raise ValueError("total: expected some examples, got none")
     total = compacted(total)
     method, layout, dtype = total.method, total.layout, total.dtype
-    table, form = total.rows, method.message
+    table, kind = total.rows, method.summary.matrices
     assert table is not None
     assert dtype is not None
-    if form is None or not layout.pooled:
+    if not layout.pooled:
         message = Message(rows_of(table, layout, dtype))
         return solve_totals(method, *state_of_message(method, message, total.num_classes))
     # Use float64: a method's merge may subtract products of means from the Gram matrix, and of the small
     # difference float32 would leave mostly rounding.
     matrix = np.zeros((table.mean.shape[1],) * 2) if total.pooled is None else total.pooled
-    if form.matrices == "client":
+    if kind != "sum":
         scaled = table.mean * np.sqrt(table.count)[:, None]
         matrix = matrix + scaled.T @ scaled
-        if form.solved:
+        if kind == "solution":
             matrix = matrix + np.float64(method.params.gamma) * np.eye(len(matrix))
     with double():
         message = Message(rows_of(table, layout, np.dtype(np.float64)), matrix)

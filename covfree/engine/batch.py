@@ -34,8 +34,8 @@ from covfree.engine.totals import (
 )
 from covfree.heads.selected import SelectedHead, taken
 from covfree.methods import Method
-from covfree.methods.message_form import Merge
 from covfree.methods.method import check_method
+from covfree.methods.summary import Merge
 from covfree.protocol.sites import leave_out
 
 # Rows in memory, made by a function, or read from files.
@@ -230,8 +230,8 @@ def state_of_message(method: Method[Any], message: Message, num_classes: int) ->
     Otherwise the method's first rounds run over the message's rows, such as class means. From the state
     `solve_totals` makes the head.
     """
-    if method.message is not None:
-        return _merged(method.message.merge, method.params, message, num_classes)
+    if method.summary.merge is not None:
+        return _merged(method.summary.merge, method.params, message, num_classes)
     how = How(num_classes, method.whole_clients, few=have_few_numbers(message.rows.client))
     state = in_memory(method.rounds[: method.message_rounds], method.params, message.rows, how)
     return state if method.received is None else method.received(state, message.rows)

@@ -15,8 +15,6 @@ from covfree.core.types import AnyArray
 from covfree.engine.bytes import of_rounds
 from covfree.methods import Method
 from covfree.methods.method import check_method
-from covfree.statistics import count_rows
-from covfree.statistics.residuals import count_clients
 
 
 def client_flops(
@@ -62,12 +60,7 @@ def client_flops(
         )
         sent = [leaf.shape for each, passed in rounds if each.examples for leaf in passed.sent.leaves]
         flops += 2 * size * sum(math.prod(shape) for shape in sent if len(shape) > 1)
-    if method.message is None:
-        return flops + method.summary.flops(labels, clients, dim)
-    flops += size * dim + 2 * size * dim**2
-    if method.message.solved:
-        flops += count_clients(labels, clients) * dim**3 // 3 + 2 * dim**2 * count_rows(labels, clients)
-    return flops
+    return flops + method.summary.flops(labels, clients, dim)
 
 
 def training_flops(

@@ -201,10 +201,10 @@ def _cut(method: Method[Any], stream: Stream, num_classes: int) -> Parts:
         return TableParts(rows, size, num_classes, whole, stream.dim)
     check_type("rows", rows, Inbox)
     method.check_message()
-    if method.message is not None:
+    if method.summary.stays:
         raise ValueError(
             f"method: expected one whose clients send rows alone, got {method.name!r}, which sends "
-            f"{method.message.name}; use collect and solve_message"
+            f"{method.summary.name}; use collect and solve_message"
         )
     bounds: dict[str, Any] = {"max_count": stream.max_count, "max_norm": stream.max_norm}
     rules = Rules(num_classes, stream.dim, method, judge_sites=stream.judge_sites, **bounds)

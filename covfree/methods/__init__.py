@@ -20,7 +20,6 @@ from covfree.methods.field.sampled import ccvr as ccvr
 from covfree.methods.field.sampled import fedpft as fedpft
 from covfree.methods.field.stsa import stsa_e as stsa_e
 from covfree.methods.local_heads import send_heads as send_heads
-from covfree.methods.message_form import MessageForm as MessageForm
 from covfree.methods.method import Method as Method
 from covfree.methods.registry import registry as registry
 from covfree.methods.residuals import fedcof_residuals as fedcof_residuals
@@ -28,8 +27,8 @@ from covfree.methods.rounds import Factor as Factor
 from covfree.methods.rounds import Round as Round
 from covfree.methods.rounds import phases as phases
 from covfree.methods.student import student as student
-from covfree.methods.summaries import Summary as Summary
-from covfree.methods.summaries import keep_examples as keep_examples
 from covfree.methods.summaries import send_class_means as send_class_means
 from covfree.methods.summaries import send_directions as send_directions
 from covfree.methods.summaries import send_mixtures as send_mixtures
+from covfree.methods.summary import Summary as Summary
+from covfree.methods.summary import keep_examples as keep_examples

@@ -15,10 +15,9 @@ from covfree.estimators.moments import example_moments
 from covfree.heads import ridge_head
 from covfree.heads.mapped import MappedHead
 from covfree.methods.fedncm import moments_phase
-from covfree.methods.message_form import gram_matrices
 from covfree.methods.method import Method, sent_matrix
 from covfree.methods.rounds import Factor, bound, phases
-from covfree.methods.summaries import keep_examples
+from covfree.methods.summary import gram_matrices
 from covfree.statistics.feature_maps import FeatureMap
 
 
@@ -139,20 +138,18 @@ def fed3r(
         return Method(
             ridge,
             "fed3r",
-            keep_examples(),
+            gram_matrices(gram_merge),
             phases(gram_phase, fixed=True),
             gram_system,
             bound(gram_head, bias=bias),
-            gram_matrices(gram_merge),
             feature_map,
         )
     return Method(
         ridge,
         "fed3r-within",
-        keep_examples(),
+        gram_matrices(_within_merge),
         phases(moments_phase, within_phase, fixed=True),
         _within_system,
         bound(within_head, bias=bias),
-        gram_matrices(_within_merge),
         feature_map,
     )

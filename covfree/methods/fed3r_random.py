@@ -18,7 +18,7 @@ from covfree.heads.mapped import MappedHead
 from covfree.methods.fed3r import fed3r, gram_phase
 from covfree.methods.method import Method
 from covfree.methods.rounds import Factor, Round
-from covfree.methods.summaries import keep_examples
+from covfree.methods.summary import keep_examples
 from covfree.statistics.feature_maps import FourierFeatures, accurate, fourier_features, to_norm_one
 
 # σ in units of √tr Σ, with Σ the features' covariance. The root mean square distance of two examples is

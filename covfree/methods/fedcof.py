@@ -20,11 +20,11 @@ from covfree.estimators.shrinkage_rule import Shrinkage
 from covfree.heads.mapped import MappedHead
 from covfree.heads.student import StudentHead
 from covfree.methods.fedcof_like import HeadChoice, Spread, fedcof_like
-from covfree.methods.message_form import class_covariance_matrices
 from covfree.methods.method import Method, sent_matrix
 from covfree.methods.rounds import option
 from covfree.methods.student import Student
-from covfree.methods.summaries import keep_examples, send_class_means
+from covfree.methods.summaries import send_class_means
+from covfree.methods.summary import class_covariance_matrices
 from covfree.methods.within import Within, from_means, from_variances
 from covfree.statistics.feature_maps import FeatureMap
 
@@ -186,11 +186,10 @@ def fedcof_oracle(
     if covariance == "full":
         return fedcof_like(
             "fedcof-oracle",
-            keep_examples(),
+            class_covariance_matrices(_oracle_merge, pooled=True),
             from_means("per_class"),
             shrinkage,
             head,
-            message=class_covariance_matrices(_oracle_merge, pooled=True),
             bias=bias,
         )
     method = fedcof_like(

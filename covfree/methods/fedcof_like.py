@@ -15,11 +15,10 @@ from covfree.estimators import ScatterChoice, total_gram
 from covfree.estimators.shrinkage import as_shrinkage
 from covfree.estimators.shrinkage_rule import Shrinkage
 from covfree.heads import lda_head, ridge_head
-from covfree.methods.message_form import MessageForm
 from covfree.methods.method import Method
 from covfree.methods.rounds import Factor, Round, bound, option
 from covfree.methods.student import Student, with_student
-from covfree.methods.summaries import Summary
+from covfree.methods.summary import Summary
 from covfree.methods.within import Within, moments_of
 from covfree.statistics.feature_maps import FeatureMap
 
@@ -138,7 +137,6 @@ def fedcof_like(
     head: HeadChoice,
     scatter: ScatterChoice = "within",
     feature_map: FeatureMap | None = None,
-    message: MessageForm | None = None,
     *,
     bias: bool = False,
 ) -> Method[Any]:
@@ -150,7 +148,7 @@ def fedcof_like(
         raise ValueError(f"bias: expected False unless the head is 'ridge', got {bias!r}")
     if isinstance(head, Student) or head == "student":
         choice = head if isinstance(head, Student) else Student()
-        linear = fedcof_like(name, summary, within, shrinkage, "lda", scatter, feature_map, message)
+        linear = fedcof_like(name, summary, within, shrinkage, "lda", scatter, feature_map)
         return with_student(linear, choice)
     function = _HEADS.get(head) if isinstance(head, str) else head
     if not callable(function):
@@ -167,7 +165,6 @@ def fedcof_like(
         ),
         system=bound(_system, within=within, gram=scatter if head == "ridge" else None),
         head=bound(_head, function=function),
-        message=message,
         feature_map=feature_map,
     )
 

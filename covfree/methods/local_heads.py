@@ -13,7 +13,8 @@ from covfree.core.checks import check_strength
 from covfree.core.types import Rows
 from covfree.heads import softmax_head
 from covfree.methods.rounds import bound
-from covfree.methods.summaries import Summary
+from covfree.methods.summaries import own_rows
+from covfree.methods.summary import Summary
 from covfree.statistics import count_rows
 from covfree.statistics.groups import as_examples
 from covfree.statistics.residuals import count_clients, senders_of
@@ -33,7 +34,9 @@ def send_heads(l2: float = 1e-3) -> Summary:
         l2: weight of the penalty, see `softmax_head`.
     """
     check_strength("l2", l2)
-    return Summary("LocalHeads", bound(_columns, l2=l2), _sizes, _flops, own_sizes=_own_sizes)
+    make = bound(_columns, l2=l2)
+    message = bound(own_rows, make=make, sizes=_own_sizes)
+    return Summary("LocalHeads", make, _sizes, _flops, message=message)
 
 
 def _sizes(labels: Any, clients: Any) -> tuple[int, ...]:

@@ -18,9 +18,8 @@ from covfree.core.types import AnyArray, H, Head, LinearHead, Message, Rows, Sca
 from covfree.estimators.shrinkage import as_matrix_shrinkage
 from covfree.estimators.shrinkage_rule import Shrinkage
 from covfree.heads.temperature import with_temperature
-from covfree.methods.message_form import MessageForm
 from covfree.methods.rounds import Round, bound
-from covfree.methods.summaries import Summary
+from covfree.methods.summary import Summary
 from covfree.statistics.feature_maps import FeatureMap
 from covfree.statistics.transforms import Transform
 
@@ -45,15 +44,12 @@ class Method(Generic[H]):
     Attributes:
         params: hyperparameters and shrinkage rules, whose numbers ``vmap`` may sweep.
         name: the method's name.
-        summary: how examples become rows.
+        summary: what clients send, and how examples become the rows that rounds sum over, see `Summary`.
         rounds: rounds of sums over rows, then those over clients' examples; each receives the server's state
             after the earlier rounds, see `Round`.
         system: ``(params, *state) -> Scatter``, the regularised matrix with which the head is solved; or
             None.
         head: ``(params, system, *state) -> Head``, from the server's state after the last round.
-        message: how a client makes one message from sums over its examples, see `MessageForm`. None if a
-            client sends the summary's rows, over which the server runs the rounds, or answers each round with
-            sums over its examples.
         feature_map: a map of features. Clients apply it before they summarise, the head before it classifies.
         transforms: transforms of the rows before they leave a client, in this order.
         whole_clients: whether a round compares the rows of a client. If a table is read in chunks, each
@@ -72,7 +68,6 @@ class Method(Generic[H]):
     rounds: tuple[Round, ...] = field(metadata={"static": True})
     system: Callable[..., Scatter] | None = field(metadata={"static": True})
     head: Callable[..., H] = field(metadata={"static": True})
-    message: MessageForm | None = field(default=None, metadata={"static": True})
     feature_map: FeatureMap | None = None
     transforms: tuple[Transform, ...] = ()
     whole_clients: bool = field(default=False, metadata={"static": True})
@@ -88,13 +83,6 @@ class Method(Generic[H]):
             raise TypeError(f"head: expected a function, got {self.head!r}")
         if not isinstance(self.summary, Summary):
             raise TypeError(f"summary: expected a Summary, got {self.summary!r}")
-        if self.message is not None and not isinstance(self.message, MessageForm):
-            raise TypeError(f"message: expected a MessageForm, or None for rows, got {self.message!r}")
-        if self.message is not None and not self.summary.stays:
-            raise ValueError(
-                f"message: expected None where the summary makes rows, which are sent; got {self.message!r} "
-                f"with {self.summary.name}"
-            )
         if any(each.examples for each in self.rounds[: self.rounds_over_rows]):
             raise ValueError("rounds: expected all rounds over rows to come before rounds over examples")
 
@@ -113,8 +101,7 @@ class Method(Generic[H]):
         These are all rounds that sum over rows, such as class means. The number is 0 if clients send no
         messages, but sums in each round.
         """
-        sends_sums = self.message is None and self.summary.stays
-        return 0 if sends_sums else self.rounds_over_rows
+        return 0 if self.summary.message is None else self.rounds_over_rows
 
     @property
     def one_shot(self) -> bool:
@@ -133,7 +120,7 @@ class Method(Generic[H]):
 
     def check_rules(self) -> None:
         """Raise ValueError if clients send matrices, but the shrinkage rule needs the rows behind them."""
-        if self.message is not None:
+        if self.summary.merge is not None:
             for rule in jax.tree.leaves(self.params, is_leaf=lambda part: isinstance(part, Shrinkage)):
                 if isinstance(rule, Shrinkage):
                     as_matrix_shrinkage(rule)
@@ -145,14 +132,13 @@ class Method(Generic[H]):
         The description names the rows or sums and the feature map, and has a checksum of the map's seeds,
         scalars and settings. Of arrays only the shape enters, as devices may have rounded them differently.
         """
-        form = self.summary.name if self.message is None else self.message.name
         if self.feature_map is None:
-            return form
+            return self.summary.name
         numbers = b"".join(map(_imprint, jax.tree.leaves(self.feature_map)))
         # Add static fields (e.g. whether features are scaled to norm 1), which are not leaves.
         numbers += "".join(_settings(self.feature_map)).encode()
         kind = f"{type(self.feature_map).__name__} of {self.feature_map.num_features}"
-        return f"{form} in {kind} ({zlib.crc32(numbers):08x})"
+        return f"{self.summary.name} in {kind} ({zlib.crc32(numbers):08x})"
 
     def check_sends(self, sends: str | None) -> None:
         """Raise a ValueError if ``sends``, a message's text on what it holds, differs from `Method.sends`.
@@ -171,8 +157,9 @@ class Method(Generic[H]):
 
         Methods whose clients compute the same have equal client parts, so they share compiled functions.
         """
+        params = None if self.summary.merge is None else self.params
         none: Any = {"rounds": (), "received": None, "report": None, "flops": None}
-        return replace(self, params=None, name="clients", system=None, head=_no_head, **none)
+        return replace(self, params=params, name="clients", system=None, head=_no_head, **none)
 
     def mapped(self, features: AnyArray) -> jax.Array:
         """Apply the feature map, if there is one, to a client's features."""
@@ -185,10 +172,9 @@ class Method(Generic[H]):
 
         The message's rows (such as class means) may include padding.
         """
-        features = self.mapped(features)
-        if self.message is not None:
-            return self.message.make(self.params, features, labels, num_classes)
-        return Message(self.sent(self.summary.one_client(features, labels, num_classes, key), key))
+        assert self.summary.message is not None
+        message = self.summary.message(self.params, self.mapped(features), labels, num_classes, key)
+        return replace(message, rows=self.sent(message.rows, key))
 
     def sent(self, rows: Rows, key: jax.Array | None) -> Rows:
         """Apply the transforms to rows before they leave a client."""
@@ -212,8 +198,8 @@ class Method(Generic[H]):
         >>> import covfree
         >>> noisy = covfree.fedcof().with_transforms(covfree.count_noise("laplace", 1.0))
         """
-        if self.message is not None or not self.message_rounds:
-            sends = "sums" if self.message is None else self.message.name
+        if self.summary.stays:
+            sends = "sums" if self.summary.merge is None else self.summary.name
             raise ValueError(
                 f"transforms: expected a method whose clients send rows, got {self.name!r}, which sends "
                 f"{sends}"

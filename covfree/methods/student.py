@@ -175,19 +175,19 @@ def with_student(method: Method[Any], choice: Student) -> Method[StudentHead]:
             return (bound(_keep, examples=examples),)
         return bound(_law, examples=examples), bound(_products, examples=examples, rank=choice.rank)
 
-    examples, message = method.summary.stays, method.message
-    if message is not None:
+    examples, summary = method.summary.stays, method.summary
+    if summary.merge is not None:
         # The rows of messages are class means already.
-        message = replace(message, merge=bound(_merge, merge=message.merge, clients=clients(False)))
+        summary = replace(summary, merge=bound(_merge, merge=summary.merge, clients=clients(False)))
     rounds = tuple(replace(each, numbers=_shrinkage) for each in method.rounds)
     made: Any = replace(
         method,
         params=StudentNumbers(method.params, choice.prior),
         name=f"{method.name}-student",
+        summary=summary,
         rounds=(*rounds, *(Round(client, numbers=_shrinkage, fixed=True) for client in clients(examples))),
         system=bound(_system, system=method.system),
         head=_head,
-        message=message,
         whole_clients=method.whole_clients or examples,
     )
     return made

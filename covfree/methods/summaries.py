@@ -1,12 +1,9 @@
-"""Compute from examples the `Rows` that clients send, such as class means with counts.
-
-For one client, or for all clients of a simulation at once.
-"""
+"""The summaries of methods whose clients send `Rows`, such as class means with counts."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, get_args
 
 import jax
@@ -15,8 +12,9 @@ import numpy as np
 
 from covfree.core.checks import check_choice, check_positive
 from covfree.core.padding import few_sizes
-from covfree.core.types import Rows, accumulation_dtype, is_traced
+from covfree.core.types import Message, Rows, is_traced
 from covfree.methods.rounds import bound
+from covfree.methods.summary import Summary, num_means
 from covfree.statistics import client_rows, count_rows
 from covfree.statistics.directions import directed_rows
 from covfree.statistics.groups import as_examples
@@ -25,63 +23,20 @@ from covfree.statistics.residuals import count_clients
 from covfree.statistics.rows import CovarianceType, check_subsets, client_sizes, pair_sizes, rows_of
 
 
-def num_means(labels: Any, clients: Any, dim: int, **subsets: Any) -> int:
-    """Count the means that clients send: one for each client and class, or for each subset of a class."""
-    return count_rows(labels, clients, **subsets)
-
-
-@dataclass(frozen=True)
-class Summary:
-    """Functions that turn clients' examples into rows, such as class means, and count rows and operations.
-
-    A summary is hashable, as it is a static argument of compiled functions.
-
-    Attributes:
-        name: one word for what is sent; messages carry it.
-        make: ``(features, labels, clients, sizes, key) -> Rows`` of all clients, padded to ``sizes``.
-        sizes: ``(labels, clients) -> tuple`` of the integers that ``make`` needs, computed on the host, such
-            as the numbers of rows and of clients. Upper bounds will do.
-        flops: ``(labels, clients, dim) -> int``: operations of all clients, on the host.
-        num_rows: ``(labels, clients, dim) -> int``: how many rows all clients send, on the host; by default
-            one for each client and class.
-        own_sizes: ``(labels, num_classes) -> tuple``, the sizes for a single client; None bounds each size by
-            the number of examples.
-        alone: ``(features, labels, num_classes) -> Rows`` of a single client; it may return None to fall back
-            on ``make``. None if ``make`` is always used.
-        counts: whether ``own_sizes`` reads the labels' values. ``jit`` hides these, so a client's rows must
-            then be made outside ``jit``.
-        stays: whether the rows are the examples, which never leave the client.
-    """
-
-    name: str
-    make: Callable[[Any, Any, Any, tuple[int, ...], Any], Rows]
-    sizes: Callable[[Any, Any], tuple[int, ...]]
-    flops: Callable[[Any, Any, int], int]
-    num_rows: Callable[[Any, Any, int], int] = num_means
-    own_sizes: Callable[[Any, int], tuple[int, ...]] | None = None
-    alone: Callable[[Any, Any, int], Rows | None] | None = None
-    counts: bool = False
-    stays: bool = False
-
-    def bounds(self, num_examples: int) -> tuple[int, ...]:
-        """Return ``sizes`` that are large enough for any ``num_examples`` examples.
-
-        Each is ``num_examples``, but at least 1: no count of rows, classes or clients is larger.
-        """
-        none = np.zeros(0, np.int32)
-        return (max(1, num_examples),) * len(self.sizes(none, none))
-
-    def one_client(
-        self, features: jax.Array, labels: jax.Array, num_classes: int, key: jax.Array | None
-    ) -> Rows:
-        """Make the rows of one client; some may be padding."""
-        labels = jnp.where(labels < num_classes, labels, -1)
-        rows = None if self.alone is None else self.alone(features, labels, num_classes)
-        if rows is None:
-            size = labels.shape[0]
-            sizes = self.bounds(size) if self.own_sizes is None else self.own_sizes(labels, num_classes)
-            rows = self.make(features, labels, jnp.zeros_like(labels), sizes, key)
-        return replace(rows, client=None)
+def own_rows(
+    params: Any,
+    features: jax.Array,
+    labels: jax.Array,
+    num_classes: int,
+    key: Any,
+    *,
+    make: Callable[..., Rows],
+    sizes: Callable[[Any, int], tuple[int, ...]],
+) -> Message:
+    """Make one client's message of rows by `Summary.make`, with the ``sizes`` of one client."""
+    labels = jnp.where(labels < num_classes, labels, -1)
+    rows = make(features, labels, jnp.zeros_like(labels), sizes(labels, num_classes), key)
+    return Message(replace(rows, client=None))
 
 
 def send_class_means(
@@ -98,14 +53,17 @@ def send_class_means(
     check_subsets(num_subsets, subset_size)
     check_choice("covariance", covariance, (None, *get_args(CovarianceType)))
     subsets = {"num_subsets": num_subsets, "subset_size": subset_size}
+    make = bound(_class_means, **subsets, covariance=covariance)
+    message = bound(own_rows, make=make, sizes=bound(_own_means_sizes, num_subsets=num_subsets))
+    if num_subsets == 1:
+        message = bound(_own_class_means, covariance=covariance, few=message)
     return Summary(
         "ClassMeans",
-        bound(_class_means, **subsets, covariance=covariance),
+        make,
         bound(_means_sizes, **subsets),
         bound(_means_flops, covariance=covariance),
         bound(num_means, **subsets),
-        bound(_own_means_sizes, num_subsets=num_subsets),
-        bound(_own_class_means, covariance=covariance) if num_subsets == 1 else None,
+        message,
     )
 
 
@@ -121,16 +79,23 @@ def _class_means(
 
 
 def _own_class_means(
-    features: Any, labels: Any, num_classes: int, *, covariance: CovarianceType | None
-) -> Rows | None:
+    params: Any,
+    features: jax.Array,
+    labels: jax.Array,
+    num_classes: int,
+    key: Any,
+    *,
+    covariance: CovarianceType | None,
+    few: Callable[..., Message],
+) -> Message:
     """Compute one client's class means without sorting examples: C rows, one for each class, in order.
 
-    Return None if there are fewer examples than classes: `_class_means` then makes fewer rows.
+    With fewer examples than classes, return the message of the function ``few``, which has fewer rows.
     """
     if labels.shape[0] < num_classes:
-        return None
-    features, row = as_examples(features, labels=labels)
-    return rows_of(features, row, row, row, num_classes, covariance)
+        return few(params, features, labels, num_classes, key)
+    features, row = as_examples(features, labels=jnp.where(labels < num_classes, labels, -1))
+    return Message(replace(rows_of(features, row, row, row, num_classes, covariance), client=None))
 
 
 def _means_sizes(labels: Any, clients: Any, **subsets: Any) -> tuple[int, ...]:
@@ -147,40 +112,6 @@ def _means_flops(labels: Any, clients: Any, dim: int, *, covariance: CovarianceT
     return len(labels) * dim * (1 if covariance is None else 4)
 
 
-def keep_examples() -> Summary:
-    """Make the summary for methods whose clients send sums over their examples.
-
-    Each row is one example, with count 1. Rows stay at the client, which only computes sums from them.
-    """
-    return Summary("Examples", _examples, _examples_sizes, _no_flops, own_sizes=_own_examples, stays=True)
-
-
-def _examples(features: Any, labels: Any, clients: Any, sizes: tuple[int, ...], key: Any) -> Rows:
-    """Make `Rows` with one row for each example, and padding up to ``sizes[0]`` rows.
-
-    An example without a client (a number below 0) becomes padding.
-    """
-    features, labels, clients = as_examples(features, labels=labels, clients=clients)
-    labels = jnp.where(clients >= 0, labels, -1)
-    rows = Rows.from_examples(features.astype(accumulation_dtype(features)), labels, clients)
-    short = sizes[0] - labels.shape[0]
-    if short <= 0:
-        return rows
-    return jax.tree.map(lambda x: jnp.pad(x, [(0, short)] + [(0, 0)] * (x.ndim - 1)), rows)
-
-
-def _examples_sizes(labels: Any, clients: Any) -> tuple[int, ...]:
-    return (max(1, len(labels)),)
-
-
-def _own_examples(labels: Any, num_classes: int) -> tuple[int, ...]:
-    return (labels.shape[0],)
-
-
-def _no_flops(labels: Any, clients: Any, dim: int) -> int:
-    return 0
-
-
 def send_mixtures(num_components: int = 1, covariance: Structure = "diagonal") -> Summary:
     """Make a summary with a row for each component of a Gaussian mixture of each client's class.
 
@@ -191,13 +122,14 @@ def send_mixtures(num_components: int = 1, covariance: Structure = "diagonal") -
     check_positive("num_components", num_components)
     check_choice("covariance", covariance, get_args(Structure))
     options = {"num_components": num_components, "covariance": covariance}
+    make = bound(_mixtures, **options)
     return Summary(
         "Mixtures",
-        bound(_mixtures, **options),
+        make,
         mixture_sizes,
         bound(_mixtures_flops, **options),
         bound(_num_components, num_components=num_components),
-        _own_mixtures_sizes,
+        bound(own_rows, make=make, sizes=_own_mixtures_sizes),
         counts=True,
     )
 
@@ -259,13 +191,14 @@ def send_directions(num_directions: int, centred: bool = True) -> Summary:
     """
     check_positive("num_directions", num_directions)
     options = {"num_directions": num_directions, "centred": centred}
+    make = bound(_directions, **options)
     return Summary(
         "DirectedMeans",
-        bound(_directions, **options),
+        make,
         _directions_sizes,
         _directions_flops,
         bound(_num_directed, **options),
-        _own_directions_sizes,
+        bound(own_rows, make=make, sizes=_own_directions_sizes),
     )
 
 

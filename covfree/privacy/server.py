@@ -221,8 +221,8 @@ def _head_of(method: Method[Any], known: NoisySums, grid: Grid, total: Upload) -
         )
         label = jnp.arange(len(known.counts))
         message = Message(Rows(moments.mean, moments.count, label), second)
-        assert method.message is not None
-        state = method.message.merge(method.params, message, len(label))
+        assert method.summary.merge is not None
+        state = method.summary.merge(method.params, message, len(label))
         assert method.system is not None
         # A ridge, or γ, is added to products of features divided by the clip, so divide it by the clip twice.
         system = method.system(method.params / grid.clip / grid.clip, *state)

@@ -85,10 +85,7 @@ def client_message(
     features, labels = as_examples(features, labels=labels)
     # Do not compile the function that makes mixtures: it counts labels on the host to size its arrays.
     make = Method.made if method.summary.counts else _made
-    part = method.client_part()
-    if method.message is not None:
-        part = replace(part, params=method.params)
-    message = make(part, features, labels, num_classes, key)
+    message = make(method.client_part(), features, labels, num_classes, key)
     sends = None if is_traced(*jax.tree.leaves(method.feature_map)) else method.sends
     said = {"sends": sends, "class_names": names, "extractor": extractor}
     rows = message.rows

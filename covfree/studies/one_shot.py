@@ -113,7 +113,7 @@ def _solved(method: Method, task: Task) -> _Solved:
     first = method.rounds_over_rows
     source, summary_seconds = timed(partial(over_rows, method, features, labels, owners, how, key))
     # If clients send rows, the server evaluates the rounds over rows; else clients do, and send sums.
-    by_server = method.message is None and method.message_rounds > 0
+    by_server = not method.summary.stays
     seconds = {"clients": summary_seconds, "server": 0.0}
 
     def do(who: str, work: Callable[[], Any], owner: str | None = None) -> Any:

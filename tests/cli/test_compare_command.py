@@ -167,15 +167,15 @@ def test_bytes_are_those_of_the_formulas(everything):
         data, clients = digits(seed)
         m = pairs(data.train_labels, clients)
         means = 4 * m * DIM
-        matrices = {"client": 4 * 6 * DIM**2, "row": 4 * m * DIM**2}
+        matrices = {None: 0, **dict.fromkeys(("gram", "solution"), 6), **dict.fromkeys(("each", "sum"), m)}
         for name, record in found.items():
-            run, form = record["runs"][seed], registry()[name].make().message
-            size = means + (matrices[form.matrices] if form else 0)
+            run, summary = record["runs"][seed], registry()[name].make().summary
+            size = means + 4 * matrices[summary.matrices] * DIM**2
             # Naive Bayes sends a variance beside each mean.
             size *= 2 if name == "naive-bayes" else 1
             assert run["bytes_up"] == size
             assert run["bytes_up_with_counts"] == size + 8 * m
-            assert run["rows"] == (len(data.train_labels) if form else m)
+            assert run["rows"] == (len(data.train_labels) if summary.stays else m)
 
 
 def test_accuracies_are_those_of_the_papers_formulas(compare):

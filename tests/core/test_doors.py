@@ -171,9 +171,9 @@ MISUSE = {
         "got SavedHead; pass its .head",
     ),
     "float labels": (lambda: covfree.evaluate(HEAD, FEATURES, LABELS * 1.0), "labels: expected integers"),
-    "message of a method": (
-        lambda: Method(None, "own", NCM.summary, NCM.rounds, None, NCM.head, "means"),
-        "message: expected a MessageForm, or None for rows, got 'means'",
+    "summary of a method": (
+        lambda: Method(None, "own", "means", NCM.rounds, None, NCM.head),
+        "summary: expected a Summary, got 'means'",
     ),
     "a method that would send its examples": (
         lambda: covfree.client_message(

@@ -126,8 +126,7 @@ def test_forgetting_everybody_else_and_restarts(tmp_path):
 
 def kind(method):
     """What decides how a client's message is kept and removed: its matrix, and the columns of its rows."""
-    form = method.message
-    return (form.matrices, form.pooled, form.solved) if form else option(method.summary.make, "covariance")
+    return method.summary.matrices or option(method.summary.make, "covariance")
 
 
 def test_every_method_that_can_forget_sends_what_is_tested():

@@ -231,7 +231,7 @@ def assert_same_structure(actual: covfree.Rows, expected: covfree.Rows) -> None:
     assert all(a.dtype == b.dtype and a.shape[1:] == b.shape[1:] for a, b in leaves)
 
 
-@pytest.mark.parametrize("name", [name for name in EXACT if deployed.make(name).message is None])
+@pytest.mark.parametrize("name", [name for name in EXACT if not deployed.make(name).summary.stays])
 def test_a_server_has_the_rows_of_the_simulation(name):
     """Where the server runs the phases over rows, the same rows give the same head."""
     (rows, clients), expected = received(name), simulated(name)
@@ -264,7 +264,7 @@ def test_virtual_features_are_drawn_from_the_same_totals():
     """CCVR's head is a function of them and of a seed, and the slowest to compile."""
     method = deployed.make("ccvr")
     message = covfree.collect(messages("ccvr"), num_classes=CLASSES).message
-    totals = jax.jit(lambda message: method.message.merge(method.params, message, CLASSES))(message)
+    totals = jax.jit(lambda message: method.summary.merge(method.params, message, CLASSES))(message)
     expected = covfree.accumulate(method, simulated("ccvr"), num_classes=CLASSES)
     assert jax.tree.structure(totals) == jax.tree.structure(expected)
     deployment, simulation = (jax.tree.leaves_with_path(each) for each in (totals, expected))

@@ -82,10 +82,10 @@ def spoiling(labels, clients):
     return MEANS.sizes(labels, clients)
 
 
-def other_alone(features, labels, num_classes):
+def other_message(params, features, labels, num_classes, key):
     """A client alone makes something else of its examples."""
-    assert MEANS.alone is not None
-    return MEANS.alone(2 * features, labels, num_classes)
+    assert MEANS.message is not None
+    return MEANS.message(params, 2 * features, labels, num_classes, key)
 
 
 def largest_phase(params, totals, rows, num_classes):
@@ -138,7 +138,7 @@ BROKEN = {
     "learns": broken_head(lambda head, _: replace(head, weight=-head.weight)),
     "scaling": broken_head(lambda head, moments: replace(head, bias=head.bias + 5.0 * moments.num_rows)),
     "splitting": replace(SOUND, rounds=phases(largest_phase), head=over_largest),
-    "messages": replace(SOUND, summary=replace(MEANS, alone=other_alone)),
+    "messages": replace(SOUND, summary=replace(MEANS, message=other_message)),
     "gradients": replace(SOUND, head=stopped),
 }
 

@@ -11,10 +11,9 @@ from covfree.core.checks import check_strength
 from covfree.core.linalg import Scatter
 from covfree.core.types import AnyArray, LinearHead, Message, Moments, Scalar
 from covfree.methods.fed3r import gram_head, gram_merge, gram_phase
-from covfree.methods.message_form import own_solutions
 from covfree.methods.method import Method
 from covfree.methods.rounds import bound, phases
-from covfree.methods.summaries import keep_examples
+from covfree.methods.summary import own_solutions
 
 
 class AflNumbers(NamedTuple):
@@ -77,6 +76,4 @@ def afl(gamma: Scalar = 1.0, *, ridge: Scalar = 0.0, bias: bool = False) -> Meth
     """
     numbers = AflNumbers(check_strength("gamma", gamma), check_strength("ridge", ridge))
     head = bound(gram_head, unit=False, bias=bias)
-    return Method(
-        numbers, "afl", keep_examples(), phases(gram_phase, fixed=True), _system, head, own_solutions(_merge)
-    )
+    return Method(numbers, "afl", own_solutions(_merge), phases(gram_phase, fixed=True), _system, head)

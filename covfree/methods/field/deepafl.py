@@ -17,7 +17,7 @@ from covfree.heads.mapped import MappedHead
 from covfree.methods.field.least_squares import Normal, least_squares, normal_terms, over_examples
 from covfree.methods.method import Method
 from covfree.methods.rounds import Round
-from covfree.methods.summaries import keep_examples
+from covfree.methods.summary import keep_examples
 from covfree.statistics.deep_features import DeepFeatures
 
 

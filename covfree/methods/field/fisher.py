@@ -19,10 +19,9 @@ from covfree.heads.softmax import softmax_head
 from covfree.heads.virtual import sample_rows
 from covfree.methods.fedncm import moments_phase
 from covfree.methods.field.gaussian import pooled_covariance, scatters_merge, scatters_phase
-from covfree.methods.message_form import class_covariance_matrices
 from covfree.methods.method import Method
 from covfree.methods.rounds import Bound, bound, phases
-from covfree.methods.summaries import keep_examples
+from covfree.methods.summary import class_covariance_matrices
 
 # The paper shrinks Σ to (1 − a)Σ + a·t·I, with a = 0.05 and t = tr(Σ)/d. This is 0.95·(Σ + γI) with the γ/t
 # below; the factor 0.95 changes no direction.
@@ -116,8 +115,7 @@ def _drawn_head(
 
 def _method(name: str, numbers: _Numbers, head: Bound) -> Method[LinearHead]:
     rounds = phases(moments_phase, scatters_phase, fixed=True)
-    message = class_covariance_matrices(scatters_merge)
-    return Method(numbers, name, keep_examples(), rounds, _system, head, message)
+    return Method(numbers, name, class_covariance_matrices(scatters_merge), rounds, _system, head)
 
 
 def fishermix(

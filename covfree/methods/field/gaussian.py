@@ -20,10 +20,10 @@ from covfree.heads.gaussian import GaussianHead, gaussian_head, head_of_roots, r
 from covfree.heads.mapped import MappedHead
 from covfree.methods.fed3r import gram_merge
 from covfree.methods.fedncm import moments_phase
-from covfree.methods.message_form import class_covariance_matrices, gram_matrices
 from covfree.methods.method import Method, sent_matrix
 from covfree.methods.rounds import Factor, phases
-from covfree.methods.summaries import keep_examples, send_class_means
+from covfree.methods.summaries import send_class_means
+from covfree.methods.summary import class_covariance_matrices, gram_matrices
 from covfree.statistics.feature_maps import FeatureMap
 
 # A feature is taken to vary if its deviation exceeds this multiple of its own rounding.
@@ -85,11 +85,10 @@ def fedcgs(shrinkage: Scalar = 0.0, *, feature_map: FeatureMap | None = None) ->
     return Method(
         shrinkage,
         "fedcgs",
-        keep_examples(),
+        gram_matrices(_total_merge),
         rounds,
         _total_system,
         _total_head,
-        gram_matrices(_total_merge),
         feature_map=feature_map,
     )
 
@@ -221,8 +220,8 @@ def qda(
     rounds = phases(moments_phase, scatters_phase, fixed=True)
     if covariance == "means":
         return Method(numbers, "qda-means", send_class_means(), rounds, None, _quadratic_head)
-    message = class_covariance_matrices(scatters_merge)
-    return Method(numbers, "qda", keep_examples(), rounds, None, _quadratic_head, message)
+    summary = class_covariance_matrices(scatters_merge)
+    return Method(numbers, "qda", summary, rounds, None, _quadratic_head)
 
 
 def _naive_head(prior: Scalar, system: None, moments: Moments, squares: jax.Array) -> GaussianHead:

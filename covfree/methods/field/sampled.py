@@ -15,10 +15,10 @@ from covfree.heads.virtual import sample_rows
 from covfree.heads.virtual_descent import descended_head
 from covfree.methods.fedncm import moments_phase
 from covfree.methods.field.gaussian import scatters_merge, scatters_phase
-from covfree.methods.message_form import class_covariance_matrices
 from covfree.methods.method import Method
 from covfree.methods.rounds import bound, phases
-from covfree.methods.summaries import keep_examples, send_mixtures
+from covfree.methods.summaries import send_mixtures
+from covfree.methods.summary import class_covariance_matrices
 
 # Defaults of heads that are trained on all draws at once: the number of virtual features, and the penalty.
 _SAMPLES, _L2 = 10_000, 1e-3
@@ -82,11 +82,10 @@ def ccvr(num_samples: int = _SAMPLES, *, l2: Scalar = _L2, seed: Scalar = 0) -> 
     return Method(
         _Numbers(check_seed("seed", seed), check_strength("l2", l2)),
         "ccvr",
-        keep_examples(),
+        class_covariance_matrices(scatters_merge),
         phases(moments_phase, scatters_phase, fixed=True),
         None,
         bound(_classes_head, num_samples=num_samples),
-        class_covariance_matrices(scatters_merge),
     )
 
 

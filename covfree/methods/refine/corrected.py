@@ -59,8 +59,8 @@ def _merged(numbers: Numbers, message: Any, num_classes: int, *, merge: Any, pla
     return begin(numbers.first, merge(numbers.first, message, num_classes), plan=plan)
 
 
-def _made(numbers: Numbers, features: Any, labels: Any, num_classes: int, *, make: Any) -> Any:
-    return make(numbers.first, features, labels, num_classes)
+def _message(numbers: Numbers, *examples: Any, message: Any) -> Any:
+    return message(numbers.first, *examples)
 
 
 def _report(numbers: Numbers, state: Any, *, first: Any) -> dict[str, Any]:
@@ -144,20 +144,23 @@ def corrected(method: Method[Any], rounds: int = 4, *, penalty: Scalar = 0.003) 
     plan = Plan(method.system, method.head, covariance, len(method.rounds) if more else None, pairs)
     every = (*method.rounds, *more)
     own = [replace(each, numbers=bound(of_first, inner=each.numbers)) for each in every[:-1]]
-    message = method.message
-    if message is not None:
-        make, merge = bound(_made, make=message.make), bound(_merged, merge=message.merge, plan=plan)
-        message = replace(message, make=make, merge=merge)
+    summary = method.summary
+    if summary.merge is not None:
+        message, merge = (
+            bound(_message, message=summary.message),
+            bound(_merged, merge=summary.merge, plan=plan),
+        )
+        summary = replace(summary, message=message, merge=merge)
     scale = Round(losses_of, take_losses, ask_losses, examples=True, head=True)
     step = Round(answer, take, ask, examples=True, head=True)
     return replace(
         method,
         params=Numbers(method.params, penalty),
         name=f"{method.name}-corrected",
+        summary=summary,
         rounds=(*own, _last(every[-1], plan), scale, *(step,) * rounds),
         system=None,
         head=bound(finish, plan=plan),
-        message=message,
         report=bound(_report, first=method.report),
         flops=bound(_flops, first=method.flops, rounds=rounds),
     )

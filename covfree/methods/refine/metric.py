@@ -50,7 +50,7 @@ def metric_of(method: Method[Any]) -> tuple[tuple[Round, ...], Callable[..., Sca
         own, estimate = len(method.rounds), fedcof()
         more = (bound(_terms, client=each.client, own=own) for each in estimate.rounds)
         return phases(*more), bound(_estimated, own=own, system=estimate.system)
-    if method.message is not None and method.message.matrices == "client":
+    if method.summary.matrices in ("gram", "solution"):
         gram = any(each.client is gram_phase for each in method.rounds)
         return (), bound(_of_totals, gram=gram)
     raise ValueError(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -10,13 +10,12 @@ import jax
 
 from covfree.core.checks import check_choice
 from covfree.core.types import H, Message, Rows
-from covfree.methods.message_form import Merge
 from covfree.methods.method import Method
 from covfree.methods.rounds import Round, bound, option
 from covfree.methods.selecting import counting
 from covfree.methods.selecting.counting import By, Known, Maker, begin
 from covfree.methods.selecting.tracks import Running, Step, Tracks, ask, receive, serve, side_by_side, terms
-from covfree.methods.summaries import Summary
+from covfree.methods.summary import Merge, Summary
 from covfree.statistics.kept import check_keep, kept_aside
 
 
@@ -59,24 +58,27 @@ def _made_of_rest(
     return make(features, _without(labels, features, share), clients, sizes, key)
 
 
-def _alone_of_rest(features: Any, labels: Any, num_classes: int, *, alone: Any, share: float) -> Rows | None:
-    return alone(features, _without(labels, features, share), num_classes)
-
-
 def _message_of_rest(
-    params: Any, features: Any, labels: Any, num_classes: int, *, make: Any, share: float
-) -> Any:
-    return make(params[0], features, _without(labels, features, share), num_classes)
+    params: Any, features: Any, labels: Any, num_classes: int, key: Any, *, message: Any, share: float
+) -> Message:
+    # What is sent depends on no method's numbers: `_check` refuses ridge solutions.
+    return message(None, features, _without(labels, features, share), num_classes, key)
 
 
-def _of_rest(summary: Summary, share: float) -> Summary:
-    """Return a `Summary` that makes rows as ``summary`` does, but without the examples kept aside.
+def _of_rest(summary: Summary, share: float, merge: Any) -> Summary:
+    """Return a `Summary` of what clients send by ``summary``, but of the examples that are not kept aside.
 
-    ``share`` is the share of its examples that each client keeps aside.
+    ``share`` is the share of its examples that each client keeps aside. ``merge`` serves the message of a
+    client that sends sums; otherwise the rows that clients send are those of the rest, too.
     """
-    alone = None if summary.alone is None else bound(_alone_of_rest, alone=summary.alone, share=share)
+    if summary.message is None:
+        return summary
+    name = f"{summary.name} but for {share:g}"
+    message = bound(_message_of_rest, message=summary.message, share=share)
+    if summary.stays:
+        return replace(summary, name=name, message=message, merge=merge)
     make = bound(_made_of_rest, make=summary.make, share=share)
-    return replace(summary, name=f"{summary.name} but for {share:g}", make=make, alone=alone)
+    return replace(summary, name=name, message=message, make=make)
 
 
 def _merged(
@@ -169,24 +171,16 @@ def select(candidates: Sequence[Method[H]], *, by: By = "errors", keep: float = 
         examples=True,
         head=True,
     )
-    message = first.message
-    if message is not None:
-        merges = tuple(each.message.merge for each in candidates if each.message is not None)
-        message = replace(
-            message,
-            name=f"{message.name} but for {keep:g}",
-            make=bound(_message_of_rest, make=message.make, share=keep),
-            merge=bound(_merged, merges=merges, tracks=tracks, maker=maker),
-        )
+    merges = tuple(each.summary.merge for each in candidates)
+    merge = bound(_merged, merges=merges, tracks=tracks, maker=maker)
     receives = any(each.received is not None for each in candidates)
     made: Any = Method(
         params=tuple(each.params for each in candidates),
         name="-or-".join(dict.fromkeys(each.name for each in candidates)),
-        summary=first.summary if first.summary.stays else _of_rest(first.summary, keep),
+        summary=_of_rest(first.summary, keep, merge),
         rounds=(*own, count),
         system=None,
         head=bound(counting.finish, maker=maker),
-        message=message,
         whole_clients=any(each.whole_clients for each in candidates),
         received=bound(receive, steps=tracks.over_rows[-1]) if receives else None,
         report=bound(counting.report, by=by),
@@ -211,14 +205,14 @@ def _check(candidates: tuple[Method[Any], ...], keep: float) -> None:
                 f"candidates: expected methods that were not made by select, got {each.name!r}; list all "
                 "candidates in one call"
             )
-        if each.sends != first.sends or _message_of(each) != _message_of(first):
+        if each.sends != first.sends or replace(each.summary, merge=first.summary.merge) != first.summary:
             raise ValueError(
                 f"candidates: expected methods whose clients send the same; {first.name!r} sends "
                 f"{first.sends}, {each.name!r} sends {each.sends}"
                 + " with other settings"
                 * (each.sends == first.sends)
             )
-        if each.message is not None and each.message.solved:
+        if each.summary.matrices == "solution":
             raise ValueError(
                 f"candidates: expected methods whose clients send the same whatever the numbers, got "
                 f"{each.name!r}, whose clients send ridge solutions"
@@ -233,8 +227,3 @@ def _check(candidates: tuple[Method[Any], ...], keep: float) -> None:
         if each.transforms:
             raise ValueError(f"candidates: expected methods without transforms of rows, got {each.name!r}")
     check_keep(keep)
-
-
-def _message_of(method: Method[Any]) -> Any:
-    form: Callable[..., Any] | None = None if method.message is None else method.message.make
-    return method.summary, form
