@@ -269,7 +269,7 @@ def refined(
     if directions is not None:
         check_positive("directions", directions)
     gram, head = refinable_head(method)
-    if method.summary.stays:
+    if method.summary.merge is not None:
         raise ValueError(
             f"method: expected one whose covariance is estimated, got {method.name!r}, which is exact"
         )
