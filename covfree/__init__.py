@@ -12,7 +12,7 @@ from covfree import data as data
 from covfree import methods as methods
 from covfree.core import linalg as linalg
 from covfree.core.checks import check as check
-from covfree.core.threads import limit_lapack_threads as limit_lapack_threads
+from covfree.core.lapack import limit_lapack_threads as limit_lapack_threads
 from covfree.core.types import LinearHead as LinearHead
 from covfree.core.types import Message as Message
 from covfree.core.types import Moments as Moments
@@ -141,8 +141,8 @@ from covfree.statistics.buckets import bucket_features as bucket_features
 from covfree.statistics.buckets import gaussian_thresholds as gaussian_thresholds
 from covfree.statistics.feature_maps import fourier_features as fourier_features
 from covfree.statistics.feature_maps import relu_features as relu_features
-from covfree.statistics.targets import TargetSums as TargetSums
-from covfree.statistics.targets import target_sums as target_sums
+from covfree.statistics.gram import TargetSums as TargetSums
+from covfree.statistics.gram import target_sums as target_sums
 from covfree.statistics.transforms import count_noise as count_noise
 
 if _typing.TYPE_CHECKING:

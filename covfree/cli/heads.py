@@ -30,7 +30,7 @@ from covfree.cli.options import (
     federation_of,
     variants_of,
 )
-from covfree.core.gathered import Features
+from covfree.core.padding import Features
 from covfree.data import FeatureSet
 from covfree.engine.batch import state_of
 from covfree.heads import metrics

@@ -36,9 +36,8 @@ from covfree.cli.training_options import (
     check_descent,
     starts_of,
 )
-from covfree.core.atomic import replacing
+from covfree.core.atomic import JsonLines, replacing
 from covfree.core.checks import check_above_zero, check_share, check_strength
-from covfree.core.json_lines import JsonLines
 from covfree.data.partitions import PARTITIONERS
 from covfree.studies.federation import Federation
 from covfree.studies.personal import TITLES, Personalisation, Personalised, dealt

@@ -1,15 +1,16 @@
-"""Write files atomically: a reader sees the complete file or none."""
+"""Write files atomically: a reader sees the complete file or none; add JSON records line by line."""
 
 from __future__ import annotations
 
+import json
 import os
 import stat
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO, Generic, TypeVar
 
 try:
     import fcntl
@@ -19,6 +20,10 @@ except ImportError:  # Windows, where a file that is open for writing cannot be 
 _PREFIX, _SUFFIX = ".covfree-", ".tmp"
 # A temporary file counts as abandoned only if it has not changed for this many seconds.
 _AGE = 3600.0
+# Bytes that are read at a time.
+_BLOCK = 1 << 16
+
+Record = TypeVar("Record")
 
 
 @contextmanager
@@ -88,3 +93,57 @@ def lock(file: BinaryIO, *, wait: bool = False) -> bool:
         # The file system has no locks.
         return True
     return True
+
+
+class JsonLines(Generic[Record]):
+    """Records in a file, each a line of JSON.
+
+    Each record is flushed to disk when it is added, so it survives if the process is killed later. If the
+    last line was cut short, it is ignored, and removed when a record is added. Several processes may add to
+    one file: each locks the file while it writes. ``records`` lists the records that were in the file when it
+    was opened, and those that this object has added since.
+
+    Args:
+        path: the file; it and its folder are made when the first record is added.
+        read: converts a line's content to a record; may raise ``ValueError``, ``KeyError`` or ``TypeError``.
+        expected: what a line should contain, for error messages.
+
+    Raises:
+        ValueError: if a complete line cannot be read; the message names the file and the line.
+    """
+
+    def __init__(self, path: Path, read: Callable[[Any], Record], expected: str) -> None:
+        self.path = path
+        self.records: list[Record] = []
+        content = path.read_bytes() if path.exists() else b""
+        # Text after the last newline is a record that was cut short.
+        for number, line in enumerate(content[: content.rfind(b"\n") + 1].splitlines(), start=1):
+            try:
+                self.records.append(read(json.loads(line)))
+            except (ValueError, KeyError, TypeError) as error:
+                raise ValueError(f"{path}: line {number}: expected {expected} ({error!r})") from error
+
+    def add(self, record: Record, content: Any) -> None:
+        """Add ``record`` to ``records``, and ``content``, the same record in JSON's types, to the file."""
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        line = json.dumps(content).encode() + b"\n"
+        with self.path.open("a+b") as file:
+            lock(file, wait=True)
+            file.truncate(_sound_size(file))
+            file.write(line)
+            file.flush()
+            os.fsync(file.fileno())
+        self.records.append(record)
+
+
+def _sound_size(file: BinaryIO) -> int:
+    """Return the number of bytes up to the last newline, included. The caller must have locked the file."""
+    end = file.seek(0, os.SEEK_END)
+    while end > 0:
+        start = max(end - _BLOCK, 0)
+        file.seek(start)
+        place = file.read(end - start).rfind(b"\n")
+        if place >= 0:
+            return start + place + 1
+        end = start
+    return 0

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from covfree.core.gathered import Gathered, blocks, is_large
-from covfree.core.padding import as_arrays
+from covfree.core.padding import Gathered, as_arrays, blocks, is_large
 from covfree.core.types import Rows, accumulation_dtype, is_traced
 
 _INT32_MAX = np.iinfo(np.int32).max
@@ -20,6 +20,15 @@ _KINDS = {
     "integers": (jnp.integer,),
     "numbers": (jnp.floating, jnp.integer),
     "booleans": (jnp.bool_,),
+}
+# The kinds of the columns of `Rows`.
+_COLUMNS = {
+    "mean": "floats",
+    "count": "numbers",
+    "label": "integers",
+    "client": "integers",
+    "covariance": "floats",
+    "sketch": "booleans",
 }
 # Labels are taken for identifiers if the largest label plus 1 exceeds _MANY_CLASSES, and also _GAPS times the
 # number of distinct labels.
@@ -60,28 +69,33 @@ def check(features: Any, labels: Any, clients: Any = None, *, num_classes: int |
     if is_traced(features, labels, clients):
         return
     most = _INT32_MAX if num_classes is None else min(num_classes - 1, _INT32_MAX)
-    # Check features where they are stored, on the device or the host; look for the bad row only on failure.
-    look = _on_device if isinstance(features, jax.Array) else _on_host
-    if look(features, labels, clients, most):
+    # Check features on the device where they are stored; look for the bad row only on failure.
+    if isinstance(features, jax.Array) and _on_device(features, labels, clients, most):
         return
     labels = np.asarray(labels)
-    owners = None if clients is None else np.asarray(clients)
+    owners = np.zeros_like(labels) if clients is None else np.asarray(clients)
+
+    def place(row: int) -> str:
+        return f"row {row}" if clients is None else f"row {row} of client {owners[row]}"
+
     if (labels > most).any():
         row = int(np.argmax(labels > most))
         expected = "2**31" if most == _INT32_MAX else f"num_classes = {num_classes}"
         raise ValueError(
-            f"labels: {_place(row, owners)} has label {labels[row]}; expected labels below {expected} "
+            f"labels: {place(row)} has label {labels[row]}; expected labels below {expected} "
             "(below 0 is padding)"
         )
-    used = labels >= 0 if owners is None else (labels >= 0) & (owners >= 0)
-    position = first_non_finite(features, used)
+    position = first_non_finite(features, (labels >= 0) & (owners >= 0))
     if position is not None:
         row, column = position
         value = np.asarray(features[row])[column]
         raise ValueError(
-            f"features: {_place(row, owners)} (class {labels[row]}) holds {value} at position {column}; "
+            f"features: {place(row)} (class {labels[row]}) holds {value} at position {column}; "
             f"expected {finite_numbers(value, _dtype(features))}"
         )
+    # If a few rows do not rule out underflow, read all.
+    if np.abs(np.asarray(features[:_FEW])).max(initial=0) >= _least(features):
+        return
     parts = blocks(features) if is_large(features) else [slice(None)]
     largest = max(float(np.abs(np.asarray(features[part])).max(initial=0)) for part in parts)
     if 0 < largest < _least(features):
@@ -141,20 +155,6 @@ def check_example_structure(features: Any, labels: Any = None, clients: Any = No
             )
 
 
-def _on_host(features: Any, labels: Any, clients: Any, most: int) -> bool:
-    """Return whether labels are at most ``most``, and features finite except those of padding, by NumPy.
-
-    The result is also False if the first 64 rows of features are so small that they may underflow to 0.
-    After False, `check` looks at all rows.
-    """
-    labels = np.asarray(labels)
-    used = labels >= 0 if clients is None else (labels >= 0) & (np.asarray(clients) >= 0)
-    if (labels > most).any() or first_non_finite(features, used) is not None:
-        return False
-    # If these few rows do not rule out underflow, `check` reads all rows.
-    return bool(np.abs(np.asarray(features[:_FEW])).max(initial=0) >= _least(features))
-
-
 def _on_device(features: jax.Array, labels: Any, clients: Any, most: int) -> bool:
     """Return whether labels are ≤ ``most``, and features are finite and not all 0 or subnormal.
 
@@ -195,14 +195,8 @@ def check_row_structure(rows: Rows, *, dim: int | None = None) -> None:
             f"rows: expected covfree.Rows, got {type(rows).__name__}; Rows.from_means(means, counts) makes "
             "them of dense class means"
         )
-    for name, array, expected in (
-        ("mean", rows.mean, "floats"),
-        ("count", rows.count, "numbers"),
-        ("label", rows.label, "integers"),
-        ("client", rows.client, "integers"),
-        ("covariance", rows.covariance, "floats"),
-        ("sketch", rows.sketch, "booleans"),
-    ):
+    for name, expected in _COLUMNS.items():
+        array = getattr(rows, name)
         if array is None and name in ("client", "covariance", "sketch"):
             continue
         if not hasattr(array, "dtype"):  # jax would treat each number of a list as an array
@@ -213,8 +207,8 @@ def check_row_structure(rows: Rows, *, dim: int | None = None) -> None:
     shape = np.shape(rows.mean)
     if len(shape) != 2 or (dim is not None and shape[1] != dim):
         raise ValueError(f"mean: expected shape [rows, {'dim' if dim is None else dim}], got {list(shape)}")
-    columns = {"count": rows.count, "label": rows.label, "client": rows.client, "sketch": rows.sketch}
-    for name, array in columns.items():
+    for name in ("count", "label", "client", "sketch"):
+        array = getattr(rows, name)
         if array is not None and np.shape(array) != shape[:1]:
             raise ValueError(f"{name}: expected shape [{shape[0]}] as mean has, got {list(np.shape(array))}")
     structures = (shape[:1], shape, (*shape, shape[1]))
@@ -296,41 +290,17 @@ def check_choice(name: str, value: Any, choices: tuple[Any, ...]) -> None:
 
 def check_strength(name: str, value: Any) -> Any:
     """Return ``value``; raise an error unless it is a finite number of at least 0, or a traced number."""
-    _check_number(name, value)
-    if not is_traced(value) and not (math.isfinite(value) and value >= 0):
-        raise ValueError(f"{name}: expected a finite number of at least 0, got {value!r}")
-    return value
-
-
-def _check_number(name: str, value: Any) -> None:
-    number = isinstance(value, (int, float)) or hasattr(value, "dtype")
-    _check_single(name, value, "a number")
-    if not number or isinstance(value, bool) or not np.issubdtype(_dtype(value), np.number):
-        raise TypeError(f"{name}: expected a number, got {value!r}")
-
-
-def _check_single(name: str, value: Any, expected: str) -> None:
-    if np.ndim(value):
-        raise TypeError(
-            f"{name}: expected {expected}, got an array of shape {list(np.shape(value))}; for several "
-            "values, apply jax.vmap to a function that builds the object from one value"
-        )
+    return _number(name, value, "a finite number of at least 0", lambda number: 0 <= number < math.inf)
 
 
 def check_above_zero(name: str, value: Any) -> Any:
     """Return ``value``; raise an error unless it is a finite number above 0, or a traced number."""
-    _check_number(name, value)
-    if not is_traced(value) and not (math.isfinite(value) and value > 0):
-        raise ValueError(f"{name}: expected a finite number above 0, got {value!r}")
-    return value
+    return _number(name, value, "a finite number above 0", lambda number: 0 < number < math.inf)
 
 
 def check_share(name: str, value: Any) -> Any:
     """Return ``value``; raise an error unless it is a number in [0, 1], or a traced number."""
-    check_strength(name, value)
-    if not is_traced(value) and value > 1:
-        raise ValueError(f"{name}: expected a number in [0, 1], got {value!r}")
-    return value
+    return _number(name, value, "a number in [0, 1]", lambda number: 0 <= number <= 1)
 
 
 def check_seed(name: str, value: Any) -> Any:
@@ -338,12 +308,22 @@ def check_seed(name: str, value: Any) -> Any:
 
     `jax.random.key` refuses floats too, but its error does not name the argument.
     """
-    number = not isinstance(value, bool) and (hasattr(value, "dtype") or hasattr(value, "__index__"))
-    _check_single(name, value, "an integer")
-    if not number or not _holds(_dtype(value), "integers"):
-        raise TypeError(f"{name}: expected an integer, got {value!r}")
-    if not is_traced(value) and not -(2**31) <= int(value) < 2**31:
-        raise ValueError(f"{name}: expected an integer from -2**31 to 2**31 - 1, got {value!r}")
+    expected = "an integer from -2**31 to 2**31 - 1"
+    return _number(name, value, expected, lambda seed: -(2**31) <= seed < 2**31, "integers")
+
+
+def _number(name: str, value: Any, expected: str, holds: Callable[[Any], bool], kind: str = "numbers") -> Any:
+    """Return ``value``; raise an error unless it is of the ``kind`` and, if not traced, ``holds`` is True."""
+    one = "an integer" if kind == "integers" else "a number"
+    if np.ndim(value):
+        raise TypeError(
+            f"{name}: expected {one}, got an array of shape {list(np.shape(value))}; for several values, "
+            "apply jax.vmap to a function that builds the object from one value"
+        )
+    if not _holds(_dtype(value), kind):
+        raise TypeError(f"{name}: expected {one}, got {value!r}")
+    if not is_traced(value) and not holds(value.item() if hasattr(value, "item") else value):
+        raise ValueError(f"{name}: expected {expected}, got {value!r}")
     return value
 
 
@@ -354,10 +334,6 @@ def _dtype(array: Any) -> np.dtype:
 def _holds(dtype: np.dtype, expected: str) -> bool:
     """Return whether a data type is of the kind ``expected``, a key of `_KINDS`."""
     return any(jnp.issubdtype(dtype, kind) for kind in _KINDS[expected])
-
-
-def _place(row: int, clients: np.ndarray | None) -> str:
-    return f"row {row}" if clients is None else f"row {row} of client {clients[row]}"
 
 
 def finite_numbers(value: Any, dtype: np.dtype) -> str:
@@ -381,21 +357,17 @@ def first_non_finite(values: Any, used: np.ndarray) -> tuple[int, int] | None:
     values = values if isinstance(values, Gathered) else np.asarray(values)
     if values.shape[1] == 0:
         return None
-    for part in blocks(values) if is_large(values) else [slice(0, len(values))]:
-        if (found := _first_non_finite(np.asarray(values[part]), used[part])) is not None:
-            return part.start + found[0], found[1]
-    return None
-
-
-def _first_non_finite(values: np.ndarray, used: np.ndarray) -> tuple[int, int] | None:
     dtype = jax.dtypes.canonicalize_dtype(values.dtype)
-    with np.errstate(invalid="ignore", over="ignore"):
-        # Summing each row needs less memory than a mask of all features; these sums cannot overflow float64.
-        if values.dtype.itemsize <= 4:
-            finite = np.isfinite(values.sum(1, dtype=np.float64))
-        else:
-            finite = np.isfinite(values.min(1).astype(dtype)) & np.isfinite(values.max(1).astype(dtype))
-        rows = np.flatnonzero(~finite & used)
-        return (
-            (int(rows[0]), int(np.argmax(~np.isfinite(values[rows[0]].astype(dtype))))) if rows.size else None
-        )
+    for place in blocks(values) if is_large(values) else [slice(0, len(values))]:
+        part = np.asarray(values[place])
+        with np.errstate(invalid="ignore", over="ignore"):
+            # Sums of rows need less memory than a mask of all features; they cannot overflow float64.
+            if part.dtype.itemsize <= 4:
+                finite = np.isfinite(part.sum(1, dtype=np.float64))
+            else:
+                finite = np.isfinite(part.min(1).astype(dtype)) & np.isfinite(part.max(1).astype(dtype))
+            rows = np.flatnonzero(~finite & used[place])
+            if rows.size:
+                wrong = ~np.isfinite(part[rows[0]].astype(dtype))
+                return place.start + int(rows[0]), int(wrong.argmax())
+    return None

@@ -1,11 +1,11 @@
-"""``jax.jit`` with faster compilation on CPUs."""
+"""``jax.jit`` with faster compilation on CPUs; ``shard_map`` for all supported versions of jax."""
 
 from __future__ import annotations
 
 import math
 import os
 from collections.abc import Callable
-from functools import cache, wraps
+from functools import cache, partial, wraps
 from importlib.metadata import version
 from typing import Any, Literal, TypeVar
 
@@ -15,6 +15,15 @@ import numpy as np
 from covfree.core.types import is_traced
 
 _R = TypeVar("_R")
+
+if hasattr(jax, "shard_map"):
+    # jax checks by types whether an output is equal on all devices. It cannot see this of totals that were
+    # gathered, so switch the check off.
+    shard_map = partial(jax.shard_map, check_vma=False)
+else:
+    from jax.experimental.shard_map import shard_map as _shard_map
+
+    shard_map = partial(_shard_map, check_rep=False)
 
 # The first flag selects XLA's older code generator for fused loops, which halves compile time on CPUs; loops
 # over elements take up to a fifth longer. The second gives LLVM one module instead of many small ones.

@@ -14,11 +14,11 @@ from typing import Any, ParamSpec, TypeVar
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import NamedSharding, PartitionSpec
 from jaxtyping import Array, Bool, Integer
 
 from covfree.core.compiling import jit
 from covfree.core.padding import as_arrays, clip_to_int32, pad_rows
-from covfree.core.sharding import whole
 from covfree.core.types import is_traced
 
 _P = ParamSpec("_P")
@@ -97,6 +97,22 @@ def _uncut(path: tuple[Any, ...], leaf: Any) -> Any:
     return clip_to_int32(leaf)
 
 
+def whole(array: Any) -> Any:
+    """Return an array in full on each device if it is sharded over explicit mesh axes, else as it is.
+
+    Otherwise jax would need a sharding as an argument of each sort and each sum by class. For an array too
+    large for one device, use `covfree.accumulate(..., mesh=mesh)`.
+    """
+    # A release of jax without `reshard` cannot sum by class over explicit axes in any case.
+    if not isinstance(array, jax.Array) or not hasattr(jax.sharding, "reshard"):
+        return array
+    # An array's type says how it is sharded over explicit axes alone, not over automatic or manual ones.
+    sharding = jax.typeof(array).sharding
+    if all(axis is None for axis in sharding.spec):
+        return array
+    return jax.sharding.reshard(array, NamedSharding(sharding.mesh, PartitionSpec()))
+
+
 def as_int32(name: str, integers: Any) -> Integer[Array, "..."]:
     """Convert labels or clients (array or list, any integer type) to int32.
 
@@ -139,20 +155,28 @@ def check_int32(name: str, integers: Any) -> None:
         )
 
 
-def fits_int32(clients: np.ndarray) -> bool:
-    """Return whether all clients' numbers are in the range of int32."""
-    return bool(clients.size == 0 or (clients.max() <= _INT32.max and clients.min() >= _INT32.min))
+def within_int32(clients: Any) -> Any:
+    """Return clients' numbers as they are, or renumbered if one of them is beyond the range of int32."""
+    numbers = np.asarray(clients)
+    few = numbers.size == 0 or (numbers.max() <= _INT32.max and numbers.min() >= _INT32.min)
+    return clients if few else consecutive(numbers)
 
 
-def consecutive(clients: np.ndarray, first: int = 0) -> np.ndarray:
-    """Renumber clients ``first``, ``first`` + 1, … in the order of their numbers; padding becomes −1."""
+def consecutive(clients: np.ndarray) -> np.ndarray:
+    """Renumber clients 0, 1, … in the order of their numbers; padding becomes −1."""
     known = np.unique(clients[clients >= 0])
-    return np.where(clients >= 0, first + np.searchsorted(known, clients), -1).astype(np.int32)
+    return np.where(clients >= 0, np.searchsorted(known, clients), -1).astype(np.int32)
 
 
 def finite(head: AnyHead) -> AnyHead:
     """Return the head; raise a ValueError if a number in it is not finite. A traced head is not checked."""
-    if is_traced(*jax.tree.leaves(head)) or _all_finite(jax.tree.leaves(head)):
+    leaves = jax.tree.leaves(head)
+    if is_traced(*leaves):
+        return head
+    # Look in NumPy at arrays on a CPU, else on their device.
+    arrays = [leaf for leaf in leaves if isinstance(leaf, jax.Array)]
+    near = all(x.is_fully_addressable and next(iter(x.devices())).platform == "cpu" for x in arrays)
+    if all(np.isfinite(leaf).all() for leaf in leaves) if near else _finite_on_device(leaves):
         return head
     for path, leaf in jax.tree_util.tree_leaves_with_path(head):
         values = np.asarray(leaf)
@@ -168,13 +192,6 @@ def finite(head: AnyHead) -> AnyHead:
                 "variances that are not positive semi-definite"
             )
     return head
-
-
-def _all_finite(leaves: list[Any]) -> Any:
-    """Return whether all numbers are finite, computed in NumPy for arrays on a CPU, else on their device."""
-    arrays = [leaf for leaf in leaves if isinstance(leaf, jax.Array)]
-    near = all(x.is_fully_addressable and next(iter(x.devices())).platform == "cpu" for x in arrays)
-    return all(np.isfinite(leaf).all() for leaf in leaves) if near else _finite_on_device(leaves)
 
 
 def is_finite(tree: Any) -> Bool[Array, ""]:

@@ -19,9 +19,9 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Integer
 
 from covfree.core.lapack import cholesky, cond_of_lanes, eigh, lanes, triangular_solve
+from covfree.core.products import Scatter as Scatter
+from covfree.core.products import as_scatter as as_scatter
 from covfree.core.products import divide_or_zero, product
-from covfree.core.scatter import Scatter as Scatter
-from covfree.core.scatter import as_scatter as as_scatter
 from covfree.core.types import AnyArray
 
 # Cholesky has failed if a squared pivot is below this many eps, with the matrix scaled to a diagonal of about

@@ -16,8 +16,8 @@ from covfree.backbones.extractors import fingerprint_of
 from covfree.core.array_file import names_in, read_npz
 from covfree.core.checks import check, num_classes_of
 from covfree.core.columns import READABLE, read_columns, splits_in
-from covfree.core.gathered import part_of
 from covfree.core.optional import optional
+from covfree.core.padding import part_of
 from covfree.core.registries import nearest
 from covfree.data.partitions.partition import held_out
 
@@ -152,7 +152,7 @@ def load_npz(path: StrPath, *, test: StrPath | None = None, seed: int = 0) -> Fe
         seed: the seed that draws this third.
 
     If a file's features take 1 GiB or more and are split into both parts, these are
-    `covfree.core.gathered.Gathered` views, which are indexed like arrays. `covfree.fit` and
+    `covfree.core.padding.Gathered` views, which are indexed like arrays. `covfree.fit` and
     `covfree.evaluate` read large features in blocks. Unless compressed, they stay in the file.
 
     Returns:

@@ -14,9 +14,8 @@ from jax.sharding import Mesh
 from covfree.core.checks import check, check_integer, check_row_structure, num_classes_of
 from covfree.core.compiling import jit
 from covfree.core.doors import as_array, as_int32, finite
-from covfree.core.gathered import is_large
 from covfree.core.keys import check_key
-from covfree.core.padding import as_arrays
+from covfree.core.padding import as_arrays, is_large
 from covfree.core.row_types import count_sum, summable
 from covfree.core.types import H, Message, Moments, PRNGKey, Rows, is_traced
 from covfree.engine.examples import examples_of, over_examples, over_rows, summarise

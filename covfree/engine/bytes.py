@@ -16,7 +16,7 @@ from covfree.core.types import AnyArray, Message, PRNGKey, Rows
 from covfree.engine.shapes import Passed, passed
 from covfree.methods import Method
 from covfree.methods.method import check_method
-from covfree.statistics.residuals import count_clients
+from covfree.statistics.directions import count_clients
 
 FLOAT_BYTES = 4
 

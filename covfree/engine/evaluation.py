@@ -13,8 +13,7 @@ from jaxtyping import Array, Float, Integer
 
 from covfree.core.checks import check, check_example_structure
 from covfree.core.doors import as_int32, compiled
-from covfree.core.gathered import blocks, is_large
-from covfree.core.padding import as_arrays
+from covfree.core.padding import as_arrays, blocks, is_large
 from covfree.core.types import AnyArray, Head, is_traced
 
 

@@ -14,10 +14,9 @@ from jaxtyping import Float, Integer
 
 from covfree.core.checks import check_example_structure
 from covfree.core.compiling import jit
-from covfree.core.doors import as_int32, consecutive, fits_int32
+from covfree.core.doors import as_int32, within_int32
 from covfree.core.forms import zeros_of
-from covfree.core.gathered import Features, Gathered, blocks, is_large
-from covfree.core.padding import as_arrays, few_sizes, padded_size
+from covfree.core.padding import Features, Gathered, as_arrays, blocks, few_sizes, is_large, padded_size
 from covfree.core.sums import Compensated
 from covfree.core.types import AnyArray, PRNGKey, Rows, accumulation_dtype, is_traced
 from covfree.engine.parts import padded_rows
@@ -71,8 +70,7 @@ def summarise(
     if is_traced(labels, clients):
         sizes = method.summary.bounds(labels.shape[0])
     else:
-        if not fits_int32(np.asarray(clients)):
-            clients = consecutive(np.asarray(clients))
+        clients = within_int32(clients)
         # Count the labels in NumPy, before they become jax arrays: under `jax.checkpoint` these would be
         # traced, without values.
         known = np.asarray(labels).astype(np.int64)
@@ -251,9 +249,7 @@ def _summarise_in_parts(
     method: Method[Any], features: Features, labels: np.ndarray, clients: np.ndarray, key: PRNGKey | None
 ) -> Rows:
     """Summarise as `summarise` does, but gather the features of a few whole clients at a time."""
-    if not fits_int32(clients):
-        clients = consecutive(clients)
-    labels = np.asarray(as_int32("labels", labels))
+    labels, clients = np.asarray(as_int32("labels", labels)), within_int32(clients)
     used = np.flatnonzero((labels >= 0) & (clients >= 0))
     order = used[np.argsort(clients[used], kind="stable")]
     ends = np.cumsum(np.unique(clients[used], return_counts=True)[1])

@@ -14,10 +14,9 @@ from jax.experimental import multihost_utils
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from covfree.core.checks import check_row_structure
-from covfree.core.compiling import jit
+from covfree.core.compiling import jit, shard_map
 from covfree.core.doors import check_int32
 from covfree.core.padding import clip_to_int32
-from covfree.core.sharding import shard_map
 from covfree.core.types import Rows, is_traced
 from covfree.engine.parts import cuts, padded_rows
 from covfree.engine.totals import How, through, total_over_rows, with_numbers

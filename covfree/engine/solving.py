@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from covfree.core.compiling import jit
 from covfree.core.types import is_traced
 from covfree.estimators.automatic import is_automatic
-from covfree.estimators.shrinkage_rule import Shrinkage
+from covfree.estimators.shrinkage import Shrinkage
 from covfree.heads.mapped import MappedHead
 from covfree.methods import Method
 

@@ -14,8 +14,8 @@ import numpy as np
 
 from covfree.core.compiling import jit
 from covfree.core.doors import compiled
+from covfree.core.doors import whole as on_all_devices
 from covfree.core.forms import forms_of, zeros_of
-from covfree.core.sharding import whole as on_all_devices
 from covfree.core.sums import PART, Table, fold_parts
 from covfree.core.types import Rows, is_traced
 from covfree.estimators.automatic import SAMPLE, numbered

@@ -16,11 +16,11 @@ from covfree.estimators.scatter import within_factor as within_factor
 from covfree.estimators.scatter import within_scatter as within_scatter
 from covfree.estimators.shift import shift_bias as shift_bias
 from covfree.estimators.shift import shift_test as shift_test
+from covfree.estimators.shrinkage import Shrinkage as Shrinkage
 from covfree.estimators.shrinkage import diagonal_loading as diagonal_loading
 from covfree.estimators.shrinkage import empirical_bayes as empirical_bayes
 from covfree.estimators.shrinkage import ledoit_wolf as ledoit_wolf
 from covfree.estimators.shrinkage import oas as oas
 from covfree.estimators.shrinkage import pseudo_observations as pseudo_observations
 from covfree.estimators.shrinkage import relative as relative
-from covfree.estimators.shrinkage_rule import Shrinkage as Shrinkage
 from covfree.estimators.spectrum import scatter_spectra as scatter_spectra

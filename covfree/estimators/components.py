@@ -181,3 +181,21 @@ def component_freedom(totals: ComponentMoments, weighting: Weighting = "per_clas
     weight = hidden_weights(totals, weighting)
     inside = Freedom(totals.degrees.astype(scale.dtype), (1 + weight) * scale)
     return inside.joined(Freedom(between, jnp.full_like(between, 1) * scale))
+
+
+def client_means(rows: Rows, num_classes: int) -> Rows:
+    """Average the rows of each client and class: the result has one row for each such pair, then padding.
+
+    >>> import jax.numpy as jnp
+    >>> client = jnp.array([5, 5, 7])
+    >>> rows = Rows(jnp.array([[1.0], [4.0], [9.0]]), jnp.array([2, 1, 1]), jnp.zeros(3, int), client)
+    >>> means = client_means(rows, 1)
+    >>> means.mean.ravel().tolist(), means.count.tolist()
+    ([2.0, 9.0, 0.0], [3.0, 1.0, 0.0])
+    """
+    group = client_groups(rows, num_classes)
+    size = max(1, group.shape[0])
+    own = first_moments(replace(rows, label=group, covariance=None, sketch=None), size)
+    slot = jnp.where(group >= 0, group, size)
+    label = jax.ops.segment_max(row_labels(rows), slot, size)
+    return Rows(own.mean, own.count, jnp.where(own.count > 0, label, -1))

@@ -14,9 +14,10 @@ from covfree.core.doors import as_counts, compiled
 from covfree.core.linalg import Scatter
 from covfree.core.products import divide_or_zero, symmetric_product
 from covfree.core.types import AnyArray, Moments, Rows, Scalar
+from covfree.estimators.automatic import as_shrinkage
 from covfree.estimators.moments import first_moments, row_counts, row_labels, valid_rows
 from covfree.estimators.scatter import Freedom, centred_rows
-from covfree.estimators.shrinkage import Shrinkage, as_shrinkage
+from covfree.estimators.shrinkage import Shrinkage
 
 
 def estimate_covariance(

@@ -10,9 +10,8 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Integer
 
 from covfree.core.checks import check_positive, check_row_structure
-from covfree.core.doors import as_array, as_counts, as_int32, check_int32
+from covfree.core.doors import as_array, as_counts, as_int32, check_int32, whole
 from covfree.core.products import product
-from covfree.core.sharding import whole
 from covfree.core.sums import deviations, sum_integers, weighted_means
 from covfree.core.types import Moments, Rows, accumulation_dtype
 

@@ -10,7 +10,9 @@ of Σ̂ (`Freedom`), instead of the number of rows. For FedCOF's Σ̂, from K_c 
 from __future__ import annotations
 
 import math
-from typing import Any
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -18,58 +20,67 @@ from jaxtyping import Array, Float
 
 from covfree.core.checks import check_strength
 from covfree.core.linalg import Scatter
-from covfree.core.types import Scalar
-from covfree.estimators.automatic import automatic
+from covfree.core.types import Moments, Rows, Scalar
 from covfree.estimators.scatter import Freedom
-from covfree.estimators.shrinkage_rule import Shrinkage, mean_variance
 
-# Rules without an argument. If a user passes such a name as a string, the error message suggests the call.
-_PLAIN = ("empirical_bayes", "ledoit_wolf", "oas", "pseudo_observations")
+# Function from (strength, Σ̂, moments, freedom, row statistics) to (a, b); the shrunk covariance is a·Σ̂ + b·I.
+Rule: TypeAlias = Callable[[jax.Array, Scatter, Moments, Freedom, Any], tuple[jax.Array, jax.Array]]
+# Function from (y_r, rows, first moments of all rows, w_c or None) to terms that are added up over all rows.
+# Here Σ̂ = Σ_r y_r y_rᵀ, and w_c is the weight of each class.
+Statistics: TypeAlias = Callable[
+    [Float[Array, "rows dim"], Rows, Moments, Float[Array, " classes"] | None], Any
+]
 
 
-def as_shrinkage(shrinkage: Scalar | str | Shrinkage) -> Shrinkage:
-    """Convert an argument ``shrinkage`` to a rule; a rule is returned as it is.
+def _nothing(factor, rows, moments, class_weight):
+    """Return None. A shrinkage rule that needs no sums over rows has this function as its ``statistics``."""
 
-    A number γ becomes the rule that adds γI, ``"auto"`` becomes `automatic`, and a share such as ``"10%"``
-    becomes `relative`.
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class Shrinkage:
+    """A shrinkage rule, which replaces a covariance estimate Σ̂ by a·Σ̂ + b·I.
+
+    It is a pytree with one leaf, ``strength``.
+
+    Attributes:
+        strength: a number that a user may sweep or differentiate; the rule defines its meaning.
+        rule: the function ``(strength, covariance, moments, freedom, statistics) -> (a, b)``; `apply` says
+            what its arguments are.
+        statistics: a function for rules that need more sums over rows than Σ̂ = Σ_r y_r y_rᵀ. From a chunk of
+            the rows, it computes the chunk's terms of these sums. Its arguments are the chunk's y_r, the
+            chunk's rows, the moments of *all* rows, and the weight w_c of each class if
+            y_r = √(w_c n_r) (x_r − μ_c), as in `centred_rows`, else None.
+        needs_rows: whether the rule cannot work without ``statistics``.
     """
-    if isinstance(shrinkage, Shrinkage):
-        return shrinkage
-    if isinstance(shrinkage, str):
-        return automatic() if shrinkage == "auto" else _share(shrinkage)
-    if callable(shrinkage):
-        name = getattr(shrinkage, "__name__", repr(shrinkage))
-        raise TypeError(f"shrinkage: expected a number, 'auto' or a rule, got the function {name}; call it")
-    return diagonal_loading(check_strength("shrinkage", shrinkage))
+
+    strength: Scalar
+    rule: Rule = field(metadata={"static": True})
+    statistics: Statistics = field(default=_nothing, metadata={"static": True})
+    needs_rows: bool = field(default=False, metadata={"static": True})
+
+    def apply(self, covariance: Scatter, moments: Moments, freedom: Freedom, statistics: Any) -> Scatter:
+        """Return the shrunk covariance a·Σ̂ + b·I, with a and b from ``rule``.
+
+        Args:
+            covariance: Σ̂.
+            moments: `first_moments` of all rows.
+            freedom: the degrees of freedom behind Σ̂.
+            statistics: sums of ``self.statistics`` over all rows. May be None, unless the rule
+                ``needs_rows``.
+        """
+        scale, shift = self.rule(jnp.asarray(self.strength), covariance, moments, freedom, statistics)
+        return covariance.scaled(scale).shifted(shift)
 
 
-def as_matrix_shrinkage(shrinkage: Scalar | str | Shrinkage) -> Shrinkage:
-    """Return the rule of `as_shrinkage`, for methods whose clients send matrices, such as covariances.
+def mean_variance(covariance: Scatter) -> Float[Array, ""]:
+    """Return tr(Σ̂)/d, the mean variance of d features whose covariance is Σ̂.
 
-    Raise ValueError if the rule needs the rows behind the matrices, which their server does not get.
+    If Σ̂ is stored as a factor Y (Σ̂ = YᵀY), the product is not formed.
     """
-    rule = as_shrinkage(shrinkage)
-    if rule.needs_rows:
-        raise ValueError(
-            "shrinkage: expected a rule that needs only covariances, as clients send no rows; got one that "
-            "needs the rows themselves, such as ledoit_wolf(); oas() needs only covariances"
-        )
-    return rule
-
-
-def _share(text: str) -> Shrinkage:
-    """Parse a share of the mean variance, such as "10%"; return the rule `relative` for this share."""
-    try:
-        share = float(text.removesuffix("%")) / 100 if text.endswith("%") else None
-    except ValueError:
-        share = None
-    if share is not None:
-        return Shrinkage(check_strength("shrinkage", share), _relative)
-    hint = f"; the rule is covfree.{text}()" if text in _PLAIN else ""
-    raise ValueError(
-        "shrinkage: expected a number, a share of the mean variance such as '10%', 'auto' or a rule, "
-        f"got {text!r}{hint}"
-    )
+    value = covariance.value
+    trace = jnp.square(value).sum() if covariance.factored else jnp.trace(value)
+    return trace / covariance.dim + covariance.shift
 
 
 def trace_and_square(covariance: Scatter) -> tuple[Float[Array, ""], Float[Array, ""]]:

@@ -20,11 +20,11 @@ from covfree.core.linalg import Scatter
 from covfree.core.products import product, symmetric_product
 from covfree.core.sums import deviations
 from covfree.core.types import AnyArray, Moments, Scalar
+from covfree.estimators.automatic import as_shrinkage
 from covfree.estimators.covariance import across, one_class, spread_weight
 from covfree.estimators.moments import first_moments
 from covfree.estimators.scatter import Freedom, centred_rows
-from covfree.estimators.shrinkage import as_shrinkage
-from covfree.estimators.shrinkage_rule import Shrinkage
+from covfree.estimators.shrinkage import Shrinkage
 
 
 class CovarianceState(NamedTuple):

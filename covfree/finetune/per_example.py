@@ -9,7 +9,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from covfree.core.norms import shortened
+from covfree.core.products import shortened
 from covfree.core.types import PRNGKey, Scalar
 
 

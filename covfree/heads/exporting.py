@@ -11,7 +11,7 @@ from typing import Any
 
 from jax import export
 
-from covfree.core.scatter import Scatter
+from covfree.core.products import Scatter
 from covfree.core.types import LinearHead, Message, Moments, Rows
 from covfree.estimators.streaming import CovarianceState
 from covfree.heads import CorrectedHead, EnsembleHead, GaussianHead, MappedHead, StudentHead

@@ -10,7 +10,7 @@ from jaxtyping import Array, Float
 from covfree.core.linalg import Scatter, as_scatter, factorise, solve
 from covfree.core.types import AnyArray, LinearHead, Moments, Scalar
 from covfree.heads.columns import fitting, head_for_present, resolved_sums, unit_columns
-from covfree.statistics.targets import TargetSums
+from covfree.statistics.gram import TargetSums
 
 # `_with_offset` takes a Schur complement for rounding error if it is below this multiple of eps·(N + λ), with
 # N examples and the ridge λ.

@@ -11,10 +11,10 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Integer
 
 from covfree.core.checks import check_strength
+from covfree.core.doors import whole
 from covfree.core.lapack import cholesky, eigh, triangular_solve
 from covfree.core.linalg import Scatter, rank_cut
 from covfree.core.products import product
-from covfree.core.sharding import whole
 from covfree.core.sums import PART
 from covfree.core.types import (
     AnyArray,
@@ -30,7 +30,7 @@ from covfree.core.types import (
 from covfree.estimators.moments import centred_means, first_moments, row_counts, row_labels, valid_rows
 from covfree.estimators.row_law import client_variance, row_law
 from covfree.estimators.scatter import centred_rows
-from covfree.estimators.shrinkage_rule import mean_variance
+from covfree.estimators.shrinkage import mean_variance
 from covfree.heads.class_parts import class_parts
 from covfree.heads.columns import fitting, head_for_present, log_priors
 from covfree.heads.gamma import log_gamma_ratio

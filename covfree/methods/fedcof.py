@@ -11,12 +11,11 @@ from covfree.core.checks import check_choice
 from covfree.core.linalg import Scatter
 from covfree.core.types import H, LinearHead, Message, Moments, Scalar
 from covfree.estimators import ScatterChoice, Weighting
-from covfree.estimators.automatic import numbered
+from covfree.estimators.automatic import as_matrix_shrinkage, numbered
 from covfree.estimators.class_scatter import row_scatter
 from covfree.estimators.moments import example_moments
 from covfree.estimators.scatter import centred_rows
-from covfree.estimators.shrinkage import as_matrix_shrinkage
-from covfree.estimators.shrinkage_rule import Shrinkage
+from covfree.estimators.shrinkage import Shrinkage
 from covfree.heads.mapped import MappedHead
 from covfree.heads.student import StudentHead
 from covfree.methods.fedcof_like import HeadChoice, Spread, fedcof_like

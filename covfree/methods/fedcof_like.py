@@ -12,8 +12,8 @@ from covfree.core.checks import check_choice
 from covfree.core.linalg import Scatter
 from covfree.core.types import Head, LinearHead, Moments, Rows, Scalar
 from covfree.estimators import ScatterChoice, total_gram
-from covfree.estimators.shrinkage import as_shrinkage
-from covfree.estimators.shrinkage_rule import Shrinkage
+from covfree.estimators.automatic import as_shrinkage
+from covfree.estimators.shrinkage import Shrinkage
 from covfree.heads import lda_head, ridge_head
 from covfree.methods.method import Method
 from covfree.methods.rounds import Factor, Round, bound, option

@@ -16,8 +16,8 @@ from covfree.methods.rounds import bound
 from covfree.methods.summaries import own_rows
 from covfree.methods.summary import Summary
 from covfree.statistics import count_rows
+from covfree.statistics.directions import count_clients, senders_of
 from covfree.statistics.groups import as_examples
-from covfree.statistics.residuals import count_clients, senders_of
 from covfree.statistics.rows import client_sizes, deal_rows, rows_of
 
 # The largest number of steps of a client's training.

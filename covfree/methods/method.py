@@ -15,8 +15,8 @@ from covfree.core.checks import check_above_zero
 from covfree.core.keys import derive
 from covfree.core.linalg import Scatter
 from covfree.core.types import AnyArray, H, Head, LinearHead, Message, Rows, Scalar, is_traced
-from covfree.estimators.shrinkage import as_matrix_shrinkage
-from covfree.estimators.shrinkage_rule import Shrinkage
+from covfree.estimators.automatic import as_matrix_shrinkage
+from covfree.estimators.shrinkage import Shrinkage
 from covfree.heads.temperature import with_temperature
 from covfree.methods.rounds import Round, bound
 from covfree.methods.summary import Summary

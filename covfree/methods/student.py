@@ -15,9 +15,9 @@ from covfree.core.linalg import Scatter
 from covfree.core.sums import Table
 from covfree.core.types import Message, Rows, Scalar
 from covfree.estimators.class_scatter import class_products
-from covfree.estimators.client_means import client_means
+from covfree.estimators.components import client_means
 from covfree.estimators.row_law import RowLaw, client_variance, row_law
-from covfree.estimators.shrinkage_rule import Shrinkage, mean_variance
+from covfree.estimators.shrinkage import Shrinkage, mean_variance
 from covfree.heads.student import StudentHead, check_prior, row_factor, student_head, student_of_products
 from covfree.methods.method import Method
 from covfree.methods.rounds import Round, bound

@@ -16,11 +16,10 @@ from covfree.core.types import Message, Rows, is_traced
 from covfree.methods.rounds import bound
 from covfree.methods.summary import Summary, num_means
 from covfree.statistics import client_rows, count_rows
-from covfree.statistics.directions import directed_rows
+from covfree.statistics.directions import count_clients, directed_rows
 from covfree.statistics.groups import as_examples
 from covfree.statistics.mixtures import Structure, client_mixtures, mixture_sizes
-from covfree.statistics.residuals import count_clients
-from covfree.statistics.rows import CovarianceType, check_subsets, client_sizes, pair_sizes, rows_of
+from covfree.statistics.rows import CovarianceType, check_subsets, client_pairs, client_sizes, rows_of
 
 
 def own_rows(
@@ -167,14 +166,14 @@ def _own_mixtures_sizes(labels: Any, num_classes: int) -> tuple[int, ...]:
 
 def _num_components(labels: Any, clients: Any, dim: int, *, num_components: int) -> int:
     """Count as many components as the numbers of examples allow; equal examples need fewer."""
-    return int(np.clip(pair_sizes(labels, clients) // 2, 1, num_components).sum())
+    return int(np.clip(client_pairs(labels, clients)[1] // 2, 1, num_components).sum())
 
 
 def _mixtures_flops(
     labels: Any, clients: Any, dim: int, *, num_components: int, covariance: Structure
 ) -> int:
     """Return an upper bound on the operations: 50 steps of EM, which may take fewer."""
-    sizes = pair_sizes(labels, clients)
+    sizes = client_pairs(labels, clients)[1]
     components, full = np.clip(sizes // 2, 1, num_components), covariance == "full"
     step = components * sizes * dim * (3 * dim if full else 8) + components * (dim**3 // 3 if full else 0)
     return int(50 * step.sum())

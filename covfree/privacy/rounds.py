@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from covfree.core.checks import check_above_zero, check_positive
 from covfree.core.doors import is_finite
 from covfree.core.keys import derive
-from covfree.core.norms import shortened, toward_zero
+from covfree.core.products import shortened, toward_zero
 from covfree.core.types import PRNGKey, Scalar
 from covfree.methods.rounds import bound
 from covfree.privacy.accounting import Promise, Release, rho_for, spent

@@ -10,10 +10,9 @@ import jax.numpy as jnp
 from jax.sharding import Mesh, PartitionSpec
 from jaxtyping import Array, Bool, Int32
 
-from covfree.core.compiling import jit
+from covfree.core.compiling import jit, shard_map
 from covfree.core.doors import is_finite
 from covfree.core.keys import derive
-from covfree.core.sharding import shard_map
 from covfree.core.sums import Compensated
 from covfree.core.types import PRNGKey
 from covfree.rounds.adding import Parts

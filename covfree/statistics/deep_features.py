@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from covfree.core.keys import derive
+from covfree.core.products import product
 from covfree.core.types import AnyArray, Scalar, accumulation_dtype, at_once
 
 
@@ -51,7 +52,7 @@ class DeepFeatures:
         scaled = features * jnp.sqrt(dim / jnp.where(square > 0, square, 1))
         mapped = jnp.tanh(_affine(scaled, self._weights("input", dim, self.num_features)))
         for index, layer in enumerate(self.layers):
-            mapped = mapped + _matmul(self.random(mapped, index), layer)
+            mapped = mapped + product(self.random(mapped, index), jnp.asarray(layer, mapped.dtype))
         return mapped
 
     def random(self, mapped: Float[Array, "*batch width"], index: int) -> Float[Array, "*batch inner"]:
@@ -77,9 +78,6 @@ class DeepFeatures:
 
 def _affine(values: jax.Array, weights: jax.Array) -> jax.Array:
     """Return [x, 1] W for x = ``values`` and W = ``weights``, whose last row contains the biases."""
-    found = _matmul(values, weights[:-1])
-    return found + jnp.broadcast_to(weights[-1].astype(found.dtype), found.shape)
-
-
-def _matmul(left: jax.Array, right: AnyArray) -> jax.Array:
-    return jnp.matmul(left, jnp.asarray(right, left.dtype), precision=jax.lax.Precision.HIGHEST)
+    weights = weights.astype(values.dtype)
+    found = product(values, weights[:-1])
+    return found + jnp.broadcast_to(weights[-1], found.shape)

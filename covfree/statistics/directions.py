@@ -4,19 +4,82 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import partial
+from typing import NamedTuple, cast
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Float, Integer
 
 from covfree.core.checks import check_positive
 from covfree.core.compiling import jit
 from covfree.core.lapack import eigh
 from covfree.core.products import magnitude, product, symmetric_product
-from covfree.core.types import DIRECTION, AnyArray, Rows
-from covfree.statistics.groups import as_examples
-from covfree.statistics.residuals import Senders, residuals, senders_of, with_vectors
+from covfree.core.sums import deviations
+from covfree.core.types import DIRECTION, AnyArray, Rows, accumulation_dtype, is_traced
+from covfree.statistics.groups import as_examples, subset_groups
 from covfree.statistics.rows import deal_rows, rows_of
+
+
+def count_clients(labels: Integer[np.ndarray, " examples"], clients: Integer[np.ndarray, " examples"]) -> int:
+    """Count the clients that have an example, on the host."""
+    labels, clients = np.asarray(labels), np.asarray(clients)
+    return len(np.unique(clients[(labels >= 0) & (clients >= 0)]))
+
+
+class Senders(NamedTuple):
+    """The clients that have an example, numbered from 0 in the order of their original numbers.
+
+    Attributes:
+        slot: the new number of each example's client; ``len(client)`` for padding.
+        size: the number of examples of each client.
+        client: each client's original number; −1 in entries without a client.
+        hidden: a_k, client k's number of examples minus its number of class means: the degrees of freedom of
+            its residuals (examples minus their class mean).
+    """
+
+    slot: Integer[Array, " examples"]
+    size: Integer[Array, " clients"]
+    client: Integer[Array, " clients"]
+    hidden: Integer[Array, " clients"]
+
+
+def senders_of(
+    clients: Integer[Array, " examples"],
+    row: Integer[Array, " examples"],
+    means: Rows,
+    num_clients: int,
+    client_size: int | None = None,
+) -> Senders:
+    """Renumber the clients that have examples as 0, 1, …, and count each one's examples (see `Senders`).
+
+    ``clients`` has each example's client. ``means`` are the clients' class means, and ``row`` has, for each
+    example, the index of its client's mean of its class in ``means``; −1 for padding. Outside ``jit``, a
+    ValueError is raised if there are over ``num_clients`` clients, or one has over ``client_size`` examples.
+    """
+    check_positive("num_clients", num_clients)
+    kept, num_rows = row >= 0, len(means.count)
+    owner, _ = subset_groups((clients,), kept, 1, None)
+    if not is_traced(owner) and owner.max(initial=-1) >= num_clients:
+        raise ValueError(
+            f"num_clients: {num_clients} cannot hold all clients: there are {int(owner.max()) + 1}; "
+            "see count_clients"
+        )
+    slot = jnp.where(kept, owner, num_clients)
+    # ``hidden``, a client's degrees of freedom, is its number of examples minus its number of rows: each
+    # class mean that is subtracted from examples takes one.
+    owner_of_row = jax.ops.segment_max(slot, jnp.where(kept, row, num_rows), num_rows)
+    seen = means.count > 0
+    size = jax.ops.segment_sum(kept.astype(jnp.int32), slot, num_clients)
+    if client_size is not None and not is_traced(size) and size.max() > client_size:
+        raise ValueError(
+            f"client_size: {client_size} cannot hold the examples of all clients: one has {int(size.max())}"
+        )
+    hidden = size - jax.ops.segment_sum(
+        seen.astype(jnp.int32), jnp.where(seen, owner_of_row, num_clients), num_clients
+    )
+    client = jnp.where(size > 0, jax.ops.segment_max(clients, slot, num_clients), -1)
+    return Senders(slot, size, client, hidden)
 
 
 def directed_rows(
@@ -83,7 +146,9 @@ def directed_rows(
     if not centred:
         senders = senders._replace(hidden=senders.size)
     centres = jnp.asarray(means.mean) if centred else jnp.zeros_like(means.mean)
-    residual = residuals(features, centres, jnp.where(row >= 0, row, num_rows))
+    values = jnp.where((row >= 0)[:, None], features, 0).astype(accumulation_dtype(features))
+    group = jnp.where(row >= 0, row, num_rows)
+    residual = deviations(values, centres.at[group].get(mode="fill", fill_value=0))
     directions, rest = _of_clients(residual, senders, client_size, num_directions)
     dim, hidden = features.shape[1], senders.hidden[:, None]
     place = jnp.arange(num_directions, dtype=hidden.dtype)[None, :]
@@ -91,7 +156,14 @@ def directed_rows(
     # directions give its whole scatter: split its a_k (``hidden``) over them as evenly as integers allow.
     share = (hidden + dim - 1 - place) // dim if num_directions >= dim else jnp.minimum(hidden, 1)
     count = jnp.where(place < jnp.minimum(hidden, dim), share, 0)
-    rows = with_vectors(means, senders.client, directions, count, DIRECTION)
+    count = count.reshape(-1)
+    rows = Rows(
+        mean=jnp.concatenate([means.mean, directions.reshape(-1, dim)]),
+        count=jnp.concatenate([means.count, count]),
+        label=jnp.concatenate([means.label, jnp.where(count > 0, DIRECTION, -1).astype(jnp.int32)]),
+        client=jnp.concatenate([cast(jax.Array, means.client), jnp.repeat(senders.client, num_directions)]),
+        sketch=jnp.concatenate([jnp.zeros(num_rows, bool), count > 0]),
+    )
     if centred:
         return rows
     first = jnp.where(place == 0, rest[:, None], 0).reshape(-1)

@@ -18,6 +18,7 @@ from jaxtyping import Array, Float
 
 from covfree.core.checks import check_above_zero, check_positive, check_seed
 from covfree.core.keys import derive
+from covfree.core.products import product
 from covfree.core.types import AnyArray, Scalar, accumulation_dtype, as_features, at_once
 
 
@@ -64,7 +65,7 @@ class FourierFeatures:
         drawn = self.drawn(features.shape[-1])
         if self.unit:
             features = to_norm_one(features)
-        angle = _project(features, drawn["directions"])
+        angle = product(features, drawn["directions"].astype(features.dtype))
         angle = angle / jnp.asarray(self.sigma, angle.dtype)
         angle = angle + jnp.broadcast_to(drawn["phases"].astype(angle.dtype), angle.shape)
         return math.sqrt(2 / self.num_features) * jnp.cos(angle)
@@ -94,8 +95,8 @@ class ReluFeatures:
     def __call__(self, features: Float[AnyArray, "*batch dim"]) -> Float[Array, "*batch num_features"]:
         """Return z(x) for each feature vector x."""
         features = accurate(features)
-        projected = _project(features, self.drawn(features.shape[-1])["directions"])
-        return math.sqrt(2 / self.num_features) * jax.nn.relu(projected)
+        directions = self.drawn(features.shape[-1])["directions"].astype(features.dtype)
+        return math.sqrt(2 / self.num_features) * jax.nn.relu(product(features, directions))
 
     def drawn(self, dim: int) -> dict[str, jax.Array]:
         """Draw directions Ω [dim, D] from the seed."""
@@ -201,9 +202,3 @@ def accurate(features: Float[AnyArray, "*batch dim"]) -> Float[Array, "*batch di
 
 def _directions(key: jax.Array, dim: int, num_features: int) -> Float[Array, "dim num_features"]:
     return jax.random.normal(derive(key, "directions"), (dim, num_features), jnp.float32)
-
-
-def _project(
-    features: Float[Array, "*batch dim"], directions: Float[Array, "dim num_features"]
-) -> Float[Array, "*batch num_features"]:
-    return jnp.matmul(features, directions.astype(features.dtype), precision=jax.lax.Precision.HIGHEST)

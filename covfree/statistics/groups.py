@@ -15,6 +15,7 @@ from covfree.core.doors import as_array, as_int32
 from covfree.core.types import AnyArray, PRNGKey
 
 
+@jit
 def subset_groups(
     keys: tuple[Integer[Array, " examples"], ...],
     kept: Bool[Array, " examples"],
@@ -40,17 +41,9 @@ def subset_groups(
         For each example, the number of its subset among all subsets, in the order of the groups; and the
         number of its subset among the subsets of its own group. Both count from 0, and are −1 for padding.
     """
-    if kept.shape[0] == 0:
-        return jnp.zeros(0, jnp.int32), jnp.zeros(0, jnp.int32)
-    return _subset_groups(keys, kept, num_subsets, key, subset_size)
-
-
-@jit
-def _subset_groups(
-    keys: tuple[Array, ...], kept: Array, num_subsets: Any, key: PRNGKey | None, subset_size: Any
-) -> tuple[Array, Array]:
-    """Compute `subset_groups`; one compilation serves all integers ``num_subsets`` and ``subset_size``."""
     n = kept.shape[0]
+    if n == 0:
+        return jnp.zeros(0, jnp.int32), jnp.zeros(0, jnp.int32)
     index = jnp.arange(n, dtype=jnp.int32)
     draw = () if key is None else (jax.random.bits(key, (n,), jnp.uint32),)
     # Sort by group, and padding to the end.

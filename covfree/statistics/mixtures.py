@@ -18,7 +18,7 @@ from covfree.core.types import AnyArray, PRNGKey, Rows, accumulation_dtype, is_t
 from covfree.statistics.groups import as_examples, subset_groups
 from covfree.statistics.mixture_steps import Mixture as Mixture
 from covfree.statistics.mixture_steps import Structure, log_densities, maximise, nearest_seeds
-from covfree.statistics.rows import pair_sizes
+from covfree.statistics.rows import client_pairs
 
 # EM ends when a step improves the log-likelihood by less than this, for each example and feature: a few times
 # the rounding of float32.
@@ -196,7 +196,7 @@ def mixture_sizes(
     >>> mixture_sizes(np.array([0, 0, 1, 1, -1]), np.array([0, 0, 0, 5, 5]))
     (3, 2)
     """
-    sizes = pair_sizes(labels, clients)
+    sizes = client_pairs(labels, clients)[1]
     return max(len(sizes), 1), int(sizes.max(initial=1))
 
 

@@ -12,7 +12,7 @@ from jaxtyping import Array, Float, Integer
 
 from covfree.core.checks import check_choice, check_positive
 from covfree.core.compiling import jit
-from covfree.core.doors import check_int32, consecutive, fits_int32
+from covfree.core.doors import check_int32, within_int32
 from covfree.core.keys import derive
 from covfree.core.sums import mean_groups
 from covfree.core.types import AnyArray, PRNGKey, Rows, accumulation_dtype, is_traced
@@ -43,28 +43,19 @@ def count_rows(
     3
     """
     check_subsets(num_subsets, subset_size)
-    return int(np.clip(pair_sizes(labels, clients) // subset_size, 1, num_subsets).sum())
-
-
-def pair_sizes(
-    labels: Integer[np.ndarray, " examples"], clients: Integer[np.ndarray, " examples"]
-) -> Integer[np.ndarray, " pairs"]:
-    """Count the examples n_kc of each client-class pair, ordered by client and class; on the host."""
-    return client_pairs(labels, clients)[1]
+    return int(np.clip(client_pairs(labels, clients)[1] // subset_size, 1, num_subsets).sum())
 
 
 def client_pairs(
     labels: Integer[np.ndarray, " examples"], clients: Integer[np.ndarray, " examples"]
 ) -> tuple[Integer[np.ndarray, " pairs"], Integer[np.ndarray, " pairs"]]:
-    """Return each client-class pair's client and number of examples n_kc, ordered by client and class.
+    """Count, on the host, the examples n_kc of each pair; return clients and counts, by client and class.
 
     Clients are renumbered if a number is beyond int32.
     """
-    labels, clients = np.asarray(labels), np.asarray(clients)
+    # Otherwise the number of a pair could exceed int64.
+    labels, clients = np.asarray(labels), np.asarray(within_int32(clients))
     check_int32("labels", labels)
-    if not fits_int32(clients):
-        # Renumber: otherwise the number of a pair could exceed int64.
-        clients = consecutive(clients)
     kept = (labels >= 0) & (clients >= 0)
     # Sorting one number for a pair is several times faster than sorting two.
     width = int(labels.max(initial=0)) + 1

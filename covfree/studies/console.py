@@ -19,8 +19,8 @@ from contextlib import suppress
 from typing import Any
 
 from covfree.core.cache import keep_compiled
+from covfree.core.lapack import limit_lapack_threads
 from covfree.core.registries import nearest
-from covfree.core.threads import limit_lapack_threads
 
 _SIGNALS = {signal.SIGINT: "interrupted", signal.SIGTERM: "terminated"}
 _SHOW_CURSOR = "\x1b[?25h"

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from covfree.core.gathered import blocks
+from covfree.core.padding import blocks
 from covfree.data import FeatureSet
 
 # How many hashes of training examples a file stores: the smallest ones, which are a fair sample.

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from covfree.core.json_lines import JsonLines
+from covfree.core.atomic import JsonLines
 from covfree.engine.bytes import SentBytes
 from covfree.studies.federation import Federation, LeftOut
 from covfree.studies.predictions import Predictions

@@ -19,7 +19,7 @@ from covfree import backbones
 from covfree.backbones import BACKBONES, Backbone, Preprocessing
 from covfree.backbones.hub import Weights, find_weights
 from covfree.core.cache import cache_folder
-from covfree.core.gathered import blocks
+from covfree.core.padding import blocks
 from covfree.data import FeatureSet, load, load_npz
 from covfree.data.decode import pixels_of
 from covfree.data.extract import extractor_key

@@ -13,7 +13,7 @@ import jax
 import numpy as np
 
 from covfree.core.checks import check_type
-from covfree.core.gathered import is_large
+from covfree.core.padding import is_large
 from covfree.data import FeatureSet
 from covfree.data.dataset import StrPath
 from covfree.methods import Method

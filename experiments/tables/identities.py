@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from covfree.core.json_lines import JsonLines
+from covfree.core.atomic import JsonLines
 from experiments.tables.data import Data
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from covfree.core.json_lines import JsonLines
+from covfree.core.atomic import JsonLines
 from covfree.studies import Federation, Run
 from covfree.studies.result import RunFile
 from experiments.tables.counts import count

@@ -5,7 +5,7 @@ import errno
 import pytest
 
 from covfree.core import atomic
-from covfree.core.json_lines import JsonLines
+from covfree.core.atomic import JsonLines
 
 
 def lines(path):

@@ -6,8 +6,8 @@ import pytest
 from variants import slow
 
 import covfree
-from covfree.core import gathered
-from covfree.core.gathered import Gathered
+from covfree.core import padding
+from covfree.core.padding import Gathered
 from covfree.data import load_npz
 from covfree.engine import examples
 
@@ -19,8 +19,8 @@ def large(monkeypatch):
     """Everything on the host is large, and parts are of few examples."""
 
     def switch():
-        monkeypatch.setattr(gathered, "LARGE", 0)
-        monkeypatch.setattr(gathered, "_PART", 40 * DIM * 4)
+        monkeypatch.setattr(padding, "LARGE", 0)
+        monkeypatch.setattr(padding, "_PART", 40 * DIM * 4)
         monkeypatch.setattr(examples, "_GATHERED", 50 * DIM * 4)
 
     return switch

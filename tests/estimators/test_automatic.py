@@ -28,7 +28,7 @@ from covfree.estimators.automatic.predicted import (
     predicted_error,
 )
 from covfree.estimators.scatter import Freedom, centred_rows, class_weights
-from covfree.estimators.shrinkage_rule import mean_variance
+from covfree.estimators.shrinkage import mean_variance
 
 HINDSIGHT = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0)
 FEW_ROWS = {"dim": 60, "clients": 3, "examples": 60}

@@ -15,8 +15,8 @@ from sklearn.covariance import OAS, LedoitWolf
 
 import covfree
 from covfree.core.linalg import Scatter
+from covfree.estimators.automatic import as_shrinkage
 from covfree.estimators.scatter import Freedom, centred_rows, class_weights
-from covfree.estimators.shrinkage import as_shrinkage
 
 FLOAT64 = PRECISIONS["float64"]
 

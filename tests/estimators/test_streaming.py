@@ -10,8 +10,8 @@ from jax.sharding import Mesh, PartitionSpec
 
 import covfree
 from covfree import streaming
-from covfree.core.sharding import shard_map
-from covfree.estimators.shrinkage import as_shrinkage
+from covfree.core.compiling import shard_map
+from covfree.estimators.automatic import as_shrinkage
 
 pytestmark = pytest.mark.usefixtures("untyped")
 

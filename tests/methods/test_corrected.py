@@ -15,7 +15,7 @@ from variants import slow
 
 import covfree
 from covfree import rounds as federated
-from covfree.core import gathered
+from covfree.core import padding
 from covfree.core.linalg import Scatter, factorise
 from covfree.engine.examples import over_examples
 from covfree.engine.parts import padded_rows
@@ -259,8 +259,8 @@ def test_sums_parts_and_meshes(monkeypatch):
     told = [record["loss"] for record in done.history if "loss" in record]
     assert told[-2] == pytest.approx(told[-3], rel=0.1)
     assert told[-1] < told[-2]
-    monkeypatch.setattr(gathered, "LARGE", 0)
-    monkeypatch.setattr(gathered, "_PART", 70 * DIM * 4)
+    monkeypatch.setattr(padding, "LARGE", 0)
+    monkeypatch.setattr(padding, "_PART", 70 * DIM * 4)
     chex.assert_trees_all_close(fit(method), expected, rtol=1e-3, atol=1e-3)
 
 

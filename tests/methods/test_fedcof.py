@@ -13,7 +13,7 @@ from federations import CLASSES, DIM
 from precision import FLOAT32, assert_close, assert_heads_close, relative_error, x64
 
 import covfree
-from covfree.estimators.shrinkage_rule import Shrinkage, mean_variance
+from covfree.estimators.shrinkage import Shrinkage, mean_variance
 
 FEDERATION = federations.make(0)
 ARRAYS = tuple(map(FLOAT32.array, FEDERATION))

@@ -11,7 +11,7 @@ from variants import slow
 
 import covfree
 from covfree import rounds as federated
-from covfree.core import gathered
+from covfree.core import padding
 from covfree.engine.totals import serve
 from covfree.heads.selected import taken
 from covfree.methods import registry
@@ -83,8 +83,8 @@ def test_it_is_brute_force(candidates, by, monkeypatch):
         summed = run(method, "sums")
         assert summed.history[-1]["errors"] == record["errors"]
         chex.assert_trees_all_close(summed.result, heads[taken], rtol=1e-3, atol=1e-3)
-    monkeypatch.setattr(gathered, "LARGE", 0)
-    monkeypatch.setattr(gathered, "_PART", 170 * DIM * 4)
+    monkeypatch.setattr(padding, "LARGE", 0)
+    monkeypatch.setattr(padding, "_PART", 170 * DIM * 4)
     chex.assert_trees_all_close(fit(method), heads[taken], rtol=1e-3, atol=1e-3)
 
 

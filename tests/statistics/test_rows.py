@@ -15,7 +15,7 @@ from precision import FLOAT32, assert_close
 
 import covfree
 from covfree.statistics.groups import subset_groups
-from covfree.statistics.rows import pair_sizes
+from covfree.statistics.rows import client_pairs
 
 # Class means
 
@@ -186,17 +186,17 @@ def test_subsets_of_single_examples_are_the_examples():
     np.testing.assert_array_equal(np.asarray(rows.mean)[order], expected[np.lexsort(expected.T)])
 
 
-def test_pair_sizes():
+def test_client_pairs():
     federation = federations.make(6)
-    assert pair_sizes(federation.labels, federation.clients).tolist() == [
+    assert client_pairs(federation.labels, federation.clients)[1].tolist() == [
         n for _, n, _ in oracle.client_rows(*federation)
     ]
     nobody = np.full(3, -1)
-    assert pair_sizes(nobody, nobody).tolist() == []
+    assert client_pairs(nobody, nobody)[1].tolist() == []
     assert covfree.count_rows(nobody, nobody, None, subset_size=4) == 0
     # Large ids and large labels do not run into one another.
     labels, clients = np.array([2**31 - 1, 0, 0, 2**31 - 1]), np.array([2**31 - 1, 2**31 - 1, 0, 0])
-    assert pair_sizes(labels, clients).tolist() == [1, 1, 1, 1]
+    assert client_pairs(labels, clients)[1].tolist() == [1, 1, 1, 1]
 
 
 # The spread about the means

@@ -92,14 +92,20 @@ class Offsets(NamedTuple):
 
 
 def client_sums(
-    factor: Float[Array, "rows dim"], rows: Rows, moments: Moments, class_weight: Float[Array, " classes"]
-) -> ClientSums:
+    factor: Float[Array, "rows dim"],
+    rows: Rows,
+    moments: Moments,
+    class_weight: Float[Array, " classes"] | None,
+) -> ClientSums | None:
     """Sum, for each client of a sample, the deviations of its class means from the means over all clients.
 
     The sample is the clients 0 … 255; see `ClientSums` for the result. Row r is the mean x_r of n_r examples
     of class c at a client. ``factor`` has the scaled deviations y_r = √(w_c n_r) (x_r − μ_c), with w_c the
-    class's entry of ``class_weight`` and μ_c the class mean.
+    class's entry of ``class_weight`` and μ_c the class mean. The result is None if the rows name no clients,
+    or the weights are unknown.
     """
+    if rows.client is None or class_weight is None:
+        return None
     client = row_clients(rows)
     num_classes = class_weight.shape[0]
     valid = valid_rows(rows, num_classes)

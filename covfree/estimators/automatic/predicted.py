@@ -13,6 +13,7 @@ import numpy as np
 from jax.scipy.special import erf
 from jaxtyping import Array, Bool, Float, Integer
 
+from covfree.core.compiling import jit
 from covfree.core.types import Moments
 from covfree.estimators.scatter import Freedom
 
@@ -92,6 +93,8 @@ def misclassification_probability(
     return jax.lax.scan(add, jnp.zeros_like(ratio[:, 0]), nodes)[0]
 
 
+# Compile this separately, with all optimisations, as it is nearly all of the rule's work.
+@jit
 def predicted_error(
     margins: Margins, candidates: Float[Array, " candidates"], scales: Float[Array, " scales"]
 ) -> Float[Array, "candidates scales"]:

@@ -10,15 +10,16 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float
 
+from covfree.core.checks import check_strength
 from covfree.core.compiling import jit
 from covfree.core.linalg import Scatter
-from covfree.core.types import Moments
+from covfree.core.types import Moments, Scalar
 from covfree.estimators.automatic.discriminant import Basis, predicted_margins
 from covfree.estimators.automatic.offsets import ClientSums, client_sums, no_offsets, offsets_of
 from covfree.estimators.automatic.predicted import Margins, predicted_error
 from covfree.estimators.moments import centred_means
 from covfree.estimators.scatter import Freedom
-from covfree.estimators.shrinkage_rule import Shrinkage, mean_variance
+from covfree.estimators.shrinkage import Shrinkage, diagonal_loading, mean_variance, relative
 
 # Candidates of γ/t, with t = tr(Σ̂)/d, a quarter of a decade apart: from nearly no shrinkage to nearly the
 # nearest-mean head.
@@ -28,6 +29,9 @@ _CANDIDATES = np.logspace(-4, 2, 25)
 _DECADES = 0.4
 _SCALE_DECADES = 0.2
 _SCALES = 10 ** (_SCALE_DECADES * np.arange(-2, 3))
+
+# Rules without an argument. If a user passes such a name as a string, the error message suggests the call.
+_PLAIN = ("empirical_bayes", "ledoit_wolf", "oas", "pseudo_observations")
 
 
 def automatic() -> Shrinkage:
@@ -55,7 +59,7 @@ def automatic() -> Shrinkage:
     Source: the error estimate extends the estimate of Zollanvari and Dougherty (2015) to weighted classes,
     many rivals and clients' offsets. The choice of γ and s from it is covfree's.
     """
-    return Shrinkage(0.0, _automatic, _by_client)
+    return Shrinkage(0.0, _automatic, client_sums)
 
 
 def is_automatic(node: Any) -> bool:
@@ -63,10 +67,49 @@ def is_automatic(node: Any) -> bool:
     return isinstance(node, Shrinkage) and node.rule is _automatic
 
 
-def _by_client(factor, rows, moments, class_weight):
-    if rows.client is None or class_weight is None:
-        return None
-    return client_sums(factor, rows, moments, class_weight)
+def as_shrinkage(shrinkage: Scalar | str | Shrinkage) -> Shrinkage:
+    """Convert an argument ``shrinkage`` to a rule; a rule is returned as it is.
+
+    A number γ becomes the rule that adds γI, ``"auto"`` becomes `automatic`, and a share such as ``"10%"``
+    becomes `relative`.
+    """
+    if isinstance(shrinkage, Shrinkage):
+        return shrinkage
+    if isinstance(shrinkage, str):
+        return automatic() if shrinkage == "auto" else _share(shrinkage)
+    if callable(shrinkage):
+        name = getattr(shrinkage, "__name__", repr(shrinkage))
+        raise TypeError(f"shrinkage: expected a number, 'auto' or a rule, got the function {name}; call it")
+    return diagonal_loading(check_strength("shrinkage", shrinkage))
+
+
+def as_matrix_shrinkage(shrinkage: Scalar | str | Shrinkage) -> Shrinkage:
+    """Return the rule of `as_shrinkage`, for methods whose clients send matrices, such as covariances.
+
+    Raise ValueError if the rule needs the rows behind the matrices, which their server does not get.
+    """
+    rule = as_shrinkage(shrinkage)
+    if rule.needs_rows:
+        raise ValueError(
+            "shrinkage: expected a rule that needs only covariances, as clients send no rows; got one that "
+            "needs the rows themselves, such as ledoit_wolf(); oas() needs only covariances"
+        )
+    return rule
+
+
+def _share(text: str) -> Shrinkage:
+    """Parse a share of the mean variance, such as "10%"; return the rule `relative` for this share."""
+    try:
+        share = float(text.removesuffix("%")) / 100 if text.endswith("%") else None
+    except ValueError:
+        share = None
+    if share is not None:
+        return relative(check_strength("shrinkage", share))
+    hint = f"; the rule is covfree.{text}()" if text in _PLAIN else ""
+    raise ValueError(
+        "shrinkage: expected a number, a share of the mean variance such as '10%', 'auto' or a rule, "
+        f"got {text!r}{hint}"
+    )
 
 
 def _automatic(
@@ -79,7 +122,7 @@ def _automatic(
     # Keep this a plain function: methods hold it as static data, and a jitted one cannot be copied or
     # pickled.
     case = _case(covariance, moments, freedom, sums)
-    return _choice(case, _error(case))
+    return _choice(case, predicted_error(case.margins, case.candidates, case.scales))
 
 
 class _Case(NamedTuple):
@@ -132,12 +175,6 @@ def _case(covariance: Scatter, moments: Moments, freedom: Freedom, sums: ClientS
     between = (count * jnp.square(centred_means(moments)).mean(1)).sum() / jnp.maximum(count.sum(), 1)
     unseen = jnp.where(between > 0, between, 1)
     return _Case(margins, candidates, scales, expected, degrees, unit, unseen, seen)
-
-
-@jit
-def _error(case: _Case) -> Float[Array, "candidates scales"]:
-    # Compile this separately, with all optimisations, as it is nearly all of the rule's work.
-    return predicted_error(case.margins, case.candidates, case.scales)
 
 
 @partial(jit, plain=True)

@@ -12,8 +12,8 @@ from covfree.core.linalg import Scatter
 from covfree.core.products import product
 from covfree.core.types import LinearHead, Moments, Rows, Scalar
 from covfree.estimators import Shrinkage, relative
+from covfree.estimators.automatic import as_matrix_shrinkage
 from covfree.estimators.moments import centred_means
-from covfree.estimators.shrinkage import as_matrix_shrinkage
 from covfree.heads.fisher import fisher_directions, residual_head, unprojected
 from covfree.heads.softmax import softmax_head
 from covfree.heads.virtual import sample_rows

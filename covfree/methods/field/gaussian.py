@@ -11,10 +11,11 @@ from covfree.core.checks import check_choice, check_strength
 from covfree.core.linalg import Scatter
 from covfree.core.types import LinearHead, Message, Moments, Rows, Scalar
 from covfree.estimators import Freedom
+from covfree.estimators.automatic import as_matrix_shrinkage
 from covfree.estimators.class_scatter import class_scatters, class_squares, scatter_about
 from covfree.estimators.moments import example_moments
 from covfree.estimators.scatter import centred_rows
-from covfree.estimators.shrinkage import Shrinkage, as_matrix_shrinkage
+from covfree.estimators.shrinkage import Shrinkage
 from covfree.heads import lda_head
 from covfree.heads.gaussian import GaussianHead, gaussian_head, head_of_roots, roots_of
 from covfree.heads.mapped import MappedHead

@@ -10,7 +10,7 @@ from jaxtyping import Array, Float
 
 from covfree.core.types import Rows
 from covfree.statistics import class_means
-from covfree.statistics.products import scatter_products
+from covfree.statistics.gram import scatter_products
 
 
 class Answer(NamedTuple):

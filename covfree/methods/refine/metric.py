@@ -15,9 +15,9 @@ import jax.numpy as jnp
 from covfree.core.linalg import Scatter
 from covfree.core.types import Moments, Rows
 from covfree.estimators import pseudo_observations
+from covfree.estimators.automatic import as_shrinkage
 from covfree.estimators.class_scatter import scatter_about
-from covfree.estimators.shrinkage import as_shrinkage, loading
-from covfree.estimators.shrinkage_rule import mean_variance
+from covfree.estimators.shrinkage import loading, mean_variance
 from covfree.methods.fed3r import gram_phase
 from covfree.methods.fedcof import fedcof
 from covfree.methods.fedcof_like import shared_covariance

@@ -18,9 +18,10 @@ from covfree.core.linalg import Scatter, factorise
 from covfree.core.products import divide_or_zero, product
 from covfree.core.types import H, Moments, Rows, Scalar
 from covfree.estimators import ScatterChoice, Shrinkage, first_moments, pseudo_observations, total_gram
+from covfree.estimators.automatic import as_shrinkage
 from covfree.estimators.moments import centred_means
 from covfree.estimators.scatter import centred_rows
-from covfree.estimators.shrinkage import as_shrinkage, check_loading, is_loading, loading
+from covfree.estimators.shrinkage import check_loading, is_loading, loading
 from covfree.heads.columns import resolved_sums
 from covfree.heads.lda import lda_head_of
 from covfree.heads.ridge import ridge_head_of
