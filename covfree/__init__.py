@@ -135,7 +135,6 @@ from covfree.statistics import client_rows as client_rows
 from covfree.statistics import count_rows as count_rows
 from covfree.statistics import gram as gram
 from covfree.statistics import kept_aside as kept_aside
-from covfree.statistics import subset_class_means as subset_class_means
 from covfree.statistics import transforms as transforms
 from covfree.statistics.buckets import bucket_features as bucket_features
 from covfree.statistics.buckets import gaussian_thresholds as gaussian_thresholds

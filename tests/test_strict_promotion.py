@@ -57,7 +57,6 @@ def test_no_data_types_are_mixed():
         lambda: covfree.scatter_spectra(rows, CLASSES),
         lambda: covfree.shift_test(rows, CLASSES),
         lambda: covfree.softmax_head(x, y, CLASSES, weight=y),
-        lambda: covfree.subset_class_means(x, y, CLASSES, 2, key=KEY),
         lambda: covfree.total_gram(jnp.eye(DIM), moments).dense(),
         lambda: covfree.with_temperature(head, 2),
         lambda: covfree.within_scatter(rows, moments, weighting="pooled"),

@@ -33,8 +33,8 @@ _STORAGES = {
 }
 
 
-class _WrongFile(ValueError):
-    """The error for a file without readable weights; the message says why."""
+class _WrongFile(Exception):
+    """The file has no readable weights; the message says why."""
 
 
 class _Storage(NamedTuple):
@@ -58,26 +58,26 @@ def read_torch(path: Path) -> dict[str, np.ndarray]:
     """Read a state dict, a mapping from names to tensors, from a file that ``torch.save`` wrote."""
     with path.open("rb") as file:
         try:
-            return _from_zip(file, path) if zipfile.is_zipfile(file) else _from_legacy(file, path)
-        except _WrongFile:
-            raise
+            return _from_zip(file) if zipfile.is_zipfile(file) else _from_legacy(file)
+        except _WrongFile as error:
+            raise ValueError(f"path: {path}: {error}") from None
         # A damaged pickle may raise any error, but no code in the file runs.
         except Exception as error:
-            raise _WrongFile(
+            raise ValueError(
                 f"path: {path}: expected weights written by torch.save; the file is damaged, cut short or "
                 f"of another kind ({type(error).__name__}: {error})"
             ) from error
 
 
-def _from_zip(file: io.BufferedIOBase, path: Path) -> dict[str, np.ndarray]:
+def _from_zip(file: io.BufferedIOBase) -> dict[str, np.ndarray]:
     with zipfile.ZipFile(file) as archive:
         pickles = [name for name in archive.namelist() if name.split("/")[1:] == ["data.pkl"]]
         if len(pickles) != 1:
-            raise _WrongFile(f"path: {path}: expected one data.pkl in the archive, got {len(pickles)}")
+            raise _WrongFile(f"expected one data.pkl in the archive, got {len(pickles)}")
         folder = pickles[0].split("/")[0]
         if f"{folder}/byteorder" in archive.namelist():
-            _check_order(archive.read(f"{folder}/byteorder") == b"little", path)
-        tensors = _load(io.BytesIO(archive.read(pickles[0])), path)
+            _check_order(archive.read(f"{folder}/byteorder") == b"little")
+        tensors = _load(io.BytesIO(archive.read(pickles[0])))
         read: dict[str, bytes] = {}
 
         def content(storage: _Storage) -> bytes:
@@ -85,67 +85,56 @@ def _from_zip(file: io.BufferedIOBase, path: Path) -> dict[str, np.ndarray]:
                 read[storage.key] = archive.read(f"{folder}/data/{storage.key}")
             return read[storage.key]
 
-        return {name: _array(name, tensor, content, path) for name, tensor in tensors.items()}
+        return {name: _array(name, tensor, content) for name, tensor in tensors.items()}
 
 
-def _from_legacy(file: io.BufferedIOBase, path: Path) -> dict[str, np.ndarray]:
+def _from_legacy(file: io.BufferedIOBase) -> dict[str, np.ndarray]:
     file.seek(0)
     start = file.read(8)
     if not start.startswith((b"\x80", b"PK")):  # how a pickle, or a truncated archive, starts
         raise _WrongFile(
-            f"path: {path}: expected weights written by torch.save, got another format, "
-            f"which starts with {start!r}"
+            f"expected weights written by torch.save, got another format, which starts with {start!r}"
         )
     file.seek(0)
-    magic, protocol = _unpickle(file, path), _unpickle(file, path)
+    magic, protocol = _Reader(file).load(), _Reader(file).load()
     if magic != _LEGACY_MAGIC or protocol != _LEGACY_PROTOCOL:
-        raise _WrongFile(f"path: {path}: expected weights written by torch.save")
-    system = _unpickle(file, path)
-    _check_order(system["little_endian"] is True, path)
-    tensors = _load(file, path)
+        raise _WrongFile("expected weights written by torch.save")
+    system = _Reader(file).load()
+    _check_order(system["little_endian"] is True)
+    tensors = _load(file)
     lengths = {tensor.storage.key: tensor.storage for tensor in tensors.values()}
     read: dict[str, bytes] = {}
-    for key in _unpickle(file, path):
+    for key in _Reader(file).load():
         if key not in lengths:
-            raise _WrongFile(f"path: {path}: expected storages of tensors alone, got {key!r}")
+            raise _WrongFile(f"expected storages of tensors alone, got {key!r}")
         size = file.read(8)
         count = int.from_bytes(size, "little")
         if len(size) != 8 or count != lengths[key].length:
             raise _WrongFile(
-                f"path: {path}: expected {lengths[key].length} numbers in storage {key}, got {count}; "
+                f"expected {lengths[key].length} numbers in storage {key}, got {count}; "
                 "the file is damaged or cut short"
             )
         read[key] = file.read(count * lengths[key].dtype.itemsize)
-    return {name: _array(name, tensor, lambda s: read[s.key], path) for name, tensor in tensors.items()}
+    return {name: _array(name, tensor, lambda s: read[s.key]) for name, tensor in tensors.items()}
 
 
-def _check_order(little: bool, path: Path) -> None:
+def _check_order(little: bool) -> None:
     if not little:
-        raise _WrongFile(f"path: {path}: expected numbers in little-endian order")
+        raise _WrongFile("expected numbers in little-endian order")
 
 
-def _load(file: io.BufferedIOBase, path: Path) -> dict[str, _Tensor]:
-    tensors = _unpickle(file, path)
+def _load(file: io.BufferedIOBase) -> dict[str, _Tensor]:
+    tensors = _Reader(file).load()
     if not isinstance(tensors, Mapping):
-        raise _WrongFile(f"path: {path}: expected tensors by name, got {type(tensors).__name__}")
+        raise _WrongFile(f"expected tensors by name, got {type(tensors).__name__}")
     for name, tensor in tensors.items():
         if not (isinstance(name, str) and isinstance(tensor, _Tensor)):
-            raise _WrongFile(
-                f"path: {path}: expected tensors by name, got {type(tensor).__name__} under {name!r}"
-            )
+            raise _WrongFile(f"expected tensors by name, got {type(tensor).__name__} under {name!r}")
     return dict(tensors)
-
-
-def _unpickle(file: io.BufferedIOBase, path: Path) -> Any:
-    return _Reader(file, path).load()
 
 
 class _Reader(pickle.Unpickler):
     """An unpickler that loads only tensors, storages and ``OrderedDict``; any other name is an error."""
-
-    def __init__(self, file: io.BufferedIOBase, path: Path) -> None:
-        super().__init__(file)
-        self._path = path
 
     def find_class(self, module: str, name: str) -> Any:
         """Return what stands for ``module.name``, a class or function that the pickle names.
@@ -161,15 +150,14 @@ class _Reader(pickle.Unpickler):
             # A new function each time: a pickle may set attributes of a shared one.
             return _REBUILD[name]()
         raise _WrongFile(
-            f"path: {self._path}: expected tensors alone, got {module}.{name}; the file was not loaded, "
-            "and no code in it was run"
+            f"expected tensors alone, got {module}.{name}; the file was not loaded, and no code in it was run"
         )
 
     def persistent_load(self, pid: Any) -> _Storage:
         """Convert a persistent id in the pickle to a reference to a storage; other ids raise an error."""
         kind, dtype, key, _, length = pid[:5]
         if kind != "storage" or not isinstance(dtype, np.dtype) or any(pid[5:]):
-            raise _WrongFile(f"path: {self._path}: expected storages of tensors, got {pid!r}")
+            raise _WrongFile(f"expected storages of tensors, got {pid!r}")
         return _Storage(str(key), dtype, int(length))
 
 
@@ -193,19 +181,19 @@ _REBUILD: dict[str, Callable[[], Callable[..., Any]]] = {
 }
 
 
-def _array(name: str, tensor: _Tensor, content: Callable[[_Storage], bytes], path: Path) -> np.ndarray:
+def _array(name: str, tensor: _Tensor, content: Callable[[_Storage], bytes]) -> np.ndarray:
     storage, offset, shape, stride = tensor
     data = content(storage)
     if len(data) != storage.length * storage.dtype.itemsize:
         raise _WrongFile(
-            f"path: {path}: {name}: expected {storage.length} numbers of {storage.dtype}, got "
+            f"{name}: expected {storage.length} numbers of {storage.dtype}, got "
             f"{len(data)} bytes; the file is damaged or cut short"
         )
     inside = len(shape) == len(stride) and min((offset, *shape, *stride)) >= 0
     # The index of the last number in the view; meaningless for an empty view.
     last = offset + sum((size - 1) * step for size, step in zip(shape, stride, strict=False))
     if not inside or (0 not in shape and last >= storage.length):
-        raise _WrongFile(f"path: {path}: {name}: expected a view inside its storage, got {tensor}")
+        raise _WrongFile(f"{name}: expected a view inside its storage, got {tensor}")
     if 0 in shape:
         return np.zeros(shape, storage.dtype)
     numbers = np.frombuffer(data, storage.dtype)[offset:]

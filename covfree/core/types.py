@@ -99,7 +99,7 @@ class Rows:
 
         Args:
             means: ``[classes, dim]`` of one client, or ``[clients, classes, dim]`` of many, as ``vmap``
-                returns them. For means of subsets, see `from_subset_means`.
+                returns them.
             counts: the number of examples of each mean; 0 if a client lacks the class (the row is padding).
 
         Returns:
@@ -113,39 +113,14 @@ class Rows:
         (15, 2)
         """
         means, counts = (x if hasattr(x, "dtype") else np.asarray(x) for x in (means, counts))
-        return cls.from_subset_means(jnp.expand_dims(means, -2), jnp.expand_dims(counts, -1))
-
-    @classmethod
-    def from_subset_means(
-        cls,
-        means: Float[AnyArray, "*batch classes subsets dim"],
-        counts: Num[AnyArray, "*batch classes subsets"],
-    ) -> Rows:
-        """Flatten the means of random subsets of classes to rows.
-
-        Args:
-            means: ``[classes, subsets, dim]`` of one client, from `subset_class_means`, or
-                ``[clients, classes, subsets, dim]`` of many, as ``vmap`` returns them.
-            counts: the number of examples of each mean; 0 for an unused subset.
-
-        Returns:
-            Rows, one for each entry of ``counts``; with the client's index if there is an axis of clients.
-
-        Raises:
-            ValueError: if shapes are not as described.
-        """
         shape = jnp.shape(counts)
-        if len(shape) not in (2, 3) or jnp.shape(means)[:-1] != shape:
-            # Most users call `from_means`, so the error names its arguments.
+        if len(shape) not in (1, 2) or jnp.shape(means)[:-1] != shape:
             raise ValueError(
-                "means: expected [classes, dim] or [clients, classes, dim] (and subsets before dim in "
-                f"from_subset_means) with counts to match, got {list(jnp.shape(means))} and {list(shape)}"
+                "means: expected [classes, dim] or [clients, classes, dim] with counts to match, got "
+                f"{list(jnp.shape(means))} and {list(shape)}"
             )
-        label = jnp.broadcast_to(jnp.arange(shape[-2], dtype=jnp.int32)[:, None], shape[-2:])
-        label = jnp.broadcast_to(label.reshape((1,) * (len(shape) - 2) + label.shape), shape).reshape(-1)
-        client = None
-        if len(shape) == 3:
-            client = jnp.repeat(jnp.arange(shape[0], dtype=jnp.int32), shape[1] * shape[2])
+        label = jnp.broadcast_to(jnp.arange(shape[-1], dtype=jnp.int32), shape).reshape(-1)
+        client = jnp.repeat(jnp.arange(shape[0], dtype=jnp.int32), shape[1]) if len(shape) == 2 else None
         return cls(means.reshape(-1, means.shape[-1]), counts.reshape(-1), label, client)
 
     @classmethod

@@ -33,11 +33,16 @@ def class_scatters(rows: Rows, moments: Moments) -> Float[Array, "classes dim di
     scatters = class_products(rows, factor, None, num_classes)
     if rows.covariance is None:
         return scatters
-    valid = valid_rows(rows, num_classes)
-    label = jnp.where(valid, row_labels(rows), num_classes)
-    weight = jnp.maximum(row_counts(rows, valid) - 1, 0).astype(factor.dtype)
-    inner = jnp.where((weight > 0)[:, None, None], jnp.asarray(rows.covariance), 0) * weight[:, None, None]
+    label, inner = _sent_scatters(rows, num_classes)
     return scatters + jax.ops.segment_sum(inner, label, num_classes)
+
+
+def _sent_scatters(rows: Rows, num_classes: int) -> tuple[Array, Array]:
+    """Return each row's class, C for padding, and (n_r − 1) S_r in the structure of ``rows.covariance``."""
+    valid = valid_rows(rows, num_classes)
+    spread = jnp.asarray(rows.covariance)
+    weight = jnp.maximum(row_counts(rows, valid) - 1, 0).reshape(-1, *[1] * (spread.ndim - 1))
+    return jnp.where(valid, row_labels(rows), num_classes), jnp.where(weight > 0, spread, 0) * weight
 
 
 def class_products(
@@ -85,12 +90,10 @@ def class_squares(rows: Rows, moments: Moments) -> Float[Array, "classes dim"]:
     ``rows.covariance``, if not None, must hold only the covariances' diagonals: [rows, dim].
     """
     num_classes = moments.total.shape[0]
-    valid = valid_rows(rows, num_classes)
-    label = jnp.where(valid, row_labels(rows), num_classes)
+    label = jnp.where(valid_rows(rows, num_classes), row_labels(rows), num_classes)
     squares = jnp.square(centred_rows(rows, moments, jnp.ones_like(moments.total[:, 0])))
     if rows.covariance is not None:
-        weight = jnp.maximum(row_counts(rows, valid) - 1, 0).astype(squares.dtype)
-        squares += jnp.where((weight > 0)[:, None], jnp.asarray(rows.covariance), 0) * weight[:, None]
+        squares += _sent_scatters(rows, num_classes)[1]
     return jax.ops.segment_sum(squares, label, num_classes)
 
 

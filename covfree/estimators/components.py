@@ -63,7 +63,7 @@ def client_groups(rows: Rows, num_classes: int) -> Integer[Array, " rows"]:
     client = row_clients(rows).astype(jnp.int32)
     valid = valid_rows(rows, num_classes)
     alone = jnp.where(client < 0, jnp.arange(client.shape[0], dtype=jnp.int32), -1)
-    return subset_groups((client, row_labels(rows), alone), valid, 1, None)[0]
+    return subset_groups((client, row_labels(rows), alone), valid, 1, None)
 
 
 def client_parts(rows: Rows, moments: Moments) -> ClientParts:

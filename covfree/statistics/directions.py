@@ -59,7 +59,7 @@ def senders_of(
     """
     check_positive("num_clients", num_clients)
     kept, num_rows = row >= 0, len(means.count)
-    owner, _ = subset_groups((clients,), kept, 1, None)
+    owner = subset_groups((clients,), kept, 1, None)
     if not is_traced(owner) and owner.max(initial=-1) >= num_clients:
         raise ValueError(
             f"num_clients: {num_clients} cannot hold all clients: there are {int(owner.max()) + 1}; "

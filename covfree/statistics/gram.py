@@ -1,4 +1,4 @@
-"""Sums of products of examples: Gram matrices, for classes or any targets; products of a scatter."""
+"""Sums of products of a client's examples: Gram matrices, for classes or targets; a scatter's products."""
 
 from __future__ import annotations
 

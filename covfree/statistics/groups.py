@@ -23,7 +23,7 @@ def subset_groups(
     key: PRNGKey | None,
     *,
     subset_size: int = 2,
-) -> tuple[Integer[Array, " examples"], Integer[Array, " examples"]]:
+) -> Integer[Array, " examples"]:
     """Cut groups of examples into random subsets. A group is all examples with equal ``keys``.
 
     A group of m examples is cut into min(num_subsets, ⌊m/subset_size⌋) subsets, at least one, with sizes that
@@ -38,12 +38,11 @@ def subset_groups(
         subset_size: the smallest number of examples in a subset.
 
     Returns:
-        For each example, the number of its subset among all subsets, in the order of the groups; and the
-        number of its subset among the subsets of its own group. Both count from 0, and are −1 for padding.
+        For each example, the number of its subset, from 0 in the order of the groups; −1 for padding.
     """
     n = kept.shape[0]
     if n == 0:
-        return jnp.zeros(0, jnp.int32), jnp.zeros(0, jnp.int32)
+        return jnp.zeros(0, jnp.int32)
     index = jnp.arange(n, dtype=jnp.int32)
     draw = () if key is None else (jax.random.bits(key, (n,), jnp.uint32),)
     # Sort by group, and padding to the end.
@@ -55,21 +54,16 @@ def subset_groups(
         change |= values[1:] != values[:-1]
     starts = jnp.concatenate([jnp.ones(1, bool), change])
     group = jnp.cumsum(starts, dtype=jnp.int32) - 1
-    scatter = jnp.zeros(n, jnp.int32)
-    if key is None:
-        # If each group is one subset, less needs to be compiled.
-        whole = scatter.at[order].set(jnp.where(padding == 0, group, -1), unique_indices=True)
-        return whole, jnp.minimum(whole, 0)
-    size = jax.ops.segment_sum((padding == 0).astype(jnp.int32), group, n, indices_are_sorted=True)
-    subsets = jnp.clip(size // subset_size, 1, num_subsets)
-    first_subset = jnp.cumsum(subsets) - subsets
-    rank = index - jax.lax.cummax(jnp.where(starts, index, 0))
-    within = rank % subsets[group]
-    whole = jnp.where(padding == 0, first_subset[group] + within, -1)
-    return (
-        scatter.at[order].set(whole.astype(jnp.int32), unique_indices=True),
-        scatter.at[order].set(jnp.where(padding == 0, within, -1).astype(jnp.int32), unique_indices=True),
-    )
+    # Without a key each group is one subset.
+    subset = group
+    if key is not None:
+        size = jax.ops.segment_sum((padding == 0).astype(jnp.int32), group, n, indices_are_sorted=True)
+        subsets = jnp.clip(size // subset_size, 1, num_subsets)
+        first_subset = jnp.cumsum(subsets) - subsets
+        rank = index - jax.lax.cummax(jnp.where(starts, index, 0))
+        subset = first_subset[group] + rank % subsets[group]
+    subset = jnp.where(padding == 0, subset, -1).astype(jnp.int32)
+    return jnp.zeros(n, jnp.int32).at[order].set(subset, unique_indices=True)
 
 
 def check_one_client(features: Any, labels: Any, num_classes: int, *_: Any, **__: Any) -> None:

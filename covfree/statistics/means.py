@@ -6,13 +6,11 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Integer
 
-from covfree.core.checks import check_positive
 from covfree.core.doors import compiled
-from covfree.core.keys import derive
 from covfree.core.products import symmetric_product
 from covfree.core.sums import mean_groups
-from covfree.core.types import AnyArray, PRNGKey, accumulation_dtype
-from covfree.statistics.groups import as_examples, check_one_client, subset_groups
+from covfree.core.types import AnyArray, accumulation_dtype
+from covfree.statistics.groups import as_examples, check_one_client
 
 
 @compiled(("num_classes",), check=check_one_client, padded={"features": 0, "labels": -1})
@@ -43,52 +41,6 @@ def class_means(
     """
     features, labels = as_examples(features, labels=labels)
     return mean_groups(features, labels, num_classes)
-
-
-@compiled(("num_classes", "num_subsets"), check=check_one_client, padded={"features": 0, "labels": -1})
-def subset_class_means(
-    features: Float[AnyArray, "examples dim"],
-    labels: Integer[AnyArray, " examples"],
-    num_classes: int,
-    num_subsets: int,
-    *,
-    key: PRNGKey,
-) -> tuple[Float[Array, "classes subsets dim"], Integer[Array, "classes subsets"]]:
-    """Compute the means of disjoint random subsets of each class, for one client.
-
-    A class of n_kc examples gives min(num_subsets, ⌊n_kc/2⌋) means, at least one if n_kc > 0. The
-    subsets' sizes differ by at most 1. Few clients thus give many rows. Each subset has at least 2 examples,
-    unless the client has only one example of the class. (The mean of one example would reveal it.)
-
-    Args:
-        features: features of the client's examples.
-        labels: their classes; a label outside [0, num_classes) is padding.
-        num_classes: C, static.
-        num_subsets: the largest number of subsets of a class, static.
-        key: PRNG key that assigns examples to subsets.
-
-    Returns:
-        Means and counts; an unused subset has count 0 and mean 0.
-
-    Raises:
-        ValueError: if shapes do not fit or ``num_subsets`` is below 1.
-        TypeError: if features are no floats or labels no integers.
-
-    Source: FedCOF (Goswami et al. 2024), App. E.
-
-    >>> import jax
-    >>> x, y = jax.numpy.ones((7, 2)), jax.numpy.zeros(7, int)
-    >>> subset_class_means(x, y, 1, 3, key=jax.random.key(0))[1].tolist()
-    [[3, 2, 2]]
-    """
-    features, labels = as_examples(features, labels=labels)
-    check_positive("num_subsets", num_subsets)
-    kept = (labels >= 0) & (labels < num_classes)
-    _, subset = subset_groups((labels,), kept, num_subsets, derive(key, "subsets"))
-    group = jnp.where(kept, labels * num_subsets + subset, -1)
-    means, counts = mean_groups(features, group, num_classes * num_subsets)
-    shape = (num_classes, num_subsets)
-    return means.reshape(*shape, -1), counts.reshape(shape)
 
 
 @compiled(("num_classes",), check=check_one_client, padded={"features": 0, "labels": -1})

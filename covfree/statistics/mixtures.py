@@ -217,7 +217,7 @@ def _mixture_rows(
     """
     kept = (labels >= 0) & (clients >= 0)
     # The pair of each example; −1 for padding.
-    pair = subset_groups((clients, labels), kept, 1, None)[0]
+    pair = subset_groups((clients, labels), kept, 1, None)
     group = jnp.where(kept, pair, num_groups)
     size = jax.ops.segment_sum(kept.astype(jnp.int32), group, num_groups)
     owners = tuple(

@@ -96,8 +96,9 @@ def client_rows(
         clients: the client of each example; below 0 is padding.
         num_rows: rows of the result, static: `count_rows`, or an upper bound such as ``len(labels)``. Unused
             rows are padding. Too small a number is an error; under ``jit`` rows are lost.
-        num_subsets: the largest number of random subsets of a client's class, static; see
-            `subset_class_means`. None for as many as ``subset_size`` allows, more in larger classes.
+        num_subsets: the largest number of random subsets of a client's class, static. A class of n_kc
+            examples gives min(num_subsets, ⌊n_kc/subset_size⌋) rows, at least one, and few clients thus give
+            many. None for as many as ``subset_size`` allows, more in larger classes.
         subset_size: the smallest number of examples in a subset, unless the client has fewer of the class.
         covariance: if given, also compute the unbiased variance of each feature about the mean
             (``"diagonal"``), or its average over features (``"spherical"``).
@@ -142,7 +143,7 @@ def deal_rows(
     else:
         deal = derive(key, "subsets")
     kept = (labels >= 0) & (clients >= 0)
-    return subset_groups((clients, labels), kept, num_subsets, deal, subset_size=subset_size)[0]
+    return subset_groups((clients, labels), kept, num_subsets, deal, subset_size=subset_size)
 
 
 def rows_of(

@@ -18,8 +18,6 @@ Law: TypeAlias = Callable[[Any], None]
 SINGLE = 1e-4
 # The tolerance for rounding in float64.
 DOUBLE = 1e-6
-# The step of finite differences that check derivatives, in float64.
-STEP = 1e-6
 
 
 def hold(laws: Sequence[Law], name: str, subject: Any, exclude: Mapping[str, str] | None) -> None:
@@ -54,30 +52,6 @@ def hold(laws: Sequence[Law], name: str, subject: Any, exclude: Mapping[str, str
             raise AssertionError(f"{name} breaks the law {law.__name__!r}. {says}\n{what}{error}") from error
 
 
-def law(name: str, says: str, check: Law) -> Law:
-    """Return the function ``check`` as a law with the name ``name`` and the statement ``says``."""
-
-    def one(subject: Any) -> None:
-        check(subject)
-
-    one.__name__, one.__doc__ = name, says
-    return one
-
-
-def _pairs(one: Any, other: Any, what: str) -> list[tuple[str, np.ndarray, np.ndarray]]:
-    """Return (name, leaf, leaf) for each pair of corresponding leaves of two pytrees.
-
-    Raise an AssertionError if the pytrees differ in structure.
-    """
-    structures = jax.tree.structure(one), jax.tree.structure(other)
-    assert structures[0] == structures[1], f"{what}: expected {structures[1]}, got {structures[0]}"
-    named = jax.tree_util.tree_leaves_with_path(one)
-    return [
-        (f"{what}{jax.tree_util.keystr(path)}", _numbers(leaf), _numbers(expected))
-        for (path, leaf), expected in zip(named, jax.tree.leaves(other), strict=True)
-    ]
-
-
 def _numbers(leaf: Any) -> np.ndarray:
     if jnp.issubdtype(jnp.result_type(leaf), jax.dtypes.prng_key):
         leaf = jax.random.key_data(leaf)
@@ -85,12 +59,22 @@ def _numbers(leaf: Any) -> np.ndarray:
     return array if array.dtype.kind in "biu" else array.astype(np.float64)
 
 
-def _raise(where: str, one: np.ndarray, other: np.ndarray, wrong: np.ndarray) -> None:
-    place = tuple(int(i) for i in np.argwhere(wrong)[0])
-    raise AssertionError(
-        f"{where}: expected {other[place]:.9g}, got {one[place]:.9g} at {list(place)}, one of "
-        f"{wrong.sum()} of {wrong.size} that differ"
-    )
+def _compare(
+    actual: Any, expected: Any, what: str, differ: Callable[[np.ndarray, np.ndarray], np.ndarray]
+) -> None:
+    """Raise AssertionError unless two pytrees have one structure, and ``differ`` is False in all leaves."""
+    structures = jax.tree.structure(actual), jax.tree.structure(expected)
+    assert structures[0] == structures[1], f"{what}: expected {structures[1]}, got {structures[0]}"
+    named = jax.tree_util.tree_leaves_with_path(actual)
+    for (path, leaf), goal in zip(named, jax.tree.leaves(expected), strict=True):
+        where, one, other = f"{what}{jax.tree_util.keystr(path)}", _numbers(leaf), _numbers(goal)
+        assert one.shape == other.shape, f"{where}: expected shape {other.shape}, got {one.shape}"
+        if (wrong := differ(one, other)).any():
+            place = tuple(int(i) for i in np.argwhere(wrong)[0])
+            raise AssertionError(
+                f"{where}: expected {other[place]:.9g}, got {one[place]:.9g} at {list(place)}, one of "
+                f"{wrong.sum()} of {wrong.size} that differ"
+            )
 
 
 def assert_close(actual: Any, expected: Any, tolerance: float, what: str, floor: float = 0) -> None:
@@ -99,12 +83,12 @@ def assert_close(actual: Any, expected: Any, tolerance: float, what: str, floor:
     A number may be off by ``tolerance`` times |e| + m, with e the expected number and m the largest |e| of
     the leaf, or ``floor`` if this is larger.
     """
-    for where, one, other in _pairs(actual, expected, what):
-        assert one.shape == other.shape, f"{where}: expected shape {other.shape}, got {one.shape}"
+
+    def differ(one: np.ndarray, other: np.ndarray) -> np.ndarray:
         largest = np.abs(other[np.isfinite(other)]).max(initial=floor)
-        wrong = ~np.isclose(one, other, tolerance, tolerance * largest, equal_nan=True)
-        if wrong.any():
-            _raise(where, one, other, wrong)
+        return ~np.isclose(one, other, tolerance, tolerance * largest, equal_nan=True)
+
+    _compare(actual, expected, what, differ)
 
 
 def assert_same(actual: Any, expected: Any, what: str) -> None:
@@ -112,11 +96,7 @@ def assert_same(actual: Any, expected: Any, what: str) -> None:
 
     ``what`` names the trees in the error.
     """
-    for where, one, other in _pairs(actual, expected, what):
-        assert one.shape == other.shape, f"{where}: expected shape {other.shape}, got {one.shape}"
-        wrong = ~((one == other) | ((one != one) & (other != other)))
-        if wrong.any():
-            _raise(where, one, other, wrong)
+    _compare(actual, expected, what, lambda one, other: ~((one == other) | ((one != one) & (other != other))))
 
 
 def assert_numbers(tree: Any, what: str) -> None:
@@ -137,18 +117,6 @@ def centred(scores: Any) -> np.ndarray:
     finite = np.isfinite(scores)
     mean = np.where(finite, scores, 0).sum(-1, keepdims=True) / np.maximum(finite.sum(-1, keepdims=True), 1)
     return scores - mean
-
-
-def assert_derivative(name: str, slope: Any, after: Any, value: Any, moved: Any) -> None:
-    """Raise AssertionError unless slopes at both ends of a `STEP` agree with the values' difference.
-
-    ``slope`` is f′(0), ``after`` f′(h), ``value`` f(0), ``moved`` f(h), and h is `STEP`. By the trapezoid
-    rule, (f(h) − f(0))/h is (f′(0) + f′(h))/2, with an error of about h²/12 · f‴.
-    """
-    found, expected = (slope + after) / 2, (moved - value) / STEP
-    assert abs(found - expected) <= 1e-5 * abs(expected) + 1e-6, (
-        f"the derivative by the {name} is {found}, differences give {expected}"
-    )
 
 
 def turn(dim: int) -> np.ndarray:

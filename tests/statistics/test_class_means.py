@@ -26,7 +26,6 @@ def client(seed: int = 0, **kwargs):
 class_means = jax.jit(covfree.class_means, static_argnums=2)
 gram = jax.jit(covfree.gram, static_argnums=2)
 class_covariances = jax.jit(covfree.class_covariances, static_argnums=2)
-subset_class_means = jax.jit(covfree.subset_class_means, static_argnums=(2, 3))
 first_moments = jax.jit(covfree.first_moments, static_argnums=1)
 
 
@@ -54,8 +53,6 @@ def test_labels_of_small_integer_types(dtype):
     for num_classes in (100, 256, 300):
         _, counts = covfree.class_means(features, labels, num_classes)
         assert np.asarray(counts)[70] == 8
-        _, counts = covfree.subset_class_means(features, labels, num_classes, 4, key=jax.random.key(0))
-        np.testing.assert_array_equal(np.asarray(counts)[70], [2, 2, 2, 2])
         assert np.asarray(covfree.gram(features, labels, num_classes).count)[70] == 8
         assert np.asarray(covfree.first_moments(rows, num_classes).count)[70] == 8
 
@@ -87,47 +84,31 @@ def test_gradients_skip_padding_and_absent_classes():
 # Random subsets
 
 
+def dealt(features, labels, num_rows, num_subsets, key):
+    """Rows of random subsets of one client's classes."""
+    client = jnp.zeros_like(labels)
+    return covfree.client_rows(features, labels, client, num_rows=num_rows, num_subsets=num_subsets, key=key)
+
+
 def test_subset_means_are_means_of_disjoint_subsets():
     dim = 12
     labels = jnp.array([0] * 7 + [1] * 1 + [2] * 3 + [-1])
     # One-hot features: a subset's sum shows who is in it.
-    means, counts = subset_class_means(jnp.eye(dim), labels, 4, 3, key=jax.random.key(3))
-    members = np.asarray(means * counts[..., None])
+    rows = dealt(jnp.eye(dim), labels, 7, 3, jax.random.key(3))
+    members = np.asarray(rows.mean * rows.count[:, None])
     np.testing.assert_allclose(members, np.round(members), atol=1e-6)
-    assert counts.tolist() == [[3, 2, 2], [1, 0, 0], [3, 0, 0], [0, 0, 0]]
+    assert rows.count.tolist() == [3, 2, 2, 1, 3, 0, 0]
+    assert rows.label.tolist() == [0, 0, 0, 1, 2, -1, -1]
     for c in range(4):
-        np.testing.assert_allclose(members[c].sum(0), np.asarray(labels == c), atol=1e-6)
-    np.testing.assert_array_equal(means[np.asarray(counts) == 0], 0)
-
-
-@given(st.sampled_from([1, 2, 5]), seeds)
-def test_subset_sizes(num_subsets, seed):
-    features, labels = client(seed)
-    _, counts = subset_class_means(
-        FLOAT32.array(features), FLOAT32.array(labels), CLASSES, num_subsets, key=jax.random.key(seed)
-    )
-    for c, mine in enumerate(np.asarray(counts)):
-        size, used = int((labels == c).sum()), mine[mine > 0]
-        assert used.sum() == size
-        assert len(used) == (0 if size == 0 else max(1, min(num_subsets, size // 2)))
-        if len(used):
-            assert used.max() - used.min() <= 1
-            assert used.min() >= min(2, size)
-
-
-def test_one_subset_is_the_class_mean():
-    features, labels = map(FLOAT32.array, client(5))
-    means, counts = subset_class_means(features, labels, CLASSES, 1, key=jax.random.key(0))
-    expected, expected_counts = class_means(features, labels, CLASSES)
-    np.testing.assert_array_equal(means[:, 0], expected)
-    np.testing.assert_array_equal(counts[:, 0], expected_counts)
+        np.testing.assert_allclose(members[rows.label == c].sum(0), np.asarray(labels == c), atol=1e-6)
+    np.testing.assert_array_equal(rows.mean[5:], 0)
 
 
 def test_subsets_depend_on_the_key_alone():
     features, labels = map(FLOAT32.array, client(6))
 
     def run(key):
-        return np.asarray(subset_class_means(features, labels, CLASSES, 3, key=key)[0])
+        return np.asarray(dealt(features, labels, len(labels), 3, key).mean)
 
     np.testing.assert_array_equal(run(jax.random.key(1)), run(jax.random.key(1)))
     np.testing.assert_array_equal(run(jax.random.key(1)), run(jax.random.PRNGKey(1)))
@@ -139,8 +120,8 @@ def test_subsets_are_uniformly_random():
     labels = jnp.zeros(size, jnp.int32)
 
     def members(key):
-        means, counts = subset_class_means(jnp.eye(size), labels, 1, num_subsets, key=key)
-        return means[0] * counts[0][:, None], counts[0]
+        rows = dealt(jnp.eye(size), labels, num_subsets, num_subsets, key)
+        return rows.mean * rows.count[:, None], rows.count
 
     sums, counts = jax.jit(jax.vmap(members))(jax.random.split(jax.random.key(7), draws))
     sums = np.round(np.asarray(sums)).astype(int)
@@ -164,8 +145,8 @@ def test_subset_means_of_sorted_features_estimate_their_covariance():
     labels = jnp.zeros(size, jnp.int32)
 
     def one(key):
-        means, counts = subset_class_means(features, labels, 1, num_subsets, key=key)
-        return covfree.estimate_covariance(means[0], counts[0])
+        rows = dealt(features, labels, num_subsets, num_subsets, key)
+        return covfree.estimate_covariance(rows.mean, rows.count)
 
     estimates = np.asarray(jax.jit(jax.vmap(one))(jax.random.split(jax.random.key(9), draws)), np.float64)
     expected = np.cov(np.asarray(features, np.float64), rowvar=False)
@@ -186,13 +167,8 @@ def test_subset_means_of_sorted_features_estimate_their_covariance():
 @pytest.mark.usefixtures("untyped")
 @pytest.mark.parametrize(
     "function",
-    [
-        covfree.class_means,
-        covfree.gram,
-        covfree.class_covariances,
-        lambda x, y, c: covfree.subset_class_means(x, y, c, 2, key=jax.random.key(0)),
-    ],
-    ids=["class_means", "gram", "class_covariances", "subset_class_means"],
+    [covfree.class_means, covfree.gram, covfree.class_covariances],
+    ids=["class_means", "gram", "class_covariances"],
 )
 @pytest.mark.parametrize("compiled", [False, True])
 class TestStructure:
@@ -226,11 +202,6 @@ class TestStructure:
     def test_classes_that_are_no_integer(self, function, compiled):
         with pytest.raises(TypeError, match=r"num_classes: expected an integer of at least 1, got 2\.5"):
             self.call(function, compiled, jnp.ones((4, 3)), jnp.zeros(4, jnp.int32), 2.5)
-
-
-def test_subsets_below_one():
-    with pytest.raises(ValueError, match=r"num_subsets: expected an integer of at least 1, got 0"):
-        covfree.subset_class_means(jnp.ones((4, 3)), jnp.zeros(4, jnp.int32), 2, 0, key=jax.random.key(0))
 
 
 # Rounding. At the end: from here on XLA optimises.
