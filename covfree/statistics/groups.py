@@ -12,17 +12,17 @@ from jaxtyping import Array, Bool, Integer
 from covfree.core.checks import check_example_structure, check_positive
 from covfree.core.compiling import jit
 from covfree.core.doors import as_array, as_int32
-from covfree.core.types import AnyArray, PRNGKey
+from covfree.core.types import AnyArray, PRNGKey, Scalar
 
 
 @jit
 def subset_groups(
     keys: tuple[Integer[Array, " examples"], ...],
     kept: Bool[Array, " examples"],
-    num_subsets: int | None,
+    num_subsets: Scalar | None,
     key: PRNGKey | None,
     *,
-    subset_size: int = 2,
+    subset_size: Scalar = 2,
 ) -> Integer[Array, " examples"]:
     """Cut groups of examples into random subsets. A group is all examples with equal ``keys``.
 
