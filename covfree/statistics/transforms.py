@@ -52,36 +52,29 @@ _LAWS: dict[str, tuple[Callable[..., jax.Array], Callable[..., Any]]] = {
 }
 
 
-def _noisy(epsilon: Scalar, rows: Rows, key: PRNGKey, kind: CountNoise) -> Rows:
-    draw, scale = _LAWS[kind]
-    dtype = accumulation_dtype(rows.mean)
-    count = jnp.asarray(rows.count)
-    # Padding, whose count may be NaN, gets count 0.
-    used = (count > 0) & (jnp.asarray(rows.label) >= 0)
-    exact = jnp.where(used, count, 0).astype(dtype)
-    noise = scale(exact, jnp.asarray(epsilon, dtype)) * draw(derive(key, "count noise"), count.shape, dtype)
-    noisy = jnp.where(used, jnp.maximum(exact + noise, 0), 0)
-    if rows.sketch is not None:
-        # Rows of a sketch are scaled singular vectors, not class means. Their counts are degrees of freedom,
-        # not numbers of examples, so they get no noise.
-        noisy = jnp.where(rows.sketch, count.astype(dtype), noisy)
-    return replace(rows, count=noisy)
+# A record, so that transforms are equal after pickling.
+@dataclass(frozen=True)
+class _Noise:
+    """Adds noise of one kind to the counts of rows."""
 
+    kind: CountNoise
 
-def _uniform(epsilon: Scalar, rows: Rows, key: PRNGKey) -> Rows:
-    return _noisy(epsilon, rows, key, "uniform")
-
-
-def _gaussian(epsilon: Scalar, rows: Rows, key: PRNGKey) -> Rows:
-    return _noisy(epsilon, rows, key, "gaussian")
-
-
-def _laplace(epsilon: Scalar, rows: Rows, key: PRNGKey) -> Rows:
-    return _noisy(epsilon, rows, key, "laplace")
-
-
-# Module-level functions, so that transforms are equal after pickling.
-_NOISES = {"uniform": _uniform, "gaussian": _gaussian, "laplace": _laplace}
+    def __call__(self, epsilon: Scalar, rows: Rows, key: PRNGKey) -> Rows:
+        draw, scale = _LAWS[self.kind]
+        dtype = accumulation_dtype(rows.mean)
+        count = jnp.asarray(rows.count)
+        # Padding, whose count may be NaN, gets count 0.
+        used = (count > 0) & (jnp.asarray(rows.label) >= 0)
+        exact = jnp.where(used, count, 0).astype(dtype)
+        noise = scale(exact, jnp.asarray(epsilon, dtype)) * draw(
+            derive(key, "count noise"), count.shape, dtype
+        )
+        noisy = jnp.where(used, jnp.maximum(exact + noise, 0), 0)
+        if rows.sketch is not None:
+            # Rows of a sketch are scaled singular vectors, not class means. Their counts are degrees of
+            # freedom, not numbers of examples, so they get no noise.
+            noisy = jnp.where(rows.sketch, count.astype(dtype), noisy)
+        return replace(rows, count=noisy)
 
 
 def count_noise(kind: CountNoise, epsilon: Scalar) -> Transform:
@@ -120,4 +113,4 @@ def count_noise(kind: CountNoise, epsilon: Scalar) -> Transform:
     if not is_traced(epsilon) and not 0 < epsilon <= most:
         expected = "a number above 0" if kind != "uniform" else "a number above 0 and at most 1"
         raise ValueError(f"epsilon: expected {expected} for {kind} noise, got {epsilon!r}")
-    return Transform(epsilon, _NOISES[kind])
+    return Transform(epsilon, _Noise(kind))

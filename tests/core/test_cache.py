@@ -65,8 +65,10 @@ def test_a_later_command_finds_what_was_compiled(tmp_path):
 
 
 @pytest.fixture
-def settings(monkeypatch):
-    """jax's settings as a dictionary; the process's own stay as they are."""
+def settings(monkeypatch, tmp_path):
+    """jax's settings as a dictionary, on a processor that is served; the process's own stay as they are."""
+    monkeypatch.setenv("COVFREE_CACHE", str(tmp_path))
+    monkeypatch.setattr(cache, "_processor", lambda: "AuthenticAMD")
     known: dict[str, object] = {}
     config = SimpleNamespace(update=known.__setitem__, values={"jax_compilation_cache_dir": None})
     monkeypatch.setattr(cache, "jax", SimpleNamespace(config=config))
@@ -75,7 +77,6 @@ def settings(monkeypatch):
 
 
 def test_each_kind_of_processor_has_a_folder(settings, monkeypatch, tmp_path):
-    monkeypatch.setenv("COVFREE_CACHE", str(tmp_path))
     folders = set()
     for flags in ("avx2", "avx2 avx512f", "avx2"):
         monkeypatch.setattr(
@@ -88,8 +89,6 @@ def test_each_kind_of_processor_has_a_folder(settings, monkeypatch, tmp_path):
 
 
 def test_a_large_folder_is_emptied(settings, monkeypatch, tmp_path):
-    monkeypatch.setenv("COVFREE_CACHE", str(tmp_path))
-    monkeypatch.setattr(cache, "_processor", lambda: "AuthenticAMD")
     monkeypatch.setattr(cache, "_MOST_BYTES", 10)
     (tmp_path / "features.npz").write_bytes(bytes(100))
     (tmp_path / "compiled").mkdir(mode=0o700)
@@ -105,7 +104,6 @@ def test_a_large_folder_is_emptied(settings, monkeypatch, tmp_path):
 
 @pytest.mark.parametrize("processor", ["", "vendor_id: GenuineIntel"])
 def test_other_processors_keep_nothing(settings, monkeypatch, tmp_path, processor):
-    monkeypatch.setenv("COVFREE_CACHE", str(tmp_path))
     monkeypatch.setattr(cache, "_processor", lambda: processor)
     cache.keep_compiled()
     assert not settings
@@ -113,9 +111,7 @@ def test_other_processors_keep_nothing(settings, monkeypatch, tmp_path, processo
 
 
 @pytest.mark.parametrize("own", ["own", ""])
-def test_a_folder_of_the_users_own_stays(settings, monkeypatch, tmp_path, own):
-    monkeypatch.setenv("COVFREE_CACHE", str(tmp_path))
-    monkeypatch.setattr(cache, "_processor", lambda: "AuthenticAMD")
+def test_a_folder_of_the_users_own_stays(settings, monkeypatch, own):
     monkeypatch.setitem(cache.jax.config.values, "jax_compilation_cache_dir", own)
     cache.keep_compiled()
     assert not settings
@@ -124,14 +120,11 @@ def test_a_folder_of_the_users_own_stays(settings, monkeypatch, tmp_path, own):
 def test_a_folder_that_cannot_be_written_keeps_nothing(settings, monkeypatch, tmp_path):
     (tmp_path / "file").touch()
     monkeypatch.setenv("COVFREE_CACHE", str(tmp_path / "file"))
-    monkeypatch.setattr(cache, "_processor", lambda: "AuthenticAMD")
     cache.keep_compiled()
     assert not settings
 
 
-def test_code_of_another_user_is_not_run(settings, monkeypatch, tmp_path):
-    monkeypatch.setenv("COVFREE_CACHE", str(tmp_path))
-    monkeypatch.setattr(cache, "_processor", lambda: "AuthenticAMD")
+def test_code_of_another_user_is_not_run(settings, monkeypatch):
     user = os.getuid()
     monkeypatch.setattr(cache.os, "getuid", lambda: user + 1)
     cache.keep_compiled()
@@ -145,7 +138,6 @@ def test_without_a_home_nothing_is_kept(settings, monkeypatch):
     for name in ("COVFREE_CACHE", "XDG_CACHE_HOME"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(cache.Path, "home", unknown)
-    monkeypatch.setattr(cache, "_processor", lambda: "AuthenticAMD")
     cache.keep_compiled()
     assert not settings
     with pytest.raises(OSError, match=r"no home folder is known .* set COVFREE_CACHE"):
@@ -164,7 +156,6 @@ def test_where_the_cache_is(monkeypatch, tmp_path):
 
 def test_folders_that_others_can_write_and_links_keep_nothing(settings, monkeypatch, tmp_path):
     monkeypatch.setenv("COVFREE_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(cache, "_processor", lambda: "AuthenticAMD")
     cache.keep_compiled()
     compiled = tmp_path / "cache" / "compiled"
     folder = Path(str(settings.pop("jax_compilation_cache_dir")))
@@ -189,7 +180,6 @@ def test_folders_above_that_others_can_write_keep_nothing(settings, monkeypatch,
     for cache_folder in (above, above / "covfree", above / "own" / "covfree"):
         settings.clear()
         monkeypatch.setenv("COVFREE_CACHE", str(cache_folder))
-        monkeypatch.setattr(cache, "_processor", lambda: "AuthenticAMD")
         cache.keep_compiled()
         assert ("jax_compilation_cache_dir" in settings) == is_kept
 
@@ -197,7 +187,6 @@ def test_folders_above_that_others_can_write_keep_nothing(settings, monkeypatch,
 def test_a_link_above_is_resolved(settings, monkeypatch, tmp_path):
     (tmp_path / "link").symlink_to(tmp_path / "own")
     monkeypatch.setenv("COVFREE_CACHE", str(tmp_path / "link" / "covfree"))
-    monkeypatch.setattr(cache, "_processor", lambda: "AuthenticAMD")
     cache.keep_compiled()
     folder = Path(str(settings["jax_compilation_cache_dir"]))
     assert folder.is_relative_to(tmp_path / "own" / "covfree")
@@ -209,7 +198,6 @@ def test_a_link_above_is_resolved(settings, monkeypatch, tmp_path):
 
 def test_new_folders_are_the_users_alone(settings, monkeypatch, tmp_path):
     monkeypatch.setenv("COVFREE_CACHE", str(tmp_path / "own" / "covfree"))
-    monkeypatch.setattr(cache, "_processor", lambda: "AuthenticAMD")
     before = os.umask(0o002)
     try:
         cache.keep_compiled()
@@ -222,8 +210,6 @@ def test_new_folders_are_the_users_alone(settings, monkeypatch, tmp_path):
 
 def test_empty_files_are_deleted(settings, monkeypatch, tmp_path):
     """jax never writes a file again, so an empty one would cost a compilation in each run."""
-    monkeypatch.setenv("COVFREE_CACHE", str(tmp_path))
-    monkeypatch.setattr(cache, "_processor", lambda: "AuthenticAMD")
     cache.keep_compiled()
     folder = Path(str(settings["jax_compilation_cache_dir"]))
     (folder / "jit_f-cache").touch()
@@ -234,7 +220,6 @@ def test_empty_files_are_deleted(settings, monkeypatch, tmp_path):
 
 def test_the_limit_survives_links_and_deletes_nothing_elsewhere(settings, monkeypatch, tmp_path):
     monkeypatch.setenv("COVFREE_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(cache, "_processor", lambda: "AuthenticAMD")
     monkeypatch.setattr(cache, "_MOST_BYTES", 10)
     cache.keep_compiled()
     folder = Path(str(settings["jax_compilation_cache_dir"]))
@@ -252,10 +237,8 @@ def test_the_limit_survives_links_and_deletes_nothing_elsewhere(settings, monkey
     assert not list(folder.iterdir())
 
 
-def test_the_users_own_thresholds_stay(settings, monkeypatch, tmp_path):
-    monkeypatch.setenv("COVFREE_CACHE", str(tmp_path))
+def test_the_users_own_thresholds_stay(settings, monkeypatch):
     monkeypatch.setenv("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "5")
-    monkeypatch.setattr(cache, "_processor", lambda: "AuthenticAMD")
     cache.keep_compiled()
     assert set(settings) == {"jax_compilation_cache_dir", "jax_persistent_cache_min_entry_size_bytes"}
 
