@@ -26,6 +26,7 @@ from covfree.backbones.weights import Params
 from covfree.core.checks import check_choice, check_positive
 from covfree.data.dataset import StrPath
 from covfree.data.decode import DecodedBatch, decoded_batches
+from covfree.data.feature_file import DTYPES
 from covfree.data.feature_writer import FeatureWriter
 from covfree.data.image_set import ImageSet
 from covfree.data.kept import Extracted, Progress, keep
@@ -118,7 +119,7 @@ def extract_features(
     6 0 (6, 512) [0, 1, 0, 1, 0, 1]
     """
     check_positive("batch_size", batch_size)
-    check_choice("dtype", dtype, ("float32", "float16"))
+    check_choice("dtype", dtype, DTYPES)
     check_choice("on_damaged", on_damaged, ("stop", "skip"))
     if isinstance(network, Extractor):
         given = {"params": params, "weights": weights, "preprocessing": preprocessing}
@@ -233,7 +234,7 @@ def encode_texts(
         ImportError: if ``tokenizers`` or ``safetensors`` is not installed.
     """
     check_positive("batch_size", batch_size)
-    check_choice("dtype", dtype, ("float32", "float16"))
+    check_choice("dtype", dtype, DTYPES)
     if not len(texts):
         raise ValueError(f"texts: {texts.name} holds none")
     if isinstance(encoder, Extractor):

@@ -18,7 +18,6 @@ from covfree.core.atomic import lock, remove_abandoned, replacing
 from covfree.data.dataset import StrPath
 
 DTYPES = ("float16", "float32")
-_OWN = ("features", "key")
 
 
 class FeatureFile(NamedTuple):
@@ -45,7 +44,7 @@ def read_feature_file(path: StrPath) -> FeatureFile:
     """
     arrays = read_npz(Path(path))
     expected = f"{path}: expected features [n, d] and the key they were computed from"
-    if not set(_OWN) <= set(arrays):
+    if not {"features", "key"} <= set(arrays):
         raise ValueError(f"{expected}, got arrays {sorted(arrays)}")
     features, key = arrays.pop("features"), arrays.pop("key")
     if features.ndim != 2 or features.dtype not in DTYPES or key.ndim or key.dtype.kind != "U":
@@ -65,8 +64,7 @@ def rewrite(path: StrPath, arrays: Mapping[str, np.ndarray]) -> None:
     """Replace all arrays of a finished file except the features and their key, atomically.
 
     Raises:
-        ValueError: if `read_feature_file` refuses the file, or an array holds objects or is called
-            ``features`` or ``key``.
+        ValueError: if `read_feature_file` refuses the file.
         FileNotFoundError: if there is no such file.
         BlockingIOError: if another process is writing the file.
     """
@@ -150,11 +148,6 @@ def write_file(
 
     ``write_features`` gets the archive's open member ``features.npy``, and writes the features to it.
     """
-    for name, array in arrays.items():
-        if name in _OWN:
-            raise ValueError(f"arrays: expected other names than the file's own {_OWN}, got {name!r}")
-        if array.dtype.hasobject:
-            raise ValueError(f"arrays: {name}: expected numbers, booleans or strings, got {array.dtype}")
     members = {"features": write_features}
     for name, array in {**arrays, "key": np.array(json.dumps(key))}.items():
         members[name] = partial(np.lib.format.write_array, array=array, allow_pickle=False)

@@ -17,10 +17,8 @@ from typing import Any
 import numpy as np
 
 from covfree.core.atomic import replacing
-from covfree.core.checks import check_choice, check_positive
 from covfree.data.dataset import StrPath
 from covfree.data.feature_file import (
-    DTYPES,
     differences,
     locked,
     partial_folder,
@@ -81,16 +79,14 @@ class FeatureWriter:
                 examples with features are the same: damaged images may have been removed.
 
         Raises:
-            ValueError: if an argument is wrong, or the folder holds pieces with another key, size or dtype.
+            ValueError: if the path does not end in ``.npz``, or the folder holds pieces of another key, size
+                or dtype.
             BlockingIOError: if another process is writing the file.
         """
         self._path = Path(path)
         if self._path.suffix != ".npz":
             raise ValueError(f"path: expected the path of an .npz file, got {str(path)!r}")
-        check_positive("num_examples", num_examples)
-        check_positive("num_features", num_features)
-        check_choice("dtype", dtype, DTYPES)
-        self._num_examples, self._num_features, self._dtype = num_examples, num_features, np.dtype(dtype)
+        self._num_features, self._dtype = num_features, np.dtype(dtype)
         about = dict(key=key, num_examples=num_examples, num_features=num_features, dtype=dtype)
         self._about, self._folder = json.loads(json.dumps(about)), partial_folder(self._path)
         self._identities, self._hashed = identities, (0, hashlib.sha256())
@@ -109,17 +105,7 @@ class FeatureWriter:
                 ``skipped``.
             skipped: the reason for each example without features, by its index.
         """
-        if features.ndim != 2 or features.shape[1] != self._num_features:
-            raise ValueError(
-                f"features: expected shape [rows, {self._num_features}], got {list(features.shape)}"
-            )
         stop = self.done + len(features) + len(skipped)
-        if stop > self._num_examples:
-            raise ValueError(f"features: expected {self._num_examples} examples in all, got {stop}")
-        if not all(self.done <= example < stop for example in skipped):
-            raise ValueError(
-                f"skipped: expected examples from {self.done} to {stop - 1}, got {sorted(skipped)}"
-            )
         with np.errstate(over="ignore"):
             rows = np.asarray(features, self._dtype)
         bad = ~np.isfinite(rows)
@@ -146,8 +132,6 @@ class FeatureWriter:
         Returns:
             The path of the file.
         """
-        if self.done != self._num_examples:
-            raise ValueError(f"examples: expected all {self._num_examples} to be done, got {self.done}")
         shape = (self.done - len(self.skipped), self._num_features)
         header = {"descr": self._dtype.str, "fortran_order": False, "shape": shape}
 

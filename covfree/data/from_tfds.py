@@ -67,6 +67,7 @@ def tfds(
     columns = _columns(library, builder, image_column, label_column, client_column)
     about = library.features.FeaturesDict({key: columns[key] for key in columns if key != image_column})
 
+    raw = library.decode.DeserializeMethod.RAW_BYTES
     ids: list[str] = []
     labels: list[int] = []
     clients: list[Any] = []
@@ -81,7 +82,8 @@ def tfds(
         for file in (os.fspath(instruction.filename) for instruction in instructions):
             state = os.stat(file)
             digest.update(repr((os.path.basename(file), state.st_size, state.st_mtime_ns)).encode())
-        records = _records(library, builder, expression, instructions)
+        # Serialised examples, with random access.
+        records = builder.as_data_source(expression, deserialize_method=raw) if instructions else ()
         labelled = len(ids)
         for place, each in enumerate(_names(builder, instructions)):
             example = _parse(about, records, place, each)
@@ -93,7 +95,8 @@ def tfds(
             is_test.append(testing)
             places.append((records, place))
             if client_column is not None:
-                clients.append(_text(example[client_column]))
+                client = example[client_column]
+                clients.append(client.decode() if isinstance(client, bytes) else client)
         if len(ids) == labelled:
             raise ValueError(
                 f"{name}: split {expression!r} has no labelled example; it has the splits {sorted(splits)}"
@@ -155,10 +158,20 @@ def _columns(library: Any, builder: Any, image: str, label: str, client: str | N
     """Return TFDS's features of these columns; raise ValueError if one is missing or of the wrong type."""
     kinds = library.features
     features = builder.info.features
+
+    def is_image(feature: Any) -> bool:
+        # TFDS stores a float image as raw bytes, which are not an image file.
+        return isinstance(feature, kinds.Image) and feature.np_dtype == np.uint8
+
+    def is_name(feature: Any) -> bool:
+        if isinstance(feature, kinds.Text):
+            return True
+        return feature.shape == () and np.dtype(feature.np_dtype).kind in "iu"
+
     wanted = (
-        ("image_column", image, "an Image of uint8", _is_image),
-        ("label_column", label, "a ClassLabel", lambda kinds, each: isinstance(each, kinds.ClassLabel)),
-        ("client_column", client, "text or an integer", _is_name),
+        ("image_column", image, "an Image of uint8", is_image),
+        ("label_column", label, "a ClassLabel", lambda feature: isinstance(feature, kinds.ClassLabel)),
+        ("client_column", client, "text or an integer", is_name),
     )
     held = list(features) if isinstance(features, kinds.FeaturesDict) else []
     found = {}
@@ -167,21 +180,10 @@ def _columns(library: Any, builder: Any, image: str, label: str, client: str | N
             continue
         if column not in held:
             raise ValueError(f"{argument}: {builder.info.name} has no feature {column!r}, only {held}")
-        if not fits(kinds, features[column]):
+        if not fits(features[column]):
             raise ValueError(f"{argument}: expected {text}, got {column!r}: {features[column]}")
         found[column] = features[column]
     return found
-
-
-def _is_image(kinds: Any, feature: Any) -> bool:
-    # TFDS stores a float image as raw bytes, which are not an image file.
-    return isinstance(feature, kinds.Image) and feature.np_dtype == np.uint8
-
-
-def _is_name(kinds: Any, feature: Any) -> bool:
-    if isinstance(feature, kinds.Text):
-        return True
-    return feature.shape == () and np.dtype(feature.np_dtype).kind in "iu"
 
 
 def _instructions(builder: Any, expression: str) -> Sequence[Any]:
@@ -217,17 +219,6 @@ def _names(builder: Any, instructions: Sequence[Any]) -> list[str]:
     return names
 
 
-def _records(library: Any, builder: Any, expression: str, instructions: Sequence[Any]) -> Sequence[Any]:
-    """Open the serialised examples of a split expression, such as ``train[:10%]``, with random access.
-
-    ``instructions`` lists the parts of files that the expression selects. Without any, return no examples.
-    """
-    if not instructions:
-        return ()
-    raw = library.decode.DeserializeMethod.RAW_BYTES
-    return builder.as_data_source(expression, deserialize_method=raw)
-
-
 def _parse(features: Any, records: Sequence[Any], place: int, name: str, **options: Any) -> Any:
     try:
         example = features.deserialize_example_np(records[place], **options)
@@ -240,7 +231,3 @@ def _parse(features: Any, records: Sequence[Any], place: int, name: str, **optio
         if not is_damage(error):
             raise
         raise ValueError(f"{name}: the example is damaged ({type(error).__name__}: {error})") from error
-
-
-def _text(value: Any) -> Any:
-    return value.decode() if isinstance(value, bytes) else value

@@ -105,8 +105,6 @@ def image_arrays(
     digest.update(memoryview(images).cast("B"))
     if labels.dtype.kind not in "iu":
         raise TypeError(f"{name}: labels: expected integers, got {labels.dtype}")
-    if labels.size and labels.min() < 0:
-        raise ValueError(f"{name}: labels: expected indices of classes from 0, got {labels.min()}")
     if class_names is None:
         try:
             class_names = [str(label) for label in range(num_classes_of(labels))]
@@ -117,7 +115,7 @@ def image_arrays(
     return ImageSet(
         name=name,
         ids=tuple(str(i) for i in range(len(images))),
-        labels=labels.astype(np.int32),
+        labels=labels,
         class_names=tuple(str(each) for each in class_names),
         read=partial(_row, images),
         fingerprint=digest.hexdigest(),

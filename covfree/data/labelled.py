@@ -55,6 +55,7 @@ class LabelledSet:
                 f"{self.name}: labels: {self.ids[wrong[0]]} has label {self.labels[wrong[0]]}; "
                 f"expected one in [0, {len(self.class_names)})"
             )
+        object.__setattr__(self, "labels", self.labels.astype(np.int32, copy=False))
 
     def __len__(self) -> int:
         """The number of examples."""

@@ -82,7 +82,7 @@ WRONG = {
     "no image": (dict(images=PIXELS[:0], labels=LABELS[:0]), ValueError, r"got \[0, 6, 5, 3\]"),
     "float labels": (dict(labels=LABELS / 1), TypeError, "labels: expected integers, got float64"),
     "a label too few": (dict(labels=LABELS[1:]), ValueError, r"labels: expected shape \[4\], got \[3\]"),
-    "a negative label": (dict(labels=LABELS - 1), ValueError, "expected indices of classes from 0, got -1"),
+    "a negative label": (dict(labels=LABELS - 1), ValueError, "labels: 1 has label -1; expected one in"),
     "a huge label": (dict(labels=LABELS + 2**40), ValueError, "got 1099511627778 as the largest of 3"),
     "a label without a name": (
         dict(class_names=["x", "y"]),

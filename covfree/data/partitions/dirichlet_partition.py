@@ -10,7 +10,7 @@ from covfree.core.checks import check_above_zero, check_choice, check_integer, c
 from covfree.data.partitions.partition import (
     Clients,
     by_class,
-    check_num_partitions,
+    check_federation,
     equal_sizes,
     generator,
     warn_of_left_out,
@@ -76,8 +76,7 @@ def inner_dirichlet(
     >>> [np.unique(labels[clients == k]).size for k in range(5)]  # of 10 classes
     [6, 6, 3, 4, 3]
     """
-    labels = check_integers("labels", labels, 0)
-    num_partitions = check_num_partitions(num_partitions, labels.size)
+    labels, num_partitions = check_federation(labels, num_partitions)
     alpha = float(check_above_zero("alpha", alpha))
     check_choice("filling", filling, ("sequential", "interleaved"))
     sizes = equal_sizes(labels.size, num_partitions)
@@ -236,8 +235,7 @@ def dirichlet(
     >>> np.bincount(clients, minlength=5)
     array([240, 306, 166, 172, 116])
     """
-    labels = check_integers("labels", labels, 0)
-    num_partitions = check_num_partitions(num_partitions, labels.size)
+    labels, num_partitions = check_federation(labels, num_partitions)
     concentration = _concentration(alpha, num_partitions)
     min_partition_size = check_integer("min_partition_size", min_partition_size, 0)
     max_attempts = check_integer("max_attempts", max_attempts, 1)

@@ -32,8 +32,7 @@ def iid(labels: ArrayLike | int, num_partitions: int, *, seed: int) -> Clients:
     >>> np.bincount(iid(1000, 3, seed=0))
     array([334, 333, 333])
     """
-    num_examples = check_num_examples(labels)
-    num_partitions = check_num_partitions(num_partitions, num_examples)
+    num_examples, num_partitions = _sizes(labels, num_partitions)
     return _random_of_sizes(equal_sizes(num_examples, num_partitions), generator(seed))
 
 
@@ -66,8 +65,7 @@ def lognormal_sizes(
     >>> np.bincount(lognormal_sizes(1000, 5, sigma=1.0, seed=0))
     array([202, 157, 338, 198, 105])
     """
-    num_examples = check_num_examples(labels)
-    num_partitions = check_num_partitions(num_partitions, num_examples)
+    num_examples, num_partitions = _sizes(labels, num_partitions)
     sigma = float(check_strength("sigma", sigma))
     rng = generator(seed)
     # Subtract the largest z, so that no weight overflows for any σ.
@@ -135,21 +133,25 @@ def warn_of_left_out(labels: np.ndarray, clients: Clients) -> Clients:
     return clients
 
 
-def check_num_examples(labels: ArrayLike | int) -> int:
-    """Return the number of examples n, given their labels or n itself."""
-    if np.ndim(labels) == 0:
-        return check_integer("labels", labels, 1)
-    return check_integers("labels", labels, 0).size
+def check_federation(labels: ArrayLike, num_partitions: object) -> tuple[np.ndarray, int]:
+    """Return the labels [n] as an array, and the number of clients K, after checking 1 ≤ K ≤ n.
 
-
-def check_num_partitions(num_partitions: object, num_examples: int) -> int:
-    """Return K after checking 1 ≤ K ≤ n: with more clients than examples, some would have to be empty."""
-    count = check_integer("num_partitions", num_partitions, 1)
-    if count > num_examples:
+    With more clients than examples, some clients would have to be empty.
+    """
+    labels, count = check_integers("labels", labels, 0), check_integer("num_partitions", num_partitions, 1)
+    if count > labels.size:
         raise ValueError(
-            f"num_partitions: expected at most the number of examples, {num_examples}, got {count}"
+            f"num_partitions: expected at most the number of examples, {labels.size}, got {count}"
         )
-    return count
+    return labels, count
+
+
+def _sizes(labels: ArrayLike | int, num_partitions: object) -> tuple[int, int]:
+    """Return n and K, see `check_federation`, given labels or n itself."""
+    if np.ndim(labels) == 0:
+        labels = np.broadcast_to(0, check_integer("labels", labels, 1))
+    labels, count = check_federation(labels, num_partitions)
+    return labels.size, count
 
 
 def generator(seed: object) -> np.random.Generator:

@@ -6,11 +6,11 @@ from typing import Literal
 import numpy as np
 from numpy.typing import ArrayLike
 
-from covfree.core.checks import check_choice, check_integer, check_integers, check_share
+from covfree.core.checks import check_choice, check_integer, check_share
 from covfree.data.partitions.partition import (
     Clients,
     by_class,
-    check_num_partitions,
+    check_federation,
     equal_sizes,
     generator,
     warn_of_left_out,
@@ -61,8 +61,7 @@ def shards(
            [3, 3, 2, 2, 3, 2],
            [1, 3, 3, 1, 1, 3]], dtype=int32)
     """
-    labels = check_integers("labels", labels, 0)
-    num_partitions = check_num_partitions(num_partitions, labels.size)
+    labels, num_partitions = check_federation(labels, num_partitions)
     if shard_size is not None:
         shard_size = check_integer("shard_size", shard_size, 1)
     if num_shards_per_partition is not None:
@@ -141,8 +140,7 @@ def pathological(
     >>> [np.unique(labels[clients == k]).tolist() for k in range(4)]
     [[0, 1], [1, 2], [2, 3], [0, 3]]
     """
-    labels = check_integers("labels", labels, 0)
-    num_partitions = check_num_partitions(num_partitions, labels.size)
+    labels, num_partitions = check_federation(labels, num_partitions)
     per_client = check_integer("num_classes_per_partition", num_classes_per_partition, 1)
     rng = generator(seed)
     examples, counts, values = by_class(labels, rng)
@@ -232,8 +230,7 @@ def dominant_classes(
            [ 6,  2, 10, 82],
            [ 4, 10, 80,  6]])
     """
-    labels = check_integers("labels", labels, 0)
-    num_partitions = check_num_partitions(num_partitions, labels.size)
+    labels, num_partitions = check_federation(labels, num_partitions)
     share = float(check_share("uniform_share", uniform_share))
     per_client = check_integer("num_shards_per_partition", num_shards_per_partition, 1)
     rng = generator(seed)
