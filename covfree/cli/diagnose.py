@@ -63,7 +63,7 @@ def diagnose_command(
         return
     at_least("seed", seed, 0)
     chosen = next(iter(variants_of(method, option="method").values())).method
-    if chosen.summary.stays or chosen.message_rounds < len(chosen.rounds):
+    if chosen.summary.stays or not chosen.one_shot:
         raise ValueError(f"--method: expected one whose clients send class means, got {method!r}")
     data = of_file(dataset, test_file).load(seed)
     federation = federation_of(data, clients, partition, alpha)

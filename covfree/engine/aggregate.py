@@ -97,15 +97,7 @@ class Aggregate(Generic[H]):
     def __reduce__(self) -> Any:
         # Merge the waiting rows first: they take more space than the rows into which they are merged.
         own = compacted(self)
-        return Aggregate, (
-            own.method,
-            own.num_classes,
-            own.layout,
-            own.dtype,
-            own.rows,
-            (),
-            own.pooled,
-        )
+        return Aggregate, (own.method, own.num_classes, own.layout, own.dtype, own.rows, (), own.pooled)
 
 
 def zero(method: Method[H], *, num_classes: int) -> Aggregate[H]:
@@ -178,12 +170,7 @@ def add(
     used = np.flatnonzero((labels >= 0) & (clients >= 0))
     for start in range(0, len(used), BLOCK):
         rows = used[start : start + BLOCK]
-        total = _added(
-            total,
-            _features_of(total.method, features[rows]),
-            labels[rows],
-            clients[rows],
-        )
+        total = _added(total, _features_of(total.method, features[rows]), labels[rows], clients[rows])
     return total
 
 
@@ -214,8 +201,7 @@ def merge(first: Aggregate[H], second: Aggregate[H]) -> Aggregate[H]:
     pooled = [own for own in (first.pooled, second.pooled) if own is not None]
     _check_dim(first, second.tables[0].mean.shape[1], "second")
     merged = sorted(
-        (own.rows for own in (first, second) if own.rows is not None),
-        key=lambda own: -own.nbytes,
+        (own.rows for own in (first, second) if own.rows is not None), key=lambda own: -own.nbytes
     )
     return _settled(
         replace(

@@ -41,6 +41,15 @@ def padded_rows(rows: Rows, size: int) -> Rows:
     return replace(jax.tree.map(fill, rows), label=fill(rows.label, -1), client=client)
 
 
+def clients_of(rows: Rows) -> Any:
+    """Return the client of each row; raise a ValueError if rows do not say whose they are."""
+    if rows.client is None:
+        raise ValueError(
+            "rows: expected rows with a client each, as they must stay together; got client = None"
+        )
+    return rows.client
+
+
 def cuts(clients: np.ndarray | None, num_rows: int, size: int) -> np.ndarray:
     """Choose where to cut a table into parts of at most ``size`` rows: [parts + 1] positions, the first 0.
 
@@ -101,16 +110,13 @@ class TableParts:
         # `np.asarray` of a memory map is a view, which reads nothing.
         rows = jax.tree.map(np.asarray, rows)
         check_row_structure(rows, dim=dim)
-        if whole_clients and rows.client is None:
-            raise ValueError(
-                "rows: expected rows with a client each, as they must stay together; got client = None"
-            )
+        clients = clients_of(rows) if whole_clients else None
         self._rows = rows
         self._size, self._num_classes = size, num_classes
         # Fix the data types here: the thread that reads parts does not see settings that jax keeps for each
         # thread, such as whether float64 is enabled.
         self._types = RowTypes.of(rows, count_sum(rows.count))
-        self.places = cuts(np.asarray(rows.client) if whole_clients else None, len(rows.label), size)
+        self.places = cuts(clients, len(rows.label), size)
         self._senders = senders(rows)
         self._numbers = np.append(numbers_of(rows, self._senders, self._types, size), -1)
         self.rejected: dict[str, str] = {}

@@ -18,7 +18,7 @@ from covfree.core.compiling import jit, shard_map
 from covfree.core.doors import check_int32
 from covfree.core.padding import clip_to_int32
 from covfree.core.types import Rows, is_traced
-from covfree.engine.parts import cuts, padded_rows
+from covfree.engine.parts import clients_of, cuts, padded_rows
 from covfree.engine.totals import How, through, total_over_rows, with_numbers
 from covfree.methods import Method
 from covfree.methods.rounds import Round
@@ -51,11 +51,7 @@ def shard_rows(rows: Rows, mesh: Mesh, *, whole_clients: bool = False) -> Rows:
         rows = replace(rows, **{name: _narrow(getattr(rows, name), name == "count")})
     clients = None
     if whole_clients:
-        if rows.client is None:
-            raise ValueError(
-                "rows: expected rows with a client each, as they must stay together; got client = None"
-            )
-        order = np.argsort(rows.client, kind="stable")
+        order = np.argsort(clients_of(rows), kind="stable")
         rows = jax.tree.map(lambda x: x[order], rows)
         clients = np.asarray(rows.client)
     devices = sum(device.process_index == jax.process_index() for device in mesh.devices.flat)
@@ -102,11 +98,7 @@ def _check_sharded(method: Any, rows: Any) -> None:
     """
     if not method.whole_clients or is_traced(rows.client):
         return
-    if rows.client is None:
-        raise ValueError(
-            "rows: expected rows with a client each, as they must stay together; got client = None"
-        )
-    client = jnp.asarray(rows.client)
+    client = jnp.asarray(clients_of(rows))
     # Each device lists its clients once, so a client that is listed twice is on two devices.
     shards = [np.unique(np.asarray(shard.data)) for shard in client.addressable_shards]
     own = np.concatenate(shards)

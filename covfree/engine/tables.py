@@ -76,10 +76,7 @@ def one_table(tables: tuple[Table, ...], layout: Layout, dtype: Any) -> tuple[Ta
     squares = _squares_of(tables, order, np.cumsum(first) - 1, len(start), layout, means.shape[1])
     pooled = np.zeros((means.shape[1],) * 2) if layout.pooled else None
     for groups in _blocks_of(start, len(order)):
-        rows = slice(
-            start[groups.start],
-            start[groups.stop] if groups.stop < len(start) else len(order),
-        )
+        rows = slice(start[groups.start], start[groups.stop] if groups.stop < len(start) else len(order))
         weight, sizes = count[rows, None], size[groups]
         values = means[order[rows]].astype(np.float64, copy=False)
         plain = (weight == 1).all()
@@ -125,12 +122,7 @@ def _blocks_of(start: np.ndarray, length: int) -> Iterable[slice]:
 
 
 def _squares_of(
-    tables: tuple[Table, ...],
-    order: np.ndarray,
-    group: np.ndarray,
-    groups: int,
-    layout: Layout,
-    dim: int,
+    tables: tuple[Table, ...], order: np.ndarray, group: np.ndarray, groups: int, layout: Layout, dim: int
 ) -> np.ndarray | None:
     """Add up the scatters of the rows of each group, from ``Table.squares``; None if none are kept.
 
@@ -141,11 +133,7 @@ def _squares_of(
     if layout.squares is None or layout.pooled:
         return None
     shape = {"full": (dim, dim), "diagonal": (dim,), "spherical": ()}[layout.squares]
-    squares, place, first = (
-        np.zeros((groups, *shape)),
-        np.empty(len(order), np.int64),
-        0,
-    )
+    squares, place, first = np.zeros((groups, *shape)), np.empty(len(order), np.int64), 0
     place[order] = group
     for table in tables:
         if table.squares is not None:
@@ -186,12 +174,7 @@ def rows_of(table: Table, layout: Layout, dtype: np.dtype) -> Rows:
         covariance = (table.squares / (degrees * size)).astype(dtype)
     count = summable(table.count, count_sum(table.count))
     with np.errstate(over="ignore"):
-        rows = Rows(
-            table.mean.astype(dtype),
-            count,
-            table.label.astype(np.int32),
-            covariance=covariance,
-        )
+        rows = Rows(table.mean.astype(dtype), count, table.label.astype(np.int32), covariance=covariance)
     if not layout.by_client:
         return rows
     client = np.unique(table.client, return_inverse=True)[1].astype(np.int32)

@@ -135,21 +135,9 @@ def fed3r(
     check_strength("ridge", ridge)
     check_choice("scatter", scatter, ("both", "within"))
     if scatter == "both":
-        return Method(
-            ridge,
-            "fed3r",
-            gram_matrices(gram_merge),
-            phases(gram_phase, fixed=True),
-            gram_system,
-            bound(gram_head, bias=bias),
-            feature_map,
-        )
-    return Method(
-        ridge,
-        "fed3r-within",
-        gram_matrices(_within_merge),
-        phases(moments_phase, within_phase, fixed=True),
-        _within_system,
-        bound(within_head, bias=bias),
-        feature_map,
-    )
+        summary, rounds = gram_matrices(gram_merge), phases(gram_phase, fixed=True)
+        head = bound(gram_head, bias=bias)
+        return Method(ridge, "fed3r", summary, rounds, gram_system, head, feature_map)
+    summary, rounds = gram_matrices(_within_merge), phases(moments_phase, within_phase, fixed=True)
+    head = bound(within_head, bias=bias)
+    return Method(ridge, "fed3r-within", summary, rounds, _within_system, head, feature_map)

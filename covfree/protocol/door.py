@@ -206,8 +206,5 @@ def receipt_of(messages: Mapping[Any, Message] | Inbox, client: Any) -> str:
 def reason_of(error: Exception) -> str:
     """Return the text of an error, as the reason why a message was rejected."""
     text = str(error)
-    return (
-        text
-        if text and isinstance(error, (TypeError, ValueError, OSError))
-        else f"{type(error).__name__}: {text}"
-    )
+    plain = text and isinstance(error, (TypeError, ValueError, OSError))
+    return text if plain else f"{type(error).__name__}: {text}"

@@ -39,21 +39,17 @@ def check_rows(rows: Rows, *, num_classes: int, dim: int | None = None) -> None:
     """
     check_row_structure(rows, dim=dim)
     mean, count, label = (np.asarray(x) for x in (rows.mean, rows.count, rows.label))
-    bad = ~(np.isfinite(count) & (count >= 0))
-    if bad.any():
-        row = int(np.argmax(bad))
+    if (row := _first(~(np.isfinite(count) & (count >= 0)))) is not None:
         raise ValueError(f"count: row {row} has count {count[row]}; expected finite numbers of at least 0")
     # Compare in float64: float16 cannot hold the limit.
-    many = count.astype(np.float64) > _MOST_EXAMPLES
-    if many.any():
-        row = int(np.argmax(many))
+    if (row := _first(count.astype(np.float64) > _MOST_EXAMPLES)) is not None:
         raise ValueError(f"count: row {row} has count {count[row]}; expected at most 2**53")
-    if (label >= num_classes).any():
-        row = int(np.argmax(label >= num_classes))
+    if (row := _first(label >= num_classes)) is not None:
         raise ValueError(
             f"label: row {row} has label {label[row]}; expected labels below num_classes = {num_classes}"
         )
-    used = (count > 0) & (label >= 0 if rows.sketch is None else (label >= 0) | np.asarray(rows.sketch))
+    sketch = False if rows.sketch is None else np.asarray(rows.sketch)
+    used = (count > 0) & ((label >= 0) | sketch)
     for name, values in (("mean", mean), ("covariance", rows.covariance)):
         if values is None:
             continue
@@ -68,19 +64,21 @@ def check_rows(rows: Rows, *, num_classes: int, dim: int | None = None) -> None:
             )
     if rows.covariance is not None:
         _check_covariances(np.asarray(rows.covariance), count, label, used)
-    if rows.sketch is not None and (labelled := used & np.asarray(rows.sketch) & (label >= 0)).any():
-        row = int(np.argmax(labelled))
+    if (row := _first(used & sketch & (label >= 0))) is not None:
         raise ValueError(
             f"label: row {row} has label {label[row]}; expected -2, as it is a residual direction"
         )
     most = largest_sum(mean.dtype)
     squares = square_sums(rows)
-    if (used & (squares > most)).any():
-        row = int(np.argmax(used & (squares > most)))
+    if (row := _first(used & (squares > most))) is not None:
         raise ValueError(
             f"mean: row {row} (class {label[row]}) implies squared norms that sum to {squares[row]:.2g}; "
             f"expected at most {most:.2g}, as larger sums could overflow"
         )
+
+
+def _first(wrong: np.ndarray) -> int | None:
+    return int(np.argmax(wrong)) if wrong.any() else None
 
 
 def largest_sum(dtype: np.dtype) -> float:
