@@ -56,6 +56,7 @@ def test_pages_load_nothing_from_elsewhere(site):
         assert not re.search(r"url\(['\"]?(https?:)?//", sheet.read_text(encoding="utf-8")), sheet
 
 
+@pytest.mark.slow
 def test_every_name_has_a_place_in_the_reference(site):
     found = list(sections())
     assert {"covfree", "covfree.core.linalg", "covfree.heads.metrics"} <= {module for _, module, _ in found}
@@ -73,6 +74,7 @@ def test_every_name_has_a_place_in_the_reference(site):
     assert "<blockquote>" not in (site / "reference" / "covfree-estimators.html").read_text(encoding="utf-8")
 
 
+@pytest.mark.slow
 def test_formulas_and_sessions_are_marked_as_such(site):
     text = (site / "derivation.html").read_text(encoding="utf-8")
     source = (ROOT / "docs" / "derivation.md").read_text(encoding="utf-8")
@@ -92,6 +94,7 @@ def driver():
     driver.quit()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "page",
     [
@@ -126,6 +129,7 @@ def test_no_page_is_wider_than_a_telephone(page, site, driver):
         assert natural <= 800 or (may_scroll and natural == 1380 and shown == 690), (source, natural, shown)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("page", ["index", "choosing", "from-pytorch"])
 def test_tables_of_the_first_pages_fit_a_telephone(page, site, driver):
     """Their code is broken after brackets and commas, so that no column is off the screen."""
@@ -138,6 +142,7 @@ def test_tables_of_the_first_pages_fit_a_telephone(page, site, driver):
     assert max(right) <= 390
 
 
+@pytest.mark.slow
 def test_names_in_tables_are_whole_on_a_telephone(site, driver):
     show(driver, site / "methods.html", 390, until="document.querySelector('td .whole') !== null")
     lines = driver.execute_script(
@@ -148,6 +153,7 @@ def test_names_in_tables_are_whole_on_a_telephone(site, driver):
     assert {count for _, count in lines} == {1}
 
 
+@pytest.mark.slow
 def test_search_works_from_the_disk(site, driver):
     show(driver, site / "index.html", until="document.querySelector('.md-search__button') !== null")
     driver.execute_script("document.querySelector('.md-search__button').click()")
@@ -161,6 +167,7 @@ def test_search_works_from_the_disk(site, driver):
     assert any("shift.html" in place for place in places)
 
 
+@pytest.mark.slow
 def test_the_reference_sets_subscripts_and_leaves_code(site, driver):
     show(driver, site / "derivation.html", until="document.querySelector('h2 sub') !== null")
     assert "K_c" not in driver.execute_script(
@@ -178,6 +185,7 @@ def test_the_reference_sets_subscripts_and_leaves_code(site, driver):
     assert driver.execute_script("return document.documentElement.scrollWidth") == 390
 
 
+@pytest.mark.slow
 def test_prompts_and_outputs_are_not_copied(site, driver):
     show(driver, site / "tutorial.html", until="document.querySelector('pre [data-md-type=copy]') !== null")
     # The theme selects a hidden text and tells the browser to copy it.

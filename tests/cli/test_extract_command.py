@@ -364,15 +364,23 @@ def test_bad_arguments(untyped, features, no_computing, tmp_path, arguments, tex
 
 
 def test_bad_arguments_cost_no_heavy_imports(photos, tmp_path):
-    script = f"""
+    """To the console script, as its entry point starts it, in a process of its own."""
+    script = """
 import sys
-from covfree.cli.app import run
-code = run({["extract", "--images", str(photos), "--backbone", "resnet18", "--out", "a.npz"]!r})
-print(code, [name for name in ("flax", "matplotlib", "huggingface_hub", "tensorflow") if name in sys.modules])
+from covfree.cli import main
+try:
+    main()
+finally:
+    print([name for name in ("flax", "matplotlib", "huggingface_hub", "tensorflow") if name in sys.modules])
 """
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, cwd=tmp_path)
-    assert done.stdout == "2 []\n", done.stderr
+    words = ["extract", "--images", str(photos), "--backbone", "resnet18", "--out", "a.npz"]
+    done = subprocess.run(
+        [sys.executable, "-c", script, *words], capture_output=True, text=True, cwd=tmp_path
+    )
+    assert (done.returncode, done.stdout) == (2, "[]\n"), done.stderr
     assert "no package ships weights of resnet18" in done.stderr
+    assert done.stderr.startswith("covfree: ")
+    assert done.stderr.count("\n") == 1
 
 
 def test_a_package_that_is_missing_is_named(features, monkeypatch):

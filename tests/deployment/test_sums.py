@@ -54,6 +54,7 @@ def step(server, clients):
     return asked
 
 
+@pytest.mark.slow
 def test_fedran_sends_nothing_above_a_bound_that_fits_its_data(tmp_path):
     """Squares of small numbers scaled up for float32 were 2¹⁰⁰."""
     algorithm, heads = "fedran:num_directions=4:num_features=32", []
