@@ -11,7 +11,7 @@ import numpy as np
 from covfree.data.dataset import StrPath
 from covfree.data.feature_file import differences, read_feature_file, rewrite
 from covfree.data.feature_writer import FeatureWriter, identity_of, recognised
-from covfree.data.labelled import LabelledSet
+from covfree.data.labelled import LabelledSet, few
 
 # A callback that gets the number of finished examples and the number of all examples.
 Progress = Callable[[int, int], None]
@@ -59,8 +59,7 @@ def keep(
         tell(total, total)
         return Extracted(path, 0, _reuse(path, key, examples, on_damaged))
     sizes = {"num_examples": total, "num_features": num_features, "dtype": dtype}
-    identities = getattr(examples, "identities", None)
-    with FeatureWriter(path, key, **sizes, identities=identities) as writer:
+    with FeatureWriter(path, key, **sizes, identities=examples.identities) as writer:
         begun = writer.done
         _check_skipped(f"{path}.partial", [examples.ids[i] for i in writer.skipped], on_damaged)
         tell(begun, total)
@@ -93,7 +92,7 @@ def _reuse(path: Path, key: Mapping[str, Any], examples: LabelledSet, on_damaged
     )
     skipped = dict(zip(ids, reasons, strict=True))
     if differing := differences(file.key, key):
-        identities, found, told = getattr(examples, "identities", None), None, ""
+        identities, found, told = examples.identities, None, ""
         if identities is not None and all(each.startswith("images: ") for each in differing):
             kept = str(file.arrays.get("kept_images"))
             found = recognised(
@@ -128,10 +127,9 @@ def _same(ours: Mapping[str, np.ndarray], theirs: Mapping[str, np.ndarray]) -> b
 
 def _check_skipped(place: str, ids: list[str], on_damaged: str) -> None:
     if ids and on_damaged == "stop":
-        shown = ", ".join(ids[:3]) + (", …" if len(ids) > 3 else "")
         raise ValueError(
-            f"{place}: leaves out {len(ids)} images that could not be read ({shown}); remove it to read them "
-            "again, or take it as it is by on_damaged 'skip'"
+            f"{place}: leaves out {len(ids)} images that could not be read ({few(ids)}); remove it to read "
+            "them again, or take it as it is by on_damaged 'skip'"
         )
 
 
@@ -148,7 +146,7 @@ def _arrays(examples: LabelledSet, skipped: Mapping[str, str]) -> dict[str, np.n
         "skipped_ids": np.array(list(skipped), str),
         "skipped_reasons": np.array(list(skipped.values()), str),
     }
-    if (identities := getattr(examples, "identities", None)) is not None:
+    if (identities := examples.identities) is not None:
         without = {place: name for place, name in enumerate(examples.ids) if name in skipped}
         # `recognised` needs these arrays to recognise the images after damaged ones were removed.
         arrays["kept_images"] = np.array(identity_of(identities, without))

@@ -29,6 +29,7 @@ class LabelledSet:
     clients: np.ndarray | None
     is_test: np.ndarray | None
     ignored: tuple[str, ...]
+    identities: tuple[str, ...] | None = None
 
     def __post_init__(self) -> None:
         kinds = (

@@ -364,7 +364,9 @@ def test_a_file_that_leaves_images_out_is_used_as_it_is(run):
     file = read_feature_file(first.path)
     np.testing.assert_array_equal(file.arrays["labels"], labels[KEPT])
     # Who wants all images is told.
-    with pytest.raises(ValueError, match=r"leaves out 6 images .*\(cat/0\.png, cat/9\.png, dog/40\.png, …\)"):
+    with pytest.raises(
+        ValueError, match=r"leaves out 6 images .*\(cat/0\.png, cat/9\.png, .* \(6 in all\)\)"
+    ):
         run(params=no_params)
 
 
@@ -434,22 +436,6 @@ def test_a_set_of_nothing_but_damaged_images(run, tmp_path):
     ):
         run(made(broken=range(COUNT)), on_damaged="skip")
     assert not (tmp_path / "made.npz").exists()
-
-
-def test_a_feature_that_is_no_number(run, params, tmp_path):
-    bad = jax.tree.map(lambda leaf: leaf * jnp.nan, params)
-    with pytest.raises(ValueError, match=r"example 0 has nan at position 0"):
-        run(params=bad)
-    assert not (tmp_path / "made.npz").exists()
-
-
-def test_a_damaged_file_is_named(run):
-    path = run().path
-    content = bytearray(path.read_bytes())
-    content[len(content) // 2] ^= 1
-    path.write_bytes(content)
-    with pytest.raises(ValueError, match=r"made\.npz"):
-        run()
 
 
 # Bad arguments

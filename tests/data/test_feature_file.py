@@ -338,12 +338,6 @@ def test_keys_are_compared_as_they_are_in_the_file():
     assert differences({}, {}) == []
 
 
-def test_a_path_of_another_kind(tmp_path):
-    with pytest.raises(ValueError, match=r"path: expected the path of an \.npz file, got '.*a\.npy'"):
-        FeatureWriter(tmp_path / "a.npy", KEY, **SIZES)
-    assert names(tmp_path) == []
-
-
 def replaced(value: float, row: int = 1, place: int = 2) -> np.ndarray:
     values = np.ones((3, DIM), np.float32)
     values[row, place] = value
