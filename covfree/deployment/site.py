@@ -94,7 +94,7 @@ def load_site(
 
     if (images is None) == (features is None):
         got = "neither" if images is None else "both"
-        raise ValueError(f"features: expected a file of features, or a folder of images; got {got}")
+        raise ValueError(f"features: expected features or images, got {got}")
     if images is None:
         assert features is not None
         if description.train != "head":
@@ -139,7 +139,7 @@ def load_network(description: Description, weights: str | None = None) -> Any:
     from covfree.finetune import NetworkMap
 
     chosen, found = check_weights(description, description.extractor.get("backbone"), weights)
-    return NetworkMap(chosen.load(found.path), chosen, found.preprocessing)
+    return NetworkMap(chosen.load(found.path), chosen, found.preprocessing or chosen.spec.preprocessing)
 
 
 def load_images(images: ImageSet, description: Description, network: Any) -> Site:
