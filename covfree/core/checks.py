@@ -156,10 +156,9 @@ def check_example_structure(features: Any, labels: Any = None, clients: Any = No
 
 
 def _on_device(features: jax.Array, labels: Any, clients: Any, most: int) -> bool:
-    """Return whether labels are ≤ ``most``, and features are finite and not all 0 or subnormal.
+    """Return whether labels are ≤ ``most``, and features finite and not all 0 or subnormal, without a copy.
 
-    Features, a jax array, are checked on their device, without a copy. Those of padding, with a label or
-    client below 0, may be infinite, but NaN gives False. After False, `check` looks at features on the host.
+    It is False too if padding holds NaN: then `check` looks at features on the host.
     """
     integers = [array for array in (labels, clients) if array is not None]
     # Under a caller's ``jit``, computations on concrete arrays would otherwise be traced.
@@ -172,10 +171,7 @@ def _on_device(features: jax.Array, labels: Any, clients: Any, most: int) -> boo
 
 @jax.jit
 def _sound(features: jax.Array, kept: list[jax.Array]) -> jax.Array:
-    """Return whether all features are finite, and the largest absolute value is neither 0 nor subnormal.
-
-    Rows are padding where one of the masks ``kept`` is False. Their features may be infinite, but not NaN.
-    """
+    """Return whether features are finite (in padding also ±∞), and not all 0 or subnormal."""
     largest = jnp.abs(features).max(1)
     wrong = ~jnp.isfinite(largest)
     for own in kept:

@@ -165,28 +165,26 @@ def read_columns(path: Path, columns: Mapping[str, str]) -> dict[str, np.ndarray
 
 
 def _names(table: Table, pattern: str | None, used: set[str]) -> list[str]:
-    """Return the names of the columns that each contain one feature.
-
-    These are the columns that ``pattern`` names or matches. Without a pattern, they are all columns except
-    ``used`` and the index of a pandas data frame.
+    """Return the columns that each hold a feature: those that ``pattern`` names, else all but ``used``.
 
     Raises:
-        ValueError: if no column matches, or if a column is refused as a feature (see `read_columns`).
+        ValueError: if no column matches, or if one is refused as a feature (see `read_columns`).
     """
-    if pattern is None and not table.wide:
-        if {"format", "version", "kind"} <= set(table):
-            raise ValueError(f"{table.path}: expected features and labels, got a saved head")
-        first = next((name for name in table if name not in used), "NAME")
-        raise ValueError(
-            f"{table.path}: has no array 'features' (it has {table.listed or 'none'}); name it, such as "
-            f"{table.path}:features={first}"
-        )
+    left = [name for name in table if name not in used]
     expected = "columns of numbers" if table.wide else "an array features"
     wrong = f"{table.path}: features: expected {expected}, or the name of one of {table.listed}, got"
-    left = [name for name in table if name not in used]
-    index = table.index if table.wide else set()
+    if not table.wide:
+        if pattern is not None:
+            raise ValueError(f"{wrong} {pattern!r}")
+        if {"format", "version", "kind"} <= set(table):
+            raise ValueError(f"{table.path}: expected features and labels, got a saved head")
+        raise ValueError(
+            f"{table.path}: has no array 'features' (it has {table.listed or 'none'}); name it, such as "
+            f"{table.path}:features={next(iter(left), 'NAME')}"
+        )
+    index = table.index
     columns = [name for name in left if name not in index]
-    if pattern is None and table.wide:
+    if pattern is None:
         if others := [own for own in columns if _is_doubtful(table, own)]:
             kinds = ", ".join(f"{name!r} ({table.schema.field(name).type})" for name in others[:20])
             raise ValueError(
@@ -196,12 +194,12 @@ def _names(table: Table, pattern: str | None, used: set[str]) -> list[str]:
         chosen = columns
     else:
         chosen = list[str]()
-        for part in (pattern or "").split("+"):
+        for part in pattern.split("+"):
             matched = [part] if part in left else [name for name in columns if fnmatchcase(name, part)]
             if not matched:
-                raise ValueError(f"{wrong} {pattern and part!r}")
+                raise ValueError(f"{wrong} {part!r}")
             chosen += matched
-    if not chosen or not table.wide:
+    if not chosen:
         raise ValueError(f"{wrong} {pattern!r}")
     if texts := [name for name in chosen if not table.is_number(name)]:
         raise ValueError(f"{table.path}: features: expected columns of numbers, got {texts[0]!r}")

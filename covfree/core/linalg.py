@@ -227,10 +227,7 @@ def _apply_primal(
     deficient: Bool[Array, ""],
     right: Float[Array, "size columns"],
 ) -> Float[Array, "size columns"]:
-    """Compute A⁻¹ B for B = ``right``, from the factorisation (``basis``, ``diagonal``) of A, stored in full.
-
-    If A is numerically singular (``deficient``), its pseudo-inverse is used.
-    """
+    """Compute A⁻¹ B, or the pseudo-inverse times B if ``deficient``, from the factorisation of a full A."""
     return cond_of_lanes(deficient, _by_eigenvectors, _by_cholesky, basis, diagonal, right)
 
 

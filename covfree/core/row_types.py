@@ -32,14 +32,14 @@ class RowTypes:
     covariance: np.dtype | None
 
     @classmethod
-    def of(cls, rows: Rows, total: float) -> RowTypes:
+    def of(cls, rows: Rows, total: float | None = None) -> RowTypes:
         """Choose data types for the arrays of ``rows``.
 
         Args:
             rows: the rows.
-            total: the sum of the rows' counts. If several `Rows` will be concatenated, the sum of all their
-                counts.
+            total: if several `Rows` will be concatenated, the sum of all their counts.
         """
+        total = count_sum(rows.count) if total is None else total
         covariance = None if rows.covariance is None else accumulation_dtype(rows.covariance)
         return cls(accumulation_dtype(rows.mean), _summed(np.asarray(rows.count).dtype, total), covariance)
 
@@ -63,17 +63,15 @@ class RowTypes:
         A label below 0 becomes −1, which marks padding. Only −2 (`DIRECTION`) stays: such a row is a scaled
         singular vector.
         """
-        label = np.asarray(rows.label)
+        label, spread = np.asarray(rows.label), rows.covariance
         # Values that overflow a narrower type become infinite.
         with np.errstate(over="ignore"):
             return replace(
                 rows,
-                mean=np.asarray(rows.mean).astype(self.mean, copy=False),
-                count=np.asarray(rows.count).astype(self.count, copy=False),
+                mean=np.asarray(rows.mean, self.mean),
+                count=np.asarray(rows.count, self.count),
                 label=np.where((label < 0) & (label != DIRECTION), -1, label).astype(np.int32),
-                covariance=None
-                if rows.covariance is None
-                else np.asarray(rows.covariance).astype(self.covariance, copy=False),
+                covariance=None if spread is None else np.asarray(spread, self.covariance),
             )
 
 
@@ -83,9 +81,10 @@ def _summed(dtype: np.dtype, total: float) -> np.dtype:
     return np.dtype(np.int32 if total <= _INT32 else jnp.result_type(float))
 
 
-def summable(count: Any, total: float) -> np.ndarray:
-    """Convert integer counts to int32 if their sum ``total`` fits, else to float32 (float64 with x64)."""
-    return np.asarray(count).astype(_summed(np.asarray(count).dtype, total), copy=False)
+def summable(count: Any) -> np.ndarray:
+    """Convert integer counts to int32 if their sum fits, else to float32 (float64 with x64)."""
+    count = np.asarray(count)
+    return np.asarray(count, _summed(count.dtype, count_sum(count)))
 
 
 def exact_counts(counts: Sequence[Any]) -> np.ndarray:

@@ -16,7 +16,7 @@ from covfree.core.compiling import jit
 from covfree.core.doors import as_array, as_int32, finite
 from covfree.core.keys import check_key
 from covfree.core.padding import as_arrays, is_large
-from covfree.core.row_types import count_sum, summable
+from covfree.core.row_types import summable
 from covfree.core.types import H, Message, Moments, PRNGKey, Rows, is_traced
 from covfree.engine.examples import examples_of, over_examples, over_rows, summarise
 from covfree.engine.generated import Generated, over_parts
@@ -213,7 +213,7 @@ def solve_message(method: Method[H], message: Message, *, num_classes: int, judg
         count = message.rows.count
     if isinstance(count, np.ndarray):
         # Convert the counts to a type that holds their sum: jax would silently truncate them to 32 bits.
-        message = replace(message, rows=replace(message.rows, count=summable(count, count_sum(count))))
+        message = replace(message, rows=replace(message.rows, count=summable(count)))
     return solve_totals(method, *state_of_message(method, message, num_classes))
 
 

@@ -13,7 +13,7 @@ import jax
 import numpy as np
 
 from covfree.core.checks import check_row_structure
-from covfree.core.row_types import RowTypes, count_sum
+from covfree.core.row_types import RowTypes
 from covfree.core.types import Rows
 from covfree.engine.senders import numbers_of, numbers_of_messages, senders
 from covfree.protocol.checks import Rules, as_received
@@ -115,7 +115,7 @@ class TableParts:
         self._size, self._num_classes = size, num_classes
         # Fix the data types here: the thread that reads parts does not see settings that jax keeps for each
         # thread, such as whether float64 is enabled.
-        self._types = RowTypes.of(rows, count_sum(rows.count))
+        self._types = RowTypes.of(rows)
         self.places = cuts(clients, len(rows.label), size)
         self._senders = senders(rows)
         self._numbers = np.append(numbers_of(rows, self._senders, self._types, size), -1)

@@ -9,7 +9,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 from covfree.core.padding import padded_size
-from covfree.core.row_types import count_sum, summable
+from covfree.core.row_types import summable
 from covfree.core.types import Rows
 from covfree.engine.parts import padded_rows
 
@@ -172,7 +172,7 @@ def rows_of(table: Table, layout: Layout, dtype: np.dtype) -> Rows:
         # A spherical covariance is one number: the mean of the features' variances.
         size = table.mean.shape[1] if layout.squares == "spherical" else 1
         covariance = (table.squares / (degrees * size)).astype(dtype)
-    count = summable(table.count, count_sum(table.count))
+    count = summable(table.count)
     with np.errstate(over="ignore"):
         rows = Rows(table.mean.astype(dtype), count, table.label.astype(np.int32), covariance=covariance)
     if not layout.by_client:

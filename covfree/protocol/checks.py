@@ -137,7 +137,7 @@ def as_received(message: Message) -> Message:
     used = means if rows.sketch is None else means | np.asarray(rows.sketch)
     if not (kept := used & (np.asarray(rows.count) > 0)).all():
         rows = jax.tree.map(lambda leaf: np.asarray(leaf)[kept], rows)
-    rows = RowTypes.of(rows, count_sum(rows.count)).cast(rows)
+    rows = RowTypes.of(rows).cast(rows)
     matrix = message.matrix
     if matrix is not None:
         with np.errstate(over="ignore"):
@@ -178,7 +178,7 @@ def is_of_the_method(letter: Letter) -> None:
 def has_sound_rows(letter: Letter) -> None:
     """Raise an error if means, counts, labels or covariances of the message are invalid; see `check_rows`."""
     rows = letter.message.rows
-    sound_rows(rows, RowTypes.of(rows, count_sum(rows.count)), num_classes=letter.rules.num_classes)
+    sound_rows(rows, RowTypes.of(rows), num_classes=letter.rules.num_classes)
 
 
 def has_announced_counts(letter: Letter) -> None:

@@ -211,10 +211,7 @@ def _mixture_rows(
     num_components: int,
     covariance: Structure,
 ) -> tuple[Rows, Integer[Array, ""], Integer[Array, ""]]:
-    """Compute the rows of `client_mixtures`, the number of client-class pairs, and the largest pair's size.
-
-    The caller checks that the two numbers are at most ``num_groups`` and ``group_size``.
-    """
+    """Return the rows of `client_mixtures`, and the numbers of pairs and of the largest pair's examples."""
     kept = (labels >= 0) & (clients >= 0)
     # The pair of each example; −1 for padding.
     pair = subset_groups((clients, labels), kept, 1, None)
@@ -243,10 +240,7 @@ def _fit_groups(
     num_components: int,
     covariance: Structure,
 ) -> Mixture:
-    """Fit a mixture to each group, in batches that bound memory.
-
-    ``owners`` has the label of each group, and the client of each group.
-    """
+    """Fit a mixture to each group, in batches that bound memory; ``owners`` are its label and its client."""
     order = jnp.argsort(group)
     within = jnp.arange(group_size, dtype=jnp.int32)
     key = derive(key, "mixtures")

@@ -171,10 +171,7 @@ def rows_of(
 def _rows_of(
     features: Array, labels: Array, clients: Array, row: Array, num_rows: int, covariance: str | None
 ) -> Rows:
-    """Compute the rows as `rows_of` does, but without a check.
-
-    ``row`` is the index of each example's row. If ``num_rows`` is too small, examples are lost silently.
-    """
+    """Compute the rows of `rows_of`; if ``num_rows`` is too small, examples are lost silently."""
     means, counts = mean_groups(features, row, num_rows)
     examples = row.shape[0]
     slot = jnp.where((row >= 0) & (row < num_rows), row, num_rows)
@@ -203,11 +200,7 @@ def _row_variances(
     row: Integer[Array, " examples"],
     means: Float[Array, "rows dim"],
 ) -> Float[Array, "rows dim"]:
-    """Compute the unbiased variance of each feature over each group of examples, such as a client's class.
-
-    ``row`` is the number of each example's group, below 0 for padding; ``means`` are the groups' means.
-    A group of fewer than two examples has variances 0.
-    """
+    """Compute the unbiased variance of each feature over the examples of each row; 0 for fewer than two."""
     # Set padding to 0: if it holds NaN, gradients are NaN even if its squares are not summed.
     values = jnp.where((row >= 0)[:, None], features, 0).astype(accumulation_dtype(features))
     deviation = values - means.at[row].get(mode="fill", fill_value=0)

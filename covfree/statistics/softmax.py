@@ -128,17 +128,9 @@ def _scored(
     centre: jax.Array,
     num_classes: int,
 ) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
-    """Compute the scores of some examples, and mask padding.
+    """Return the scores, labels, counts and centred features of a part of the examples.
 
-    Args:
-        scores: the classifier, a function ``(features, features − centre) -> scores``.
-        part: the examples' features, labels and counts.
-        centre: a vector that is subtracted from features.
-        num_classes: C.
-
-    Returns:
-        The scores, the labels, the counts, and the features minus ``centre``. Scores and counts are 0 for
-        padding and for examples of absent classes.
+    Scores and counts are 0 for padding and for examples of absent classes.
     """
     features, label, count = part
     kept = (count > 0) & (label >= 0) & (label < num_classes)

@@ -46,10 +46,7 @@ def _way(rows: Rows) -> dict[str, Any]:
 
 
 def _shape(matrix: Any) -> tuple[np.ndarray, np.ndarray]:
-    """Split off each matrix's trace and scale: return R/‖R‖ and ‖R‖ for R = A − (tr A / dim)·I.
-
-    The norm is Frobenius's. If R is only rounding, both are 0.
-    """
+    """Return R/‖R‖ and ‖R‖ for R = A − (tr A / dim)·I, by Frobenius's norm; 0 if R is only rounding."""
     matrix = np.asarray(matrix)
     mean = np.trace(matrix, axis1=-2, axis2=-1)[..., None, None] / matrix.shape[-1]
     rest = matrix - mean * np.eye(matrix.shape[-1])

@@ -195,11 +195,7 @@ def _part(rows: Rows, owner: Any, index: Any) -> Rows:
 
 
 def _plain(totals: Any) -> Any:
-    """Convert the sums over clients in a round, so that two runs can be compared.
-
-    A `Scatter` becomes its full matrix. `Rows` become an array with a line for each row, without padding and
-    in sorted order.
-    """
+    """Convert a round's sums for comparing: a `Scatter` to a matrix, `Rows` to a sorted table."""
 
     def one(total: Any) -> Any:
         if isinstance(total, Scatter):

@@ -123,11 +123,7 @@ def sample_numbers(keys: Any, projected: Any, senders: Any, xp: Any) -> Any:
 
 
 def _sums(values: Any, group: Any, xp: Any) -> Any:
-    """Sum the rows of ``values`` by group: row i is in group ``group[i]``.
-
-    Row g of the result is the sum of group g. The result is as long as ``values``: rows after the last group
-    are 0.
-    """
+    """Sum the rows of ``values`` by group; the result is as long, with 0 after the last group."""
     if xp is jnp:
         return jax.ops.segment_sum(values, group, group.shape[0])
     return add_by_group(values, group, len(values))
