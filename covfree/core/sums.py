@@ -45,13 +45,6 @@ def deviations(
     return jnp.where(jnp.abs(centred) <= noise, 0, centred)
 
 
-def row_size(values: Float[AnyArray, "items dim"]) -> Float[Array, " items"]:
-    """Return the largest absolute entry of each row, 0 for an empty row; derivatives treat it as constant."""
-    values = jax.lax.stop_gradient(jnp.asarray(values))
-    # XLA would fuse a maximum of absolute values with later sums, which is ten times slower.
-    return jnp.maximum(values.max(1, initial=0), -values.min(1, initial=0))
-
-
 def settled(
     values: Float[Array, "groups dim"], terms: Num[Array, " groups"], size: Float[Array, " groups"]
 ) -> Float[Array, "groups dim"]:
@@ -225,9 +218,11 @@ def weighted_means(
         more = sum((longest > long).astype(jnp.int32) for long in _LONG)
         # A loop of 0 to 2 steps compiles the pass once; two conditions would compile it twice.
         centre = jax.lax.fori_loop(0, more, lambda _, centre: mean_about(centre, *still), centre)
+    # XLA would fuse a maximum of absolute values with later sums, which is ten times slower.
+    size = jnp.maximum(still[0][0].max(1, initial=0), -still[0][0].min(1, initial=0))
     # Set padding to 0: if it held NaN, the derivative in the weight would be NaN.
-    sizes = jnp.where(group < num_groups, row_size(values).astype(dtype), 0)
-    magnitude = jax.ops.segment_sum(weight.astype(dtype) * sizes, group, num_groups)
+    size = jnp.where(group < num_groups, size.astype(dtype), 0)
+    magnitude = jax.ops.segment_sum(weight.astype(dtype) * size, group, num_groups)
     size = magnitude / whole[:, 0] + jnp.abs(centre).max(1, initial=0)
     return settled(mean_about(centre, items, whole), terms, size), magnitude
 

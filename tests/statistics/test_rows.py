@@ -68,26 +68,6 @@ def test_under_jit_client_rows_pad_to_the_bound():
     assert rows.count.sum() == federation.kept.sum()
 
 
-@pytest.mark.parametrize("num_subsets", [2, 5])
-def test_client_rows_with_subsets(num_subsets):
-    federation = federations.make(4)
-    number = covfree.count_rows(federation.labels, federation.clients, num_subsets)
-    rows = covfree.client_rows(
-        *map(FLOAT32.array, federation), num_rows=number, num_subsets=num_subsets, key=jax.random.key(0)
-    )
-    expected = []
-    for _, n, y in oracle.client_rows(*federation):
-        parts = max(1, min(num_subsets, n // 2))
-        expected += [(n // parts + (s < n % parts), y) for s in range(parts)]
-    assert list(zip(rows.count.tolist(), rows.label.tolist(), strict=True)) == expected
-    # However they are dealt, the subsets of all clients make up the class.
-    assert_close(
-        covfree.first_moments(rows, CLASSES).mean,
-        oracle.moments(oracle.client_rows(*federation), CLASSES)[2],
-        1e-5,
-    )
-
-
 # Subsets of a size
 
 
