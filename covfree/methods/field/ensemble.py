@@ -38,7 +38,7 @@ def _average_probabilities(params: Any, system: None, moments: Moments, rows: Ro
     size, client = count.shape[0], row_clients(rows).astype(jnp.int32)
     # A row of an unknown client counts as a client of its own.
     alone = jnp.where(client < 0, jnp.arange(size, dtype=jnp.int32), -1)
-    group = subset_groups((client, alone), valid, 1, None)[0]
+    group = subset_groups((client, alone), valid, 1, None)
     weight = count.astype(columns.dtype)[:, None]
     held = sum_groups(weight, group, size)[0][:, 0][jnp.where(valid, group, 0)]
     share = held / jnp.maximum(moments.num_examples, 1)
