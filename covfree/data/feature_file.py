@@ -65,12 +65,9 @@ def rewrite(path: StrPath, arrays: Mapping[str, np.ndarray]) -> None:
 
     Raises:
         ValueError: if `read_feature_file` refuses the file.
-        FileNotFoundError: if there is no such file.
         BlockingIOError: if another process is writing the file.
     """
     path = Path(path)
-    if not path.is_file():
-        raise FileNotFoundError(f"{path}: no such file")
     folder = partial_folder(path)
     with locked(folder):
         try:

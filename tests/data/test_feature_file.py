@@ -123,13 +123,6 @@ def test_entries_may_be_larger_than_4_gib(finished):
             assert info.compress_type == zipfile.ZIP_STORED
 
 
-def test_no_image_with_features(tmp_path):
-    with FeatureWriter(tmp_path / "a.npz", KEY, **SIZES) as writer:
-        writer.append(np.zeros((0, DIM), np.float32), dict.fromkeys(range(IMAGES), "damaged"))
-        writer.finish({})
-    assert read_feature_file(tmp_path / "a.npz").features.shape == (0, DIM)
-
-
 def test_a_file_that_is_there_stays_until_the_new_one_is_complete(finished, tmp_path):
     path = tmp_path / "a.npz"
     shutil.copy(finished, path)
@@ -366,15 +359,6 @@ def test_wrong_pieces_are_not_written(tmp_path, finished, arguments, text):
     assert (tmp_path / "a.npz").read_bytes() == finished.read_bytes()
 
 
-def test_float32_holds_what_float16_does_not(tmp_path):
-    with FeatureWriter(tmp_path / "a.npz", {}, num_examples=1, num_features=2, dtype="float32") as writer:
-        writer.append(np.array([[70000, 1e-30]], np.float32), {})
-        writer.finish({})
-    np.testing.assert_array_equal(
-        read_feature_file(tmp_path / "a.npz").features, np.float32([[70000, 1e-30]])
-    )
-
-
 # Other labels
 
 
@@ -404,8 +388,6 @@ def test_rewrite_leaves_a_writer_s_pieces_alone(tmp_path, finished):
 
 
 def test_rewrite_needs_a_sound_file(tmp_path, finished):
-    with pytest.raises(FileNotFoundError, match=r"a\.npz: no such file"):
-        rewrite(tmp_path / "none" / "a.npz", {})
     content = bytearray(finished.read_bytes())
     content[200] ^= 1
     (tmp_path / "a.npz").write_bytes(content)

@@ -257,5 +257,3 @@ def test_bad_arguments(encoder, tmp_path):
         encode_texts(made(), encoder, out=out, dtype="float64")
     with pytest.raises(ValueError, match="made: texts: expected 11, got 1"):
         made(texts=("a",))
-    with pytest.raises(ValueError, match="made: labels: 1 has label 2"):
-        made(labels=np.arange(11) * 2)
