@@ -334,9 +334,9 @@ def _check(path: Path, arrays: dict[str, np.ndarray]) -> None:
 
 
 def _numbered(clients: np.ndarray, train: np.ndarray) -> tuple[np.ndarray, tuple[str, ...]]:
-    """Number clients from 0 in the order of their names, those with training examples first.
+    """Return each example's client number, −1 for none (below 0 or ``""``), and the names of all clients.
 
-    An example without a client (below 0, or ``""``) gets −1. Returns the numbers, and the clients' names.
+    Clients are numbered in the order of their names, those with training examples first.
     """
     named = clients >= 0 if clients.dtype.kind in "iu" else clients != np.zeros((), clients.dtype)
     numbers = np.full(len(clients), -1, np.int32)

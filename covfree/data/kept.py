@@ -74,16 +74,9 @@ def keep(
 
 
 def _reuse(path: Path, key: Mapping[str, Any], examples: LabelledSet, on_damaged: str) -> dict[str, str]:
-    """Check that a finished feature file is of ``examples``; return the examples without features.
+    """Check that a finished file has features of ``examples``, and give it their labels, clients and split.
 
-    If ``examples`` has other labels, clients or another split than the file, those in the file are replaced.
-
-    Returns:
-        The reason why each of these examples has no features, by its id.
-
-    Raises:
-        ValueError: if the features are of other examples, or were computed with settings other than ``key``;
-            or if ``on_damaged`` is "stop" and an example has no features.
+    Returns the reason for each example without features, by its id. Raises a ValueError as `keep` does.
     """
     file = read_feature_file(path)
     ids, reasons, without = (

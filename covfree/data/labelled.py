@@ -67,7 +67,7 @@ class Example(NamedTuple):
     """An example as a folder, a table or a file of texts describes it.
 
     Attributes:
-        id: its name, for errors.
+        id: its name in the set and in errors.
         label: the name of its class.
         client: the name of its client; "" or None for none.
         split: the name of its split, a key of `PARTS` in any case.

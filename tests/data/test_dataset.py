@@ -714,6 +714,10 @@ def test_text_labels_are_numbered_by_the_file_s_names(file):
     np.testing.assert_array_equal(data.test_labels, order)
     with pytest.raises(ValueError, match=r"test\.npz: labels: expected names in class_names, got 'cow'"):
         load(path, test=file("test.npz", labels=np.full(EXAMPLES, "cow")))
+    with pytest.raises(
+        ValueError, match=r"test\.npz: expected arrays features and labels, got \['features'\]"
+    ):
+        load(path, test=file("test.npz", labels=None))
 
 
 def test_texts_of_a_table_are_cleaned(tmp_path, file):

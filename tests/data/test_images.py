@@ -84,6 +84,11 @@ WRONG = {
     "a label too few": (dict(labels=LABELS[1:]), ValueError, r"labels: expected shape \[4\], got \[3\]"),
     "a negative label": (dict(labels=LABELS - 1), ValueError, "labels: 1 has label -1; expected one in"),
     "a huge label": (dict(labels=LABELS + 2**40), ValueError, "got 1099511627778 as the largest of 3"),
+    "a label beyond int32": (
+        dict(labels=LABELS + 2**32, class_names=["x", "y", "z"]),
+        ValueError,
+        "labels: 0 has label 4294967297",
+    ),
     "a label without a name": (
         dict(class_names=["x", "y"]),
         ValueError,
