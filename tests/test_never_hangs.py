@@ -106,17 +106,28 @@ def over_lanes(function):
     return jax.vmap(jax.vmap(function, (0, None, 0)), (None, 0, None))
 
 
-def test_elsewhere_than_on_cpus_all_lanes_are_one_call(monkeypatch):
+@pytest.fixture(scope="module")
+def lanes():
+    """Shifts, matrices (of which some are singular), right sides, and the traced solution of all lanes."""
     rng = np.random.default_rng(0)
     stacks = rng.normal(size=(2, 5, 5)).astype(np.float32)
     matrices = jnp.asarray(stacks @ stacks.swapaxes(1, 2)).at[1, 0].set(0).at[1, :, 0].set(0)
     shifts, rights = jnp.array([0.5, 0.0, 1.0]), jnp.asarray(rng.normal(size=(3, 5, 2)), jnp.float32)
-    looped = jax.jit(over_lanes(solved)).trace(shifts, matrices, rights)
+    return shifts, matrices, rights, jax.jit(over_lanes(solved)).trace(shifts, matrices, rights)
+
+
+def test_elsewhere_than_on_cpus_all_lanes_are_one_call(lanes):
+    *_, looped = lanes
     text = looped.lower(lowering_platforms=("cuda",)).as_text()
     calls = [re.findall(r"tensor<(\w+)x\w\d\d>", line)[0] for line in text.splitlines() if "potrf" in line]
     assert calls == ["6x5x5", "6x3x3"]
     assert "while" not in text
-    # That call gives what the loop gives; singular lanes, which have no Cholesky factor, are among them.
+
+
+@pytest.mark.slow
+def test_one_call_gives_what_a_loop_gives(lanes, monkeypatch):
+    """Singular lanes, which have no Cholesky factor, are among them."""
+    shifts, matrices, rights, looped = lanes
     expected = looped.lower().compile()(shifts, matrices, rights)
     monkeypatch.setattr(jax.lax, "platform_dependent", lambda *arrays, cpu, default: default(*arrays))
     # Another number of lanes, of which no trace is kept.

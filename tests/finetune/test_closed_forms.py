@@ -108,7 +108,7 @@ def test_fednova_tends_to_the_optimum_where_fedavg_does_not():
 
 @pytest.mark.parametrize(
     ("participation", "rounds", "momentum"),
-    [(0.4, 600, 0.9), *slow((1.0, 150, 0.0), (1.0, 150, 0.9), (0.4, 600, 0.0))],
+    [(1.0, 150, 0.9), *slow((1.0, 150, 0.0), (0.4, 600, 0.9), (0.4, 600, 0.0))],
 )
 def test_scaffold_reaches_the_optimum_of_the_mean_loss(participation, rounds, momentum):
     rate = 0.1 if not momentum else 0.01

@@ -32,8 +32,10 @@ def params():
     # Norms and biases away from 1 and 0, so that nothing cancels.
     drawn = TINY.init(KEY)
     leaves, tree = jax.tree.flatten(drawn)
-    rng = np.random.default_rng(0)
-    return tree.unflatten([np.float32(x + 0.2 * rng.normal(size=x.shape)) for x in map(np.asarray, leaves)])
+    keys = jax.random.split(KEY, len(leaves))
+    return tree.unflatten(
+        [x + 0.2 * jax.random.normal(k, x.shape) for x, k in zip(leaves, keys, strict=True)]
+    )
 
 
 @pytest.fixture(scope="module")

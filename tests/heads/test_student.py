@@ -243,6 +243,7 @@ def test_few_directions_from_sums(tmp_path):
     assert orthonormal(shared).shape == (12, 3)
 
 
+@pytest.mark.slow
 def test_probabilities_are_calibrated():
     """Where a class has few rows, plug-in Gaussians are over-confident and Student densities are not."""
     features, labels, clients = federation(num=120)

@@ -97,7 +97,10 @@ COMBINED = ["fedcof-components", "fedcof-random", "fedcof-residuals-student", "f
 VARIANTS = [
     *COMBINED,
     *(
+        "ccvr",
         "ensemble",
+        "fed3r-within",
+        "fedcgs",
         "fedcof-diagonal",
         "fedcof-residuals",
         "fedcof-student",
