@@ -40,8 +40,8 @@ ABOUT_ORIGIN = {*("afl", "fed3r", "fed3r-within", "fedcof-paper", "fedncm", "fed
 # Their λ or γ is in the features' unit.
 OF_A_UNIT = {"afl", "fed3r", "fed3r-within", "fedcof-paper", "fedran", "stsa-e"}
 # A method for each way in which clients make something of features, and for each system that a server solves.
-OF_SUMMARIES = ["fedncm", "fed3r", "naive-bayes", "fedcof-components", "fedcof-random"]
-OF_SUMS = ["fed3r", "fed3r-within", "afl", "fedcgs", "fedcof", "fedcof-paper", *ROW_ORACLES]
+OF_SUMMARIES = ["fedncm", "fed3r", "naive-bayes", *slow("fedcof-components", "fedcof-random")]
+OF_SUMS = ["fed3r", "afl", "fedcof", *slow("fed3r-within", "fedcgs", "fedcof-paper", *ROW_ORACLES)]
 # A method for each kind of message; what the others send is solved in tests/test_messages.py.
 OF_MESSAGES = {"fedncm", "naive-bayes", "fed3r", "afl", "fedcof-oracle"}
 # A method for each kind of part that `vmap` may meet; what it makes of heads is compared in tests/heads.
@@ -104,6 +104,7 @@ VARIANTS = [
         "fedcof-diagonal",
         "fedcof-residuals",
         "fedcof-student",
+        "fedpft",
         "fedran",
         "fishermix",
         "proto-hyper",

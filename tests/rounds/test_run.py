@@ -121,20 +121,19 @@ def test_metrics_are_weighted_by_examples():
     assert done.history[0]["size"] == pytest.approx((sizes**2).sum() / sizes.sum())
 
 
-@pytest.mark.parametrize("cut", ["width 3", "eight devices", "memory on the host"])
-def test_how_a_cohort_is_cut_changes_nothing(cut):
+def test_how_a_cohort_is_cut_changes_nothing():
     drawn = schedule(10, 7, 4, seed=1, dropout=0.2, late=0.3)
-    place = {
-        "width 3": Placement(width=3),
-        "eight devices": Placement(mesh=jax.make_mesh((jax.device_count(),), ("clients",))),
-        "memory on the host": Placement(memory="host"),
-    }[cut]
     whole = run(adding(), *DATA, key=KEY, rounds=4, participation=drawn)
-    parts = run(adding(), *DATA, key=KEY, rounds=4, participation=drawn, place=place)
-    for x, y in zip(jax.tree.leaves(whole[:3]), jax.tree.leaves(parts[:3]), strict=True):
-        np.testing.assert_array_equal(x, y)
-    for one, other in zip(whole.history, parts.history, strict=True):
-        assert {**one, "seconds": 0} == pytest.approx({**other, "seconds": 0})
+    for place in (
+        Placement(width=3),
+        Placement(mesh=jax.make_mesh((jax.device_count(),), ("clients",))),
+        Placement(memory="host"),
+    ):
+        parts = run(adding(), *DATA, key=KEY, rounds=4, participation=drawn, place=place)
+        for x, y in zip(jax.tree.leaves(whole[:3]), jax.tree.leaves(parts[:3]), strict=True):
+            np.testing.assert_array_equal(x, y)
+        for one, other in zip(whole.history, parts.history, strict=True):
+            assert {**one, "seconds": 0} == pytest.approx({**other, "seconds": 0})
 
 
 def test_what_drops_out_is_not_there_and_what_is_late_comes_later():
