@@ -16,6 +16,7 @@ import jax
 import numpy as np
 import pytest
 
+import covfree.rounds
 from covfree.cli.app import run
 from covfree.deployment import Client, Description, Server, load_key, new_key, public_key
 
@@ -103,12 +104,12 @@ class Machines:
         made = Server(own, self.folder / "server", self.key("server"), algorithm=algorithm, now=self.now)
         return self.alive.setdefault("server", made)
 
-    def client(self, site: str, **changes: Any) -> Client:
-        """A new process of a site; one that ran before is gone."""
-        own = dataclasses.replace(self.description, **changes)
-        self.kill(site)
-        made = Client(own, site, self.folder / site, self.key(site), *padded(site), now=self.now)
-        return self.alive.setdefault(site, made)
+    def client(self, site: str, state: str | None = None, **changes: Any) -> Client:
+        """A new process of a site; one that ran before, with the same folder for its state, is gone."""
+        own, state = dataclasses.replace(self.description, **changes), state or site
+        self.kill(state)
+        made = Client(own, site, self.folder / state, self.key(site), *padded(site), now=self.now)
+        return self.alive.setdefault(state, made)
 
     def clients(self) -> dict[str, Client]:
         return {site: self.client(site) for site in self.sites}
@@ -124,6 +125,14 @@ class Machines:
     def __exit__(self, *_: object) -> None:
         for name in list(self.alive):
             self.kill(name)
+
+
+def simulated(own: Description, sizes: dict[str, int]) -> covfree.rounds.Run:
+    """The simulation of a federation whose sites have these sizes."""
+    features, labels = (np.concatenate(parts) for parts in zip(*map(examples, sizes), strict=True))
+    clients = np.repeat(np.arange(len(sizes)), list(sizes.values()))
+    data = own.make_algorithm(), features, labels, clients
+    return covfree.rounds.run(*data, key=own.key(), rounds=own.rounds)
 
 
 def finish(server: Server, clients: dict[str, Client]) -> Any:

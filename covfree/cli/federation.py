@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import MISSING, fields
 from pathlib import Path
@@ -204,6 +204,7 @@ def new_command(
             judge_sites=judge_sites,
             seed=seed,
             run=secrets.token_hex(8),
+            # Noise is added inside secure sums, so --private asks for them too.
             sums=_numbers("sums", sums if private is None else sums or "", SecureSums),
             private=_numbers("private", private, PrivateSums),
         )
@@ -282,12 +283,6 @@ def join_command(
       covfree federation join shared --key berlin.key --images photos --state berlin --out head.npz
     """
     _check_paths(shared, state, out)
-    if (images is None) == (features is None):
-        raise ValueError(f"expected --images or --features, got {'neither' if images is None else 'both'}")
-    if not (shared / "federation.json").exists():
-        raise FileNotFoundError(
-            f"{shared}: no federation.json; check the path, or wait until the server's side has written it"
-        )
     folder = Folder(shared)
     description = folder.description
     if identity is not None and identity != description.identity:
@@ -405,17 +400,12 @@ def _numbers(name: str, text: str | None, kind: type[Part]) -> Part | None:
     example = ":".join(f"{each}=…" for each in needed or names[:1])
     own = arguments(text.split(":") if text else [], f"--{name}: expected such as {example}", text)
     if unknown := [each for each in own if each not in names]:
-        raise ValueError(f"--{name}: expected names among {_listed(names)}, got {unknown[0]}")
+        raise ValueError(f"--{name}: expected names among {', '.join(names)}, got {unknown[0]}")
     if missing := [each for each in needed if each not in own]:
-        raise ValueError(
-            f"--{name}: expected {_listed(missing)}" + (f" beside {_listed([*own])}" if own else "")
-        )
+        beside = f" beside {', '.join(own)}" if own else ""
+        raise ValueError(f"--{name}: expected {', '.join(missing)}{beside}")
     with _options(**{each: f"{name}: {each}" for each in names}):
         return kind(**own)
-
-
-def _listed(names: Sequence[str]) -> str:
-    return " and ".join(filter(None, [", ".join(names[:-1]), names[-1]]))
 
 
 def _promised(own: Description, promise: Promise) -> str:
@@ -449,9 +439,7 @@ def _answered(folder: Folder, asked: dict[str, Any], site: str) -> str:
 def _head_file(head: Any, server: Server) -> bytes:
     """Return the bytes of a head's file, which also says what sites chose, if they had a choice."""
     own, choice = server.description, server.choice
-    origin = None
-    if choice is not None:
-        origin = {"federation": own.identity, "taken": choice.taken, "sites": choice.sites}
+    origin = choice and {"federation": own.identity, "taken": choice.taken, "sites": choice.sites}
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "head.npz"
         covfree.save_head(head, path, class_names=own.class_names, dim=own.dim, origin=origin)

@@ -208,10 +208,6 @@ class Client(Machine):
         def words() -> Words:
             nonlocal kept
             upload, kept = self._upload(turn, about, arrays)
-            if upload.tables:
-                raise ValueError(
-                    f"algorithm: expected uploads that are sums, got rows from {self._algorithm.name!r}"
-                )
             found = self.description.words.encode(upload.sums)
             if len(found) != size:
                 raise secure.Refused(
@@ -284,24 +280,21 @@ class Client(Machine):
         def rows(found: Any) -> bool:
             return isinstance(found, list) and all(type(n) is int and 0 <= n <= most for n in found)
 
-        wanted: dict[str, tuple[str, Callable[[Any], bool]]] = {
-            "expires": (
-                "seconds or None",
-                lambda x: x is None or (type(x) in (int, float) and abs(x) < 1e15),
-            ),
-            "left_out": ("reasons by site", lambda x: isinstance(x, dict)),
-            "nonce": ("text", lambda x: isinstance(x, str)),
-            "items": (
-                f"at most {self._turns} lists of at most {most} rows",
-                lambda x: isinstance(x, list) and len(x) <= self._turns and all(map(rows, x)),
-            ),
+        expires, items = about.get("expires"), about.get("items")
+        seconds = expires is None or (type(expires) in (int, float) and abs(expires) < 1e15)
+        few = isinstance(items, list) and len(items) <= self._turns and all(map(rows, items))
+        wanted = {
+            "expires": ("seconds or None", seconds),
+            "left_out": ("reasons by site", isinstance(about.get("left_out"), dict)),
+            "nonce": ("text", isinstance(about.get("nonce"), str)),
+            "items": (f"at most {self._turns} lists of at most {most} rows", few),
         }
         if kind == "end":
-            wanted = {"stopped": ("a reason or None", lambda x: x is None or isinstance(x, str))}
+            wanted = {"stopped": ("a reason or None", isinstance(about.get("stopped"), str | None))}
             if "file" not in opened.arrays:
                 raise Refused("file: expected the file of the head in the last message, got none", SERVER)
         for name, (what, fits) in wanted.items():
-            if name not in about or not fits(about[name]):
+            if name not in about or not fits:
                 raise Refused(f"{name}: expected {what}, got {str(about.get(name))[:80]!r}", SERVER)
 
     def _load(self) -> None:

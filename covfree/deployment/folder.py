@@ -42,7 +42,9 @@ class Folder:
         self.path = Path(path)
         file = self.path / "federation.json"
         if not file.exists():
-            raise FileNotFoundError(f"{path}: no {file.name}; covfree federation new writes it")
+            raise FileNotFoundError(
+                f"{path}: no {file.name}; check the path, or wait for covfree federation new to write it"
+            )
         self.description = Description.load(file)
 
     def ask(self, turn: int) -> Path:
@@ -183,9 +185,12 @@ def _serve(
     seen = dict[str, tuple[int, int, int]]()
     sites, named = server.description.sites, server.description.named
     while not server.finished:
-        turn = server.turn
+        turn, closed = server.turn, len(server.history)
         # If the deadline passed while the server was down, close the round, or reopen it for more answers.
-        if not (server.is_over and _closes(server)):
+        if server.is_over:
+            with suppress(TooFew):
+                server.close()
+        if len(server.history) == closed:
             folder.put(folder.ask(turn), server.open())
             until = "all sites answer" if server.expires is None else clock(server.expires)
             say(f"{named(turn)} is open until {until}")
@@ -220,14 +225,6 @@ def without(sites: Collection[str], counted: Collection[str]) -> str:
     """Return a text that says which sites' uploads are in the head, and which not; "" if all are."""
     out = ", ".join(site for site in sites if site not in counted)
     return out and f"in the head: {', '.join(counted)}; not in it: {out}"
-
-
-def _closes(server: Server) -> bool:
-    try:
-        server.close()
-    except TooFew:
-        return False
-    return True
 
 
 def _new(where: Path, seen: dict[str, tuple[int, int, int]]) -> list[Path]:

@@ -36,6 +36,7 @@ class Machine:
 
     Attributes:
         description: the federation.
+        folder: the machine's own folder, which holds its state.
     """
 
     def __init__(
@@ -63,23 +64,23 @@ class Machine:
             sites, most = len(description.sites), description.max_examples
             given = self._algorithm, sites, description.key(), description.example, most
             self._steps = Steps(*given, private=description.private is not None)
-        self._folder = Path(folder)
-        self._path = self._folder / f"{name}{SUFFIX}"
-        if self._folder.is_file():
+        self.folder = Path(folder)
+        self._path = self.folder / f"{name}{SUFFIX}"
+        if self.folder.is_file():
             raise ValueError(f"folder: expected a folder for this machine's state, got the file {folder}")
-        self._folder.mkdir(parents=True, exist_ok=True)
-        remove_abandoned(self._folder)
-        self._lock = (self._folder / "lock").open("ab")
+        self.folder.mkdir(parents=True, exist_ok=True)
+        remove_abandoned(self.folder)
+        self._lock = (self.folder / "lock").open("ab")
         try:
             if not lock(self._lock):
                 raise ValueError(f"folder: expected one that no other process uses, got {folder}")
-            own = self._folder / "federation"
+            own = self.folder / "federation"
             if own.exists() and (found := own.read_text()) != description.identity:
                 raise ValueError(
                     f"folder: expected a new one, or one of federation {description.identity[:12]}…; "
                     f"{folder} holds the state of federation {found[:12]}…: take another folder"
                 )
-            if others := [path.stem for path in self._folder.glob(f"*{SUFFIX}") if path != self._path]:
+            if others := [path.stem for path in self.folder.glob(f"*{SUFFIX}") if path != self._path]:
                 raise ValueError(
                     f"folder: expected one of its own for each machine, got {folder}, which holds the state "
                     f"of another ({others[0]}{SUFFIX})"
@@ -101,11 +102,6 @@ class Machine:
         except BaseException:
             self._lock.close()
             raise
-
-    @property
-    def folder(self) -> Path:
-        """The machine's own folder, which holds its state."""
-        return self._folder
 
     def _load(self) -> None:
         """Load the state that an earlier process wrote to the folder."""

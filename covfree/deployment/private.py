@@ -218,10 +218,9 @@ class PrivateSteps:
             return None
         totals = [Integers("sums", np.asarray(state.first), int(state.noises[0]))]
         if len(state.noises) > 1:
-            kind = _KINDS[int(state.kind)]
-            shape = self._matrix if kind == "matrix" else self._sums
-            values = np.asarray(state.second)[: int(np.prod(shape))].reshape(shape)
-            totals.append(Integers(kind, values, int(state.noises[1])))
+            form = self.form(state).sums[0]
+            values = np.asarray(state.second)[: form.size].reshape(form.shape)
+            totals.append(Integers(_KINDS[int(state.kind)], values, int(state.noises[1])))
         head: Any = self.made.head(*totals)
         projection = self.made.method.feature_map
         return (

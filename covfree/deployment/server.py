@@ -230,8 +230,7 @@ class Server(Standing):
     def _total(self, sites: list[str]) -> tuple[Any, list[str], int]:
         """Return the sum of uploads, the sites whose uploads it includes, and the turn in which these came.
 
-        A turn is one broadcast and its answers; ``sites`` are those with valid answers in the open turn. A
-        secure sum takes several turns. Before the last one, the sum is None and the list of sites empty.
+        Before the last step of a secure sum, the sum is None and there are no sites.
         """
         form, names = self._expected(), list(self._numbers)
         if self.description.sums is None:
@@ -284,10 +283,7 @@ class Server(Standing):
         return self._form
 
     def _check(self, opened: Opened, site: str, data: bytes) -> None:
-        """Raise Refused unless a site's message is usable: its first answer to the open round, in time.
-
-        ``opened`` is the message's content, ``data`` its bytes; the signature is checked already.
-        """
+        """Raise Refused unless a site's signed message is its first answer to the open round, in time."""
         check_answer(opened.about, self.description)
         turn = opened.about.get("turn")
         if self.finished or self._asked is None or turn != self.turn:
@@ -305,7 +301,7 @@ class Server(Standing):
 
     @property
     def _plain(self) -> Steps:
-        """Return ``self._steps``, as type `Steps`; not for a private method, which has `PrivateSteps`."""
+        # A private method has `PrivateSteps`, but no plain uploads.
         assert isinstance(self._steps, Steps)
         return self._steps
 
@@ -322,6 +318,6 @@ class Server(Standing):
 
     def _aside(self, site: str | None, reason: str) -> Receipt:
         line = {"time": self._now(), "round": self.turn, "site": site, "reason": reason}
-        with (self._folder / "aside.jsonl").open("a", encoding="utf-8") as file:
+        with (self.folder / "aside.jsonl").open("a", encoding="utf-8") as file:
             file.write(f"{json.dumps(line)}\n")
         return Receipt(site, reason)

@@ -172,7 +172,7 @@ class Standing(Machine):
         }
 
     def _file(self, sender: str, turn: int | None = None) -> Path:
-        return self._folder / f"round-{self.turn if turn is None else turn:05d}" / f"{sender}{SUFFIX}"
+        return self.folder / f"round-{self.turn if turn is None else turn:05d}" / f"{sender}{SUFFIX}"
 
     def _load(self) -> None:
         """Load from the folder the state after closed rounds, and the answers to the open round."""

@@ -44,9 +44,20 @@ def test_a_file_gives_the_description_and_its_identity(description, tmp_path):
     (tmp_path / "b.json").write_text(json.dumps(dict(reversed(fields.items()))))
     assert Description.load(tmp_path / "b.json").identity == description.identity
     assert dataclasses.replace(description, seed=1).identity != description.identity
-    for text in ("", "[]", "{}", json.dumps({**fields, "version": 2}), json.dumps({**fields, "more": 1})):
-        (tmp_path / "c.json").write_text(text)
-        with pytest.raises(ValueError, match=r"c.json: expected the description of a federation"):
+    for text, why in (
+        ("", "Expecting value"),
+        ("[]", ""),
+        ("{}", "'version'"),
+        ({**fields, "version": 2}, "version: expected 1, got 2"),
+        ({**fields, "roundz": 3}, "unknown entry 'roundz'"),
+        ({**fields, "sums": {"bound": 1, "bond": 2}}, "unknown entry 'bond'"),
+        ({name: value for name, value in fields.items() if name != "dim"}, "no entry 'dim'"),
+    ):
+        (tmp_path / "c.json").write_text(text if isinstance(text, str) else json.dumps(text))
+        changed = "it was changed, or is of another version of covfree: ask the server's side for its file"
+        with pytest.raises(
+            ValueError, match=rf"c.json: expected the description of a federation \(.*{why}.*\); {changed}"
+        ):
             Description.load(tmp_path / "c.json")
 
 

@@ -8,7 +8,7 @@ import os
 import numpy as np
 import pytest
 from flower_nodes import INSTALLED, Flower
-from machines import SIZES, Machines, assert_equal, examples, leaves
+from machines import SIZES, Machines, assert_equal, examples, leaves, simulated
 
 import covfree
 import covfree.rounds
@@ -48,18 +48,10 @@ def test_rounds_over_flower_give_the_simulation(algorithm, rounds, killed, sums,
             flower.superlink()
             flower.run("second")
         flower.wait_for(tmp_path / "head.npz")
-    parts = [examples(site) for site in SIZES]
-    simulated = covfree.rounds.run(
-        own.make_algorithm(),
-        np.concatenate([features for features, _ in parts]),
-        np.concatenate([labels for _, labels in parts]),
-        np.repeat(np.arange(len(SIZES)), list(SIZES.values())),
-        key=own.key(),
-        rounds=rounds,
-    ).result
+    expected = simulated(own, SIZES).result
     head = covfree.load_head(tmp_path / "head.npz").head
     near = 0.0 if sums is None else 1e-4
-    np.testing.assert_allclose(np.asarray(head.weight), np.asarray(simulated.weight), near, near)
+    np.testing.assert_allclose(np.asarray(head.weight), np.asarray(expected.weight), near, near)
     with Server(own, tmp_path / "server", load_key(tmp_path / "server.key")) as server:
         turns = own.num_rounds * len(own.steps)
         assert [len(record["sites"]) for record in server.history] == [len(SIZES)] * turns

@@ -4,7 +4,7 @@ from contextlib import ExitStack
 
 import numpy as np
 import pytest
-from machines import finish
+from machines import assert_equal, finish
 
 from covfree.deployment import (
     Client,
@@ -26,10 +26,6 @@ def examples(number: int, wrong: bool) -> tuple[np.ndarray, np.ndarray]:
     labels = rng.integers(0, CLASSES, 47).astype(np.int32)
     features = (rng.normal(size=(len(labels), DIM)) + 3 * np.eye(CLASSES, DIM)[labels]).astype(np.float32)
     return features, ((labels + 1) % CLASSES if wrong else labels).astype(np.int32)
-
-
-def assert_equal_heads(a, b) -> None:
-    np.testing.assert_array_equal(np.asarray(a.weight), np.asarray(b.weight))
 
 
 def machines(stack, folder, sites, **fields) -> tuple[Server, dict[str, Client]]:
@@ -88,7 +84,7 @@ def test_a_site_that_fails_is_left_out_of_all_rounds_and_told(tmp_path):
     with ExitStack() as stack:
         server, sites = machines(stack, tmp_path / "honest", "abcdefgh")
         sites.pop("c")
-        assert_equal_heads(result, finish(server, sites))
+        assert_equal(result, finish(server, sites))
     # A server that begins anew still knows whom it left out.
     with Server(own, tmp_path / "server", load_key(tmp_path / "server.key")) as server:
         assert server.left_out == {"c": reason}

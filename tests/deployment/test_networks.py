@@ -20,7 +20,7 @@ import covfree.rounds
 from covfree.backbones import BACKBONES, backbone
 from covfree.backbones.weights import tensor_shapes
 from covfree.cli.app import run
-from covfree.deployment import Client, Description, Server, load_key, load_network, load_site, new_key
+from covfree.deployment import Client, Description, Server, load_key, load_network, load_site, public_key
 from covfree.deployment.site import extractor_of
 
 SIZES = {"berlin": 6, "oslo": 12, "rome": 5}
@@ -39,7 +39,11 @@ def draw_photos(folder) -> None:
 
 @pytest.fixture
 def tiny(tmp_path, monkeypatch) -> str:
-    """A small network stands in the table of backbones; its weights are in a file."""
+    """A small network stands in the table of backbones; its weights, photos and keys are in the folder."""
+    monkeypatch.chdir(tmp_path)
+    draw_photos(tmp_path / "photos")
+    Path("classes.txt").write_text("\n".join(NAMES))
+    draw_keys(*SIZES, "server")
     table = {**BACKBONES, RESNET.name: RESNET}
     for name, module in list(sys.modules.items()):
         if name.startswith("covfree") and getattr(module, "BACKBONES", None) is BACKBONES:
@@ -50,11 +54,7 @@ def tiny(tmp_path, monkeypatch) -> str:
 
 
 @pytest.mark.slow
-def test_commands_train_a_network_as_the_simulation_does_to_the_bit(tiny, tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    draw_photos(tmp_path / "photos")
-    (tmp_path / "classes.txt").write_text("\n".join(NAMES))
-    draw_keys(*SIZES, "server")
+def test_commands_train_a_network_as_the_simulation_does_to_the_bit(tiny, tmp_path, capsys):
     Path("keys/server.pub").unlink()
     with_weights = ["--weights", tiny]
     new = ["federation", "new", "shared", "--sites", "keys", "--key", "server.key", "--algorithm", "fedadam"]
@@ -110,8 +110,7 @@ def test_the_site_app_of_flower_answers_with_a_network(tiny, tmp_path, monkeypat
     identity = pytest.importorskip("flwr.supercore.task_identity").TaskIdentity
     for name in ("_run_id", "_node_id", "_task_id"):  # as a process of Flower has them
         monkeypatch.setattr(identity, name, 1)
-    draw_photos(tmp_path / "photos")
-    keys = {name: new_key(tmp_path / f"{name}.key") for name in ("berlin", "server")}
+    keys = {name: public_key(load_key(f"{name}.key")) for name in ("berlin", "server")}
     extractor = extractor_of(RESNET.name, tiny)
     own = Description(
         "fedadam", NAMES, RESNET.num_features, {"berlin": keys["berlin"]}, keys["server"], extractor,
@@ -142,11 +141,7 @@ def test_the_site_app_of_flower_answers_with_a_network(tiny, tmp_path, monkeypat
         assert server.finished
 
 
-def test_a_site_whose_photos_changed_since(tiny, tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    draw_photos(tmp_path / "photos")
-    Path("classes.txt").write_text("\n".join(NAMES))
-    draw_keys(*SIZES, "server")
+def test_a_site_whose_photos_changed_since(tiny, capsys):
     new = ["federation", "new", "shared", "--sites", "keys", "--key", "server.key", "--weights", tiny]
     assert run([*new, "--class-names", "classes.txt", "--backbone", RESNET.name]) == 0
     join = ["federation", "join", "shared", "--key", "oslo.key", "--state", "o", "--out", "o.npz"]

@@ -12,7 +12,7 @@ from machines import MORE, Machines, assert_equal, check_kills, finish, padded
 from precision import assert_close
 
 from covfree.cli.app import run
-from covfree.deployment import Client, Description, Folder, Refused, SecureSums, Stopped, TooFew, join, serve
+from covfree.deployment import Description, Folder, Refused, SecureSums, Stopped, TooFew, join, serve
 from covfree.deployment.door import Left
 from covfree.deployment.envelope import seal, unseal
 from covfree.deployment.steps import Steps
@@ -312,10 +312,7 @@ def test_an_answer_counts_although_another_process_of_the_site_left(tmp_path):
         # The site rome is started with another --state folder: it has not answered the step before.
         asked = server.open()
         folder.put(folder.ask(1), asked)
-        wrong = Client(
-            own, "rome", tmp_path / "wrong", machines.key("rome"), *padded("rome"), now=machines.now
-        )
-        machines.alive["wrong"] = wrong
+        wrong = machines.client("rome", "wrong")
         said = list[str]()
         for there in (None, machines.client("rome").answer(asked)):
             if there is not None:
@@ -335,10 +332,7 @@ def test_a_federation_goes_on_after_a_site_started_with_the_wrong_state(tmp_path
         for _ in range(7):
             step(server, clients)
         asked = server.open()
-        wrong = Client(
-            own, "rome", tmp_path / "wrong", machines.key("rome"), *padded("rome"), now=machines.now
-        )
-        machines.alive["wrong"] = wrong
+        wrong = machines.client("rome", "wrong")
         with pytest.raises(Left) as left:
             wrong.answer(asked)
         assert (server.take(left.value.answer).reason or "").startswith("left: ")

@@ -11,9 +11,6 @@ import numpy as np
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
-from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
-from cryptography.hazmat.primitives.hashes import SHA256
-from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
 import covfree
 from covfree import finetune, secure
@@ -298,22 +295,6 @@ def test_published_vectors():
     for pair in ((1, 4), (4, 1)):
         key = pair_key(of, "mask", bob, bytes.fromhex(public), *pair)
         assert key == hmac.digest(extracted, label + b"\x01", hashlib.sha256)
-    # RFC 5869, A.1: HKDF; RFC 8032, 7.1, test 1: Ed25519; RFC 8439, 2.8.2: ChaCha20-Poly1305.
-    hkdf = HKDF(SHA256(), 42, bytes(range(13)), bytes(range(0xF0, 0xFA)))
-    assert (
-        hkdf.derive(b"\x0b" * 22).hex().startswith("3cb25f25faacd57a90434f64d0362f2a2d2d0a90cf1a5a4c5db02d56")
-    )
-    secret = "9d61b19deffd5a60ba844af492ec2cc44449c5697b326919703bac031cae7f60"
-    signer = Ed25519PrivateKey.from_private_bytes(bytes.fromhex(secret))
-    assert (
-        signer.sign(b"").hex().startswith("e5564300c360ac729086e2cc806e828a84877f1eb8e5d974d873e06522490155")
-    )
-    text = b"Ladies and Gentlemen of the class of '99: If I could offer you only one tip for the future, "
-    text += b"sunscreen would be it."
-    nonce, label = bytes.fromhex("070000004041424344454647"), bytes.fromhex("50515253c0c1c2c3c4c5c6c7")
-    sealed = ChaCha20Poly1305(bytes(range(0x80, 0xA0))).encrypt(nonce, text, label).hex()
-    assert sealed.startswith("d31a8d34648e60db7b86afbc53ef7ec2")
-    assert sealed.endswith("1ae10b594f09e26a7e902ecbd0600691")
 
 
 def test_the_largest_uploads_do_not_wrap():
