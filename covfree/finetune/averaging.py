@@ -235,18 +235,19 @@ def _torch_adam(rate: Any, weight_decay: Any = 0.0, **numbers: Any) -> optax.Gra
     return optax.chain(optax.add_decayed_weights(weight_decay), optax.adam(rate, **numbers))
 
 
-_SERVERS: dict[str, tuple[Callable[..., Any], tuple[str, ...]]] = {
-    "fedadam": (partial(adaptive, "adam"), ("b1", "b2", "tau")),
-    "fedadam-torch": (_torch_adam, ("b1", "b2", "eps", "weight_decay")),
-    "fedadam-flower": (partial(adaptive, "adam-flower"), ("b1", "b2", "tau")),
-    "fedyogi": (partial(adaptive, "yogi"), ("b1", "b2", "tau")),
-    "fedadagrad": (partial(adaptive, "adagrad"), ("b1", "tau")),
+# The adaptive servers by name, and the numbers that they accept besides a learning rate.
+SERVERS: dict[str, tuple[Callable[..., Any], frozenset[str]]] = {
+    "fedadam": (partial(adaptive, "adam"), frozenset({"b1", "b2", "tau"})),
+    "fedadam-torch": (_torch_adam, frozenset({"b1", "b2", "eps", "weight_decay"})),
+    "fedadam-flower": (partial(adaptive, "adam-flower"), frozenset({"b1", "b2", "tau"})),
+    "fedyogi": (partial(adaptive, "yogi"), frozenset({"b1", "b2", "tau"})),
+    "fedadagrad": (partial(adaptive, "adagrad"), frozenset({"b1", "tau"})),
 }
 
 
 def _adaptive(name: str, model: Model, client: Any, server_lr: Scalar, options: dict[str, Any]) -> Algorithm:
-    make, accepted = _SERVERS[name]
-    numbers = {each: options.pop(each) for each in accepted if each in options}
+    make, accepted = SERVERS[name]
+    numbers = {each: options.pop(each) for each in sorted(accepted & options.keys())}
     for each, number in {"server_lr": server_lr, **numbers}.items():
         check_strength(each, number)
     return fedavg(model, client, Partial(make, server_lr, **numbers), name=name, **options)

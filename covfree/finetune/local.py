@@ -73,10 +73,7 @@ def _draws(part: Any) -> bool:
 
 
 def _waits(part: Any) -> bool:
-    """Return whether a state is of an optimiser that sums gradients over several steps before it moves.
-
-    That is `optax.MultiSteps` or `optax.apply_every`.
-    """
+    """Return whether a state is of an optimiser that sums gradients over several steps before it moves."""
     return isinstance(part, (optax.MultiStepsState, optax.ApplyEvery))
 
 

@@ -11,7 +11,7 @@ from jax.tree_util import Partial
 
 from covfree.core.registries import Registry
 from covfree.core.types import Scalar
-from covfree.finetune.averaging import fedadagrad, fedadam, fedavg, fedprox, fedyogi
+from covfree.finetune.averaging import SERVERS, fedadagrad, fedadam, fedavg, fedprox, fedyogi
 from covfree.finetune.baselines.fednova import fednova
 from covfree.finetune.baselines.scaffold import scaffold
 from covfree.finetune.model import Model
@@ -60,24 +60,23 @@ def _prox(model: Model, client: Any, server_lr: Scalar, mu: Scalar = 0.01, **opt
 
 
 _MEAN, _NETWORK_MEAN = Rates(0.1, 1.0), Rates(1e-3, 1.0)
-_ADAPTIVE = Rates(0.1, 0.01), Rates(0.03, 3e-4)
-_NUMBERS = frozenset({"b1", "b2", "tau"})
+_ADAPTIVE = {
+    "fedadam": ("FedAdam", fedadam),
+    "fedadam-torch": ("FedAdam, PyTorch's", partial(fedadam, form="torch")),
+    "fedadam-flower": ("FedAdam, Flower's", partial(fedadam, form="flower")),
+    "fedyogi": ("FedYogi", fedyogi),
+    "fedadagrad": ("FedAdagrad", fedadagrad),
+}
 
 _REGISTRY: Registry[Entry] = Registry(
     {
         "fedavg": Entry("FedAvg", fedavg, _MEAN, _NETWORK_MEAN),
         # Momentum of 0.9 makes the server's steps up to ten times as long, so its rate is smaller.
         "fedavgm": Entry("FedAvgM", _momentum, Rates(0.1, 0.3), Rates(1e-3, 0.3)),
-        "fedadam": Entry("FedAdam", fedadam, *_ADAPTIVE, _NUMBERS),
-        "fedadam-torch": Entry(
-            "FedAdam, PyTorch's",
-            partial(fedadam, form="torch"),
-            *_ADAPTIVE,
-            frozenset({"b1", "b2", "eps", "weight_decay"}),
-        ),
-        "fedadam-flower": Entry("FedAdam, Flower's", partial(fedadam, form="flower"), *_ADAPTIVE, _NUMBERS),
-        "fedyogi": Entry("FedYogi", fedyogi, *_ADAPTIVE, _NUMBERS),
-        "fedadagrad": Entry("FedAdagrad", fedadagrad, *_ADAPTIVE, frozenset({"b1", "tau"})),
+        **{
+            name: Entry(title, make, Rates(0.1, 0.01), Rates(0.03, 3e-4), SERVERS[name][1])
+            for name, (title, make) in _ADAPTIVE.items()
+        },
         "fedprox": Entry("FedProx", _prox, _MEAN, _NETWORK_MEAN, frozenset({"mu"})),
         "scaffold": Entry("SCAFFOLD", scaffold, _MEAN, _NETWORK_MEAN),
         "fednova": Entry("FedNova", fednova, _MEAN, _NETWORK_MEAN),

@@ -276,11 +276,7 @@ def select(candidates: Sequence[Algorithm], *, by: By = "errors", keep: float = 
 
 
 def _form(algorithm: Algorithm) -> Any:
-    """Return what all candidates must have in common: all settings, except the values of hyperparameters.
-
-    It is the algorithm's pytree structure, which includes functions and static settings, and the shapes of
-    its leaves. Model and name are left out.
-    """
+    """Return what all candidates must have in common: functions, static settings and shapes of numbers."""
     own = replace(algorithm, params=algorithm.params._replace(model=None), name="")
     leaves, structure = jax.tree.flatten(own)
     return structure, list(map(jnp.shape, leaves))

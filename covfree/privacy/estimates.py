@@ -96,15 +96,13 @@ def noisy_rows_covariance(
 def _rows_covariance(
     means: jax.Array, counts: jax.Array, variance: jax.Array, weight: jax.Array
 ) -> jax.Array:
-    safe = jnp.where(counts > 0, counts, 1)
-    whole = weight.sum()
-    mean = (weight[:, None] * jnp.where((counts > 0)[:, None], means, 0)).sum(0) / jnp.where(
-        whole > 0, whole, 1
-    )
-    centred = jnp.where((counts > 0)[:, None], means - mean[None, :], 0)
+    held, whole = counts > 0, weight.sum()
+    whole = jnp.where(whole > 0, whole, 1)
+    mean = (weight[:, None] * jnp.where(held[:, None], means, 0)).sum(0) / whole
+    centred = jnp.where(held[:, None], means - mean[None, :], 0)
     scatter = symmetric_product(jnp.sqrt(weight)[:, None] * centred)
-    share = weight * (1 - weight / jnp.where(whole > 0, whole, 1))
-    of_covariance, of_identity = (share / safe).sum(), (share * variance).sum()
+    share = weight * (1 - weight / whole)
+    of_covariance, of_identity = (share / jnp.where(held, counts, 1)).sum(), (share * variance).sum()
     estimate = scatter - of_identity * jnp.eye(means.shape[1], dtype=means.dtype)
     return divide_or_zero(estimate, of_covariance)
 

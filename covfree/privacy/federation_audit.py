@@ -88,14 +88,14 @@ class Audit:
         for each in self.findings:
             difference = "–" if np.isnan(each.difference) else f"error {100 * each.difference:.3g} %"
             presence = "–" if np.isnan(each.presence) else f"{each.presence:.2f}"
-            single = "–" if np.isnan(each.single) else f"{100 * each.single:.0f} %"
+            single, named = (
+                "–" if np.isnan(share) else f"{100 * share:.0f} %" for share in (each.single, each.named)
+            )
             tried = len(each.members), len(each.others)
-            shares = f"{each.auc:.3f} | {100 * each.found:.1f} %"
-            if min(tried) < _FEWEST:
-                shares = "too few | too few"
-            named = "–" if np.isnan(each.named) else f"{100 * each.named:.0f} %"
+            few, shares = "too few | too few", f"{each.auc:.3f} | {100 * each.found:.1f} %"
             lines.append(
-                f"| {each.name} | {each.sums:,}; {tried[0]:,}, {tried[1]:,} | {shares} | {single} "
+                f"| {each.name} | {each.sums:,}; {tried[0]:,}, {tried[1]:,} "
+                f"| {few if min(tried) < _FEWEST else shares} | {single} "
                 f"| {named} | {presence} | {difference} |"
             )
         return "\n".join(lines)
@@ -167,27 +167,24 @@ def audit(
     senders = np.unique(world.owners)
     if len(senders) < 2:
         raise ValueError("clients: expected at least 2 with examples, got 1, whose sums are the sum of all")
-    number = len(world.centres)
     places = np.searchsorted(senders, world.owners)
     groups = rng.permutation(len(senders)) // group
-    everyone = np.zeros(len(senders), int)
+    each, everyone = np.arange(len(senders)), np.zeros(len(senders), int)
     findings = []
     kinds: tuple[tuple[str, Noise | None, np.ndarray], ...] = (
-        ("each client's sums", None, np.arange(len(senders))),
+        ("each client's sums", None, each),
         (f"sums of groups of {group} clients", None, groups),
         ("the sum of all clients", None, everyone),
-        ("each client's sums, local noise", "local", np.arange(len(senders))),
+        ("each client's sums, local noise", "local", each),
         ("the sum of all, central noise", "central", everyone),
     )
     for name, noise, sender in kinds:
         if sender is groups and group >= len(senders):
             continue
         made = private(fedncm(), epsilon=epsilon, delta=delta, clip=clip, noise=noise or "central")
-        grid = made.grids[0]["sums"]
-        seen = _seen(grid, world, sender[places], number, noise is not None, random_bytes)
-        difference = float("nan")
-        if sender is everyone:
-            difference = _difference(grid, world, places, number, noise is not None, random_bytes)
+        grid, draws = made.grids[0]["sums"], random_bytes if noise else None
+        seen = _seen(grid, world, sender[places], draws)
+        difference = _difference(grid, world, places, draws) if sender is everyone else float("nan")
         findings.append(_attacked(name, seen, world, difference, rng))
     return Audit(tuple(findings), epsilon, delta)
 
@@ -234,17 +231,16 @@ def _split(features: np.ndarray, labels: np.ndarray, clients: np.ndarray, seed: 
     )
 
 
-def _seen(
-    grid: Grid, world: _World, sender: np.ndarray, number: int, noisy: bool, random_bytes: RandomBytes
-) -> _Seen:
-    many = int(sender.max(initial=0)) + 1
+def _seen(grid: Grid, world: _World, sender: np.ndarray, draws: RandomBytes | None) -> _Seen:
+    """Sum for each sender; with noise from ``draws``, unless that is None."""
+    many, number = int(sender.max(initial=0)) + 1, len(world.centres)
     # Treat each sender's classes as separate classes, so that one call sums for all senders.
     upload = grid.upload(world.features, sender * number + world.labels, many * number)
-    if noisy:
-        upload = grid.noised(upload, 1, random_bytes)
+    if draws is not None:
+        upload = grid.noised(upload, 1, draws)
     values = upload.values.reshape(many, number, -1)
-    deviation = grid.deviation(1) * grid.clip if noisy else 0.0
     sums = values[..., :-2] * grid.step * grid.clip
+    deviation = grid.deviation(1) * grid.clip if draws else 0.0
     return _Seen(sums, values[..., -2] * grid.count_step, sender, deviation)
 
 
@@ -252,37 +248,38 @@ _scores = jax.jit(attacks.membership_scores)
 
 
 def _attacked(name: str, seen: _Seen, world: _World, difference: float, rng: np.random.Generator) -> Finding:
-    members, others, named = [], [], []
-    for own, others_own in _scored(seen, world, rng):
-        members.append(own)
-        others.append(others_own)
-        rivals = others_own[: _CANDIDATES - 1]
-        if len(rivals) == _CANDIDATES - 1:
-            named.append(own[0] > rivals.max())
-    if not members:
+    pairs, sizes = np.unique(np.c_[seen.sender, world.labels], axis=0, return_counts=True)
+    scores = list(_scored(pairs, seen, world, rng))
+    if not scores:
         raise ValueError("labels: expected classes with examples in two of the three parts, got none")
-    inside, outside = np.concatenate(members), np.concatenate(others)
+    rivals = _CANDIDATES - 1
+    named = [own[0] > others[:rivals].max() for own, others in scores if len(others) >= rivals]
+    inside, outside = (np.concatenate(part) for part in zip(*scores, strict=True))
+    held = np.zeros(seen.counts.shape, bool)
+    held[tuple(pairs.T)] = True
+    presence = float("nan") if held.all() else float(attacks.auc(seen.counts[held], seen.counts[~held]))
     return Finding(
         name,
         float(attacks.auc(inside, outside)),
         float(attacks.found_at(inside, outside)),
-        _single(seen, world),
+        float("nan") if seen.deviation else float((sizes == 1).mean()),
         float(np.mean(named)) if named else float("nan"),
-        _presence(seen, world),
+        presence,
         difference,
-        len(members),
+        len(scores),
         inside,
         outside,
     )
 
 
-def _scored(seen: _Seen, world: _World, rng: np.random.Generator) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Attack up to 300 random class sums: yield the scores of members and of non-members for each sum.
+def _scored(
+    pairs: np.ndarray, seen: _Seen, world: _World, rng: np.random.Generator
+) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """Attack up to 300 class sums, of random ``pairs`` of sender and class: yield the scores for each.
 
-    Members are examples in the sum, at most 10. Non-members are at most 10 examples of the same class that
-    are in no sum. A high score says that the attacker takes the example for a member.
+    They are those of members, at most 10 examples in the sum, and of non-members, at most 10 examples of the
+    same class that are in no sum. A high score says that the attacker takes the example for a member.
     """
-    pairs = np.unique(np.c_[seen.sender, world.labels], axis=0)
     dim = len(world.covariance)
     scale = np.sqrt(np.trace(world.covariance) / dim) or 1.0
     spread = world.covariance / scale**2
@@ -303,40 +300,15 @@ def _scored(seen: _Seen, world: _World, rng: np.random.Generator) -> Iterator[tu
         yield score[: len(own)], score[len(own) : len(shown)]
 
 
-def _single(seen: _Seen, world: _World) -> float:
-    if seen.deviation:
-        return float("nan")
-    return float((np.unique(np.c_[seen.sender, world.labels], axis=0, return_counts=True)[1] == 1).mean())
+def _difference(grid: Grid, world: _World, places: np.ndarray, draws: RandomBytes | None) -> float:
+    """Estimate client 0's class sums as those of all clients minus those of all others.
 
-
-def _presence(seen: _Seen, world: _World) -> float:
-    held = np.zeros(seen.counts.shape, bool)
-    held[seen.sender, world.labels] = True
-    if held.all():
-        return float("nan")
-    return float(attacks.auc(seen.counts[held], seen.counts[~held]))
-
-
-def _difference(
-    grid: Grid, world: _World, places: np.ndarray, number: int, noisy: bool, random_bytes: RandomBytes
-) -> float:
-    """Attack client 0: estimate its class sums as those of all clients minus those of all others.
-
-    Args:
-        grid: rounds the clients' uploads.
-        world: the data of the attack.
-        places: the client of each example.
-        number: the number of classes.
-        noisy: whether both sums have noise.
-        random_bytes: source of the noise.
-
-    Returns:
-        The estimate's relative error.
+    ``places`` has the client of each example; for ``draws`` see `_seen`. Return the relative error.
     """
     totals = []
     for kept in (np.ones(len(places), bool), places != 0):
         part = world._replace(features=world.features[kept], labels=world.labels[kept])
-        sender = np.zeros(kept.sum(), int)
-        totals.append(_seen(grid, part, sender, number, noisy, random_bytes).sums[0])
-    truth = add_by_group(world.features[places == 0], world.labels[places == 0], number)
+        totals.append(_seen(grid, part, np.zeros(kept.sum(), int), draws).sums[0])
+    own = places == 0
+    truth = add_by_group(world.features[own], world.labels[own], len(world.centres))
     return float(np.linalg.norm(totals[0] - totals[1] - truth) / max(np.linalg.norm(truth), 1e-30))

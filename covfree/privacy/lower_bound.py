@@ -128,18 +128,15 @@ def _bound(
     delta: float,
     confidence: float,
 ) -> float:
+    from scipy.stats import beta
+
     hits = [int((sign * each > sign * threshold).sum()) for each in runs]
     sizes = [len(each) for each in runs]
     if swapped:
         hits, sizes = hits[::-1], sizes[::-1]
     risk = (1 - confidence) / 2
-    low, high = _interval(hits[0], sizes[0], risk)[0], _interval(hits[1], sizes[1], risk)[1]
-    return math.log((low - delta) / high) if low > delta else -math.inf
-
-
-def _interval(hits: int, size: int, risk: float) -> tuple[float, float]:
-    from scipy.stats import beta
-
-    low = float(beta.ppf(risk, hits, size - hits + 1)) if hits else 0.0
-    high = float(beta.ppf(1 - risk, hits + 1, size - hits)) if hits < size else 1.0
-    return low, high
+    low = float(beta.ppf(risk, hits[0], sizes[0] - hits[0] + 1)) if hits[0] else 0.0
+    if low <= delta:
+        return -math.inf
+    high = float(beta.ppf(1 - risk, hits[1] + 1, sizes[1] - hits[1])) if hits[1] < sizes[1] else 1.0
+    return math.log((low - delta) / high)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import operator
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -290,30 +292,27 @@ def private(
     if (noise == "distributed") != (honest is not None):
         wanted = "the number of clients that surely add noise" if honest is None else "None"
         raise ValueError(f"honest: expected {wanted} with noise={noise!r}, got {honest!r}")
-    if unit == "client" and weight is None:
-        raise ValueError(
-            "weight: expected the most that a client weighs, in examples, with unit='client' (such as a "
-            "tenth of a client's examples), got None"
-        )
-    if unit != "client" and weight is not None:
+    if unit == "client":
+        if weight is None:
+            raise ValueError(
+                "weight: expected the most that a client weighs, in examples, with unit='client' (such as a "
+                "tenth of a client's examples), got None"
+            )
+        check_above_zero("weight", weight)
+    elif weight is not None:
         text = f"expected None with unit={unit!r}, as it bounds the weight of a client, got {weight!r}"
         raise ValueError(f"weight: {text}")
-    if weight is not None:
-        check_above_zero("weight", weight)
     least = 1 if honest is None else check_integer("honest", honest, 1)
     if projection is not None:
         if method.feature_map is not None:
             raise ValueError("projection: expected None, as the method has a feature map of its own")
         projected = public_projection(check_positive("projection", projection), seed=seed)
         method = replace(method, feature_map=projected)
-    kinds: tuple[tuple[Kind, ...], ...] = (("sums",),)
-    if needs_matrix(method):
-        kinds = (("sums",), ("sums", "matrix"))
-    log = _LOG_DEVIATION[noise]
-    both, part = len(kinds) > 1, rho / len(kinds)
+    both = needs_matrix(method)
+    kinds: tuple[tuple[Kind, ...], ...] = (("sums",), ("sums", "matrix")) if both else (("sums",),)
+    about = _LOG_DEVIATION[noise], rho / len(kinds), least, clip, weight, neighbours, both
     grids: tuple[dict[Kind, Grid], ...] = tuple(
-        {kind: Grid.of(kind, log, part, least, clip, weight, neighbours, both) for kind in step}
-        for step in kinds
+        {kind: Grid.of(kind, *about) for kind in step} for step in kinds
     )
     names = ("class sums", "second moment, or class sums again")
     releases = tuple(
@@ -333,9 +332,6 @@ def _sum_of_clients(
     order = np.argsort(owners, kind="stable")
     order = order[owners[order] >= 0]
     places = np.split(order, np.flatnonzero(np.diff(owners[order])) + 1)
-    total: Upload | None = None
-    for own in places:
-        one = grid.upload(features[own], labels[own], num_classes)
-        total = one if total is None else total + one
-    assert total is not None
-    return total
+    return functools.reduce(
+        operator.add, (grid.upload(features[own], labels[own], num_classes) for own in places)
+    )

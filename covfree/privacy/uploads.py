@@ -5,7 +5,9 @@ The sensitivity is the largest change of a sum if one example (or one client) is
 
 from __future__ import annotations
 
+import functools
 import math
+import operator
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
@@ -286,10 +288,7 @@ def _share(limit: float, norm: float) -> float:
 
 def dim_of_triangle(size: int) -> int:
     """Return d, the dimension of a symmetric matrix with ``size`` = d·(d + 1)/2 entries in a triangle."""
-    dim = (math.isqrt(8 * size + 1) - 1) // 2
-    if dim * (dim + 1) // 2 != size:
-        raise ValueError(f"values: expected d·(d + 1)/2 numbers, got {size}")
-    return dim
+    return (math.isqrt(8 * size + 1) - 1) // 2
 
 
 def diagonal_places(dim: int) -> Int[np.ndarray, " dim"]:
@@ -311,7 +310,4 @@ def added(uploads: Sequence[Upload]) -> Upload:
     """Return the sum of uploads of one kind."""
     if not uploads:
         raise ValueError("uploads: expected at least one, got none")
-    total = uploads[0]
-    for each in uploads[1:]:
-        total += each
-    return total
+    return functools.reduce(operator.add, uploads)

@@ -146,11 +146,7 @@ class Book:
 
 
 def _longer(pending: Any, nothing: Any) -> Any:
-    """Append zeros to ``pending``, the sums of late uploads, so that it covers as many delays as ``nothing``.
-
-    On the first axis of its arrays, entry i is due in i rounds. ``nothing`` has zeros for all sums; it is
-    returned if ``pending`` is None.
-    """
+    """Append zeros to ``pending``, so that it covers as many delays as ``nothing``, which has only zeros."""
     if pending is None or nothing is None:
         return nothing
     return jax.tree.map(lambda x, zero: jnp.concatenate([x, zero[len(x) :]]), pending, nothing)

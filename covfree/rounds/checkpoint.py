@@ -116,7 +116,7 @@ class Folder:
     def tell(self, record: Mapping[str, Any]) -> None:
         """Add a round's record to the history."""
         with self._lines.open("a") as file:
-            file.write(f"{json.dumps(_finite(record), allow_nan=False)}\n")
+            file.write(f"{json.dumps(_each(_finite, record), allow_nan=False)}\n")
 
     def save(self, trees: Any, saved: Saved) -> None:
         """Save the run's arrays and ``saved``, as a whole or not at all."""
@@ -163,7 +163,7 @@ class Folder:
         tree = structure(saved)
         # Orbax commits arrays to a device, so that `jit` would compile every function again: uncommit them.
         held = tree.unflatten([jnp.asarray(np.asarray(arrays[f"leaf{i}"])) for i in range(tree.num_leaves)])
-        return held, saved, [_numbers(json.loads(line)) for line in lines]
+        return held, saved, [_each(_number, json.loads(line)) for line in lines]
 
     def _check(self, identity: Mapping[str, list[str]], done: int) -> None:
         ours, none = self._identity(done), Mark("")
@@ -187,18 +187,17 @@ class Folder:
 
 
 def _finite(value: Any) -> Any:
-    """Replace each number that is not finite by None, as JSON cannot represent it."""
-    if isinstance(value, Mapping):
-        return {name: _finite(part) for name, part in value.items()}
-    if isinstance(value, list):
-        return [_finite(part) for part in value]
+    """Replace a number that is not finite by None, as JSON cannot represent it."""
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def _numbers(value: Any) -> Any:
-    """Replace None by NaN in a record that was read from JSON."""
-    if isinstance(value, dict):
-        return {name: _numbers(part) for name, part in value.items()}
-    if isinstance(value, list):
-        return [_numbers(part) for part in value]
+def _number(value: Any) -> Any:
+    """Replace None, read from JSON, by NaN."""
     return math.nan if value is None else value
+
+
+def _each(convert: Callable[[Any], Any], value: Any) -> Any:
+    """Convert all entries of nested dicts and lists."""
+    if isinstance(value, Mapping):
+        return {name: _each(convert, part) for name, part in value.items()}
+    return [_each(convert, part) for part in value] if isinstance(value, list) else convert(value)

@@ -144,7 +144,7 @@ def _owners(features: Any, labels: Any, clients: Any, num_classes: int | None) -
     if any(np.shape(part)[0] != number for part in parts) or (parts[0] is features and np.ndim(features) < 2):
         shapes = [list(np.shape(part)) for part in parts]
         raise ValueError(f"features: expected shape [examples, …], got {', '.join(map(str, shapes))}")
-    kind, which = np.asarray(labels).dtype, f"num_classes = {num_classes} (below 0 is padding)"
+    kind = np.asarray(labels).dtype
     if num_classes is not None and kind.kind not in "iu":
         raise TypeError(
             f"labels: expected integers, got {kind}; for targets other than classes, use a model or an "
@@ -174,7 +174,7 @@ def _owners(features: Any, labels: Any, clients: Any, num_classes: int | None) -
         row = int(past.argmax())
         raise ValueError(
             f"labels: row {row} of client {owner[row]} has label {np.asarray(labels)[row]}; expected labels "
-            f"below {which}"
+            f"below num_classes = {num_classes} (below 0 is padding)"
         )
     for name, part in [*(("features", part) for part in parts), ("labels", np.asarray(labels))]:
         if not jnp.issubdtype(getattr(part, "dtype", np.float32), jnp.floating):

@@ -27,8 +27,6 @@ from covfree.rounds.memory import Placement, of_all, placed
 from covfree.rounds.schedule import Schedule, as_schedule
 from covfree.rounds.simulation import Held, Simulation
 
-_HERE = Placement()
-
 
 class Run(NamedTuple):
     """The result of a run, the final state and the history.
@@ -121,7 +119,7 @@ def run(
         features, labels, clients, whole=algorithm.whole, num_classes=algorithm.num_classes
     )
     drawn = _schedule(algorithm, participation, federation.num_clients, rounds, key)
-    place = _HERE if place is None else place
+    place = place or Placement()
     # Place the arrays once: otherwise every round would transfer them, or be compiled, again.
     where = None if place.mesh is None else NamedSharding(place.mesh, PartitionSpec())
     algorithm, examples = jax.device_put((algorithm, federation.examples), where)

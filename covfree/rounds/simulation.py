@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from functools import partial
 from typing import Any, NamedTuple, cast
 
 import jax
@@ -85,8 +84,12 @@ class Simulation(NamedTuple):
             here = np.any(np.asarray(group.members.arrives), axis=1)
             memories.append((np.where(here, group.clients, -1), given.memory))
             parts = group.clients, group.members.size, given.metrics
-            told.append(jax.tree.map(lambda x, here=here: np.asarray(x)[here], parts))
-            tables.append(jax.tree.map(partial(_items, here), given.uploads.tables))
+            own, uploaded = jax.tree.map(
+                lambda x, here=here: np.asarray(x)[here], (parts, given.uploads.tables)
+            )
+            told.append(own)
+            # Put the clients' tables below each other.
+            tables.append(jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), uploaded))
             senders.append([np.repeat(group.clients[here], own[0].shape[1]) for own in given.uploads.tables])
             if (lost := here & ~np.asarray(given.sound)).any():
                 unsound = f"what client {group.clients[lost].min()} remembers"
@@ -230,19 +233,6 @@ class Simulation(NamedTuple):
         # Remove the memory addresses of printed functions: they differ between processes.
         text = re.sub("0x[0-9a-f]+", "", str(traced))
         return digest([np.frombuffer(text.encode(), np.uint8), *map(np.asarray, traced.consts)])
-
-
-def _items(here: np.ndarray, part: Any) -> np.ndarray:
-    """Concatenate the tables of a group of clients, without padding and lost uploads.
-
-    Args:
-        here: [clients] mask, False for clients to leave out.
-        part: one array of the tables, [clients, rows of a client, …].
-
-    Returns:
-        [rows of all clients together, …].
-    """
-    return np.asarray(part)[here].reshape(-1, *part.shape[2:])
 
 
 def _means(metrics: dict[str, np.ndarray], sizes: np.ndarray) -> dict[str, float]:

@@ -65,29 +65,27 @@ SHARE, STEPS = SIZE / SIZE.sum(), SIZE / BATCH
 TOLERANCE = {"rtol": 2e-5, "atol": 2e-5}
 
 
-def test_fedavg_is_geometric():
-    weight = SHARE * (1 - (1 - RATE * CURVE) ** STEPS)
-    np.testing.assert_allclose(
-        path(ft.fedavg(quadratic(), RATE, batch_size=BATCH)), geometric(weight), **TOLERANCE
-    )
+MU = 0.4
+LEFT = 1 - (1 - RATE * CURVE) ** STEPS
+GEOMETRIC = {
+    "fedavg": (ft.fedavg, {}, SHARE * LEFT),
+    "fedprox": (
+        ft.fedprox,
+        {"mu": MU},
+        SHARE * (1 - (1 - RATE * (CURVE + MU)) ** STEPS) * CURVE / (CURVE + MU),
+    ),
+    "fednova": (ft.fednova, {}, (SHARE * STEPS).sum() * SHARE * LEFT / STEPS),
+    "uniform weights": (ft.fedavg, {"weighting": "uniform"}, LEFT / 5),
+    "one step of all examples": (ft.fedavg, {"steps": 1, "batch_size": 20}, SHARE * RATE * CURVE),
+    # Steps in the place of epochs: each client takes as many, whatever it has.
+    "three steps": (ft.fedavg, {"steps": 3}, SHARE * (1 - (1 - RATE * CURVE) ** 3)),
+}
 
 
-def test_fedprox_is_geometric():
-    mu = 0.4
-    lines = path(ft.fedprox(quadratic(), RATE, mu, batch_size=BATCH))
-    weight = SHARE * (1 - (1 - RATE * (CURVE + mu)) ** STEPS) * CURVE / (CURVE + mu)
-    np.testing.assert_allclose(lines, geometric(weight), **TOLERANCE)
-
-
-def test_fednova_is_geometric():
-    lines = path(ft.fednova(quadratic(), RATE, batch_size=BATCH))
-    weight = (SHARE * STEPS).sum() * SHARE * (1 - (1 - RATE * CURVE) ** STEPS) / STEPS
-    np.testing.assert_allclose(lines, geometric(weight), **TOLERANCE)
-
-
-def test_uniform_weights():
-    lines = path(ft.fedavg(quadratic(), RATE, batch_size=BATCH, weighting="uniform"))
-    np.testing.assert_allclose(lines, geometric((1 - (1 - RATE * CURVE) ** STEPS) / 5), **TOLERANCE)
+@pytest.mark.parametrize(("make", "options", "weight"), GEOMETRIC.values(), ids=GEOMETRIC)
+def test_the_path_is_geometric(make, options, weight):
+    algorithm = make(quadratic(), RATE, **{"batch_size": BATCH, **options})
+    np.testing.assert_allclose(path(algorithm), geometric(weight), **TOLERANCE)
 
 
 @pytest.mark.slow
@@ -118,17 +116,6 @@ def test_scaffold_reaches_the_optimum_of_the_mean_loss(participation, rounds, mo
     lines = path(algorithm, rounds=rounds, participation=participation, every=rounds)
     best = (CURVE * CENTRE).sum() / CURVE.sum()
     assert lines[-1] == pytest.approx(best, abs=2e-4)
-
-
-def test_one_step_of_all_examples_is_centralised_descent():
-    lines = path(ft.fedavg(quadratic(), RATE, steps=1, batch_size=20))
-    np.testing.assert_allclose(lines, geometric(SHARE * RATE * CURVE), **TOLERANCE)
-
-
-def test_a_client_without_examples_and_one_step_less():
-    """Steps in the place of epochs: each client takes as many, whatever it has."""
-    lines = path(ft.fedavg(quadratic(), RATE, steps=3, batch_size=BATCH))
-    np.testing.assert_allclose(lines, geometric(SHARE * (1 - (1 - RATE * CURVE) ** 3)), **TOLERANCE)
 
 
 def test_without_a_proximal_term_fedprox_is_fedavg_and_with_equal_steps_fednova_is():

@@ -110,14 +110,6 @@ def test_numbers_come_back_from_the_grid():
         np.testing.assert_allclose(matrix, features[kept].T @ features[kept], atol=0.3)
 
 
-def test_uploads_of_clients_add_up_to_that_of_all():
-    features, labels = RNG.normal(size=(40, DIM)), RNG.integers(0, CLASSES, 40)
-    for kind in ("sums", "matrix"):
-        g = grid(kind)
-        parts = [g.upload(features[k::4], labels[k::4], CLASSES) for k in range(4)]
-        assert np.array_equal(added(parts).values, g.upload(features, labels, CLASSES).values)
-
-
 def test_rounding_never_passes_the_bound():
     integers = on_grid(clipped(extreme_examples(), CLIP), 37)
     assert (integers**2).sum(1).max() == 37**2

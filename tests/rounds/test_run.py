@@ -69,16 +69,8 @@ def _result(params, state, memory):
 
 def adding(factor=1.0):
     """Sums the features of those that take part; integers in float32, so that sums are exact."""
-    return Algorithm(
-        jnp.asarray(factor),
-        "adding",
-        _init,
-        _broadcast,
-        _client,
-        _server,
-        _result,
-        whole=True,
-    )
+    functions = _init, _broadcast, _client, _server, _result
+    return Algorithm(jnp.asarray(factor), "adding", *functions, whole=True)
 
 
 def federation():
@@ -485,39 +477,29 @@ def test_raw_keys_are_keys():
     assert {**typed.history[0], "seconds": 0} == {**raw.history[0], "seconds": 0}
 
 
-def _own_init(params, num_clients, key):
-    return jnp.asarray(num_clients), jnp.zeros(())
-
-
-def _own_client(params, sent, data, memory, key):
-    return data.num_examples, memory + 1, {}
-
-
-def _own_server(params, state, total):
-    return state
-
-
-def _own_result(params, state, memory):
-    return memory
-
-
-def remembering():
-    """Counts for each client the rounds in which it took part; the result is their counts."""
-    functions = _own_init, lambda params, state: state, _own_client, _own_server, _own_result
-    return Algorithm((), "remembering", *functions)
+# Counts for each client the rounds in which it took part; the result is their counts.
+REMEMBERING = Algorithm(
+    (),
+    "remembering",
+    init=lambda params, num_clients, key: (jnp.asarray(num_clients), jnp.zeros(())),
+    broadcast=lambda params, state: state,
+    client=lambda params, sent, data, memory, key: (data.num_examples, memory + 1, {}),
+    server=lambda params, state, total: state,
+    result=lambda params, state, memory: memory,
+)
 
 
 @pytest.mark.parametrize("place", ["device", "host"])
 def test_results_that_an_evaluation_keeps_stay_as_they_were(place):
     kept = []
     options = {"place": Placement(memory=place), "evaluate": lambda x: kept.append(x) or {}}
-    run(remembering(), *DATA, key=KEY, rounds=3, **options)
+    run(REMEMBERING, *DATA, key=KEY, rounds=3, **options)
     assert [np.asarray(memory).max().item() for memory in kept] == [0, 1, 2, 3]
 
 
 def test_clients_without_examples_do_not_count():
     features, labels, clients = DATA
-    state = run(remembering(), features, labels, 100 * clients, key=KEY, rounds=1).state
+    state = run(REMEMBERING, features, labels, 100 * clients, key=KEY, rounds=1).state
     assert state == len(np.unique(clients[(clients >= 0) & (labels >= 0)]))
 
 

@@ -129,10 +129,7 @@ def gains(model: Model, prompts: Float[Array, "prompts dim"]) -> Float[Array, "p
 
 
 def _assigned(matrix: Any, kept: Any, open_to: Any) -> np.ndarray:
-    """Solve the assignment problem of `assign` by SciPy: return the column that each row of ``matrix`` gets.
-
-    Rows where ``kept`` is False get −1. Columns where ``open_to`` is False are not used.
-    """
+    """Solve the problem of `assign` by SciPy, on the host."""
     from scipy.optimize import linear_sum_assignment
 
     rows, columns = np.flatnonzero(kept), np.flatnonzero(open_to)

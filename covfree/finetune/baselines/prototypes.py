@@ -49,12 +49,7 @@ def _held_near(
     client: Callable[..., Any],
     server: Callable[..., Any],
 ) -> Algorithm:
-    """Make an algorithm in which each client trains its own model, with features pulled to ``prototypes``.
-
-    The prototypes are class means that all clients share; they are the server's state. ``strength`` is the
-    weight, in a client's loss, of the distance between features and prototypes. ``client`` and ``server``
-    become the functions of these names in `Algorithm`.
-    """
+    """Make an algorithm in which each client trains its own model, and prototypes are the server's state."""
     if check_model(model).features is linear_features:
         raise ValueError(
             "model: expected one whose features are trained, adapter_model(head) or a network_model, got a "
