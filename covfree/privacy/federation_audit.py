@@ -236,11 +236,11 @@ def _seen(grid: Grid, world: _World, sender: np.ndarray, draws: RandomBytes | No
     many, number = int(sender.max(initial=0)) + 1, len(world.centres)
     # Treat each sender's classes as separate classes, so that one call sums for all senders.
     upload = grid.upload(world.features, sender * number + world.labels, many * number)
+    deviation = 0.0
     if draws is not None:
-        upload = grid.noised(upload, 1, draws)
+        upload, deviation = grid.noised(upload, 1, draws), grid.deviation(1) * grid.clip
     values = upload.values.reshape(many, number, -1)
     sums = values[..., :-2] * grid.step * grid.clip
-    deviation = grid.deviation(1) * grid.clip if draws else 0.0
     return _Seen(sums, values[..., -2] * grid.count_step, sender, deviation)
 
 

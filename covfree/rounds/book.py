@@ -80,15 +80,17 @@ class Book:
         """
         number = record["round"]
         self.records.append({**record})
-        if number % self.save_every == self.save_every - 1:
+        if self.folder is not None and number % self.save_every == self.save_every - 1:
             self.save(held, record)
         try:
             last = number == self.rounds - 1
             asked = self.evaluate is not None and (last or (number + 1) % self.evaluate.every == 0)
-            self.records[-1] |= self.measured(held) if asked else {}
+            if asked:
+                self.records[-1] |= self.measured(held)
             if self.stop is not None and self.stop(self.records):
                 self.stopped = f"round {number}: stop(history) was true"
-                self.records[-1] |= {} if asked else self.measured(held)
+                if not asked:
+                    self.records[-1] |= self.measured(held)
         except BaseException:
             # Save without the evaluation: it is repeated when the run is resumed.
             self.save(held, record)

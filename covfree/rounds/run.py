@@ -27,6 +27,8 @@ from covfree.rounds.memory import Placement, of_all, placed
 from covfree.rounds.schedule import Schedule, as_schedule
 from covfree.rounds.simulation import Held, Simulation
 
+_HERE = Placement()
+
 
 class Run(NamedTuple):
     """The result of a run, the final state and the history.
@@ -119,7 +121,7 @@ def run(
         features, labels, clients, whole=algorithm.whole, num_classes=algorithm.num_classes
     )
     drawn = _schedule(algorithm, participation, federation.num_clients, rounds, key)
-    place = place or Placement()
+    place = _HERE if place is None else place
     # Place the arrays once: otherwise every round would transfer them, or be compiled, again.
     where = None if place.mesh is None else NamedSharding(place.mesh, PartitionSpec())
     algorithm, examples = jax.device_put((algorithm, federation.examples), where)
@@ -128,7 +130,8 @@ def run(
     start = cohort.start(algorithm, key, num_clients=federation.num_holders)
     state, one = jax.device_put(start, where)
     held = Held(state, of_all(one, federation.num_clients, place.memory), None)
-    held = held._replace(pending=simulation.nothing_pending(held))
+    if delays > 1:
+        held = held._replace(pending=simulation.nothing_pending(held))
     book = Book(simulation, rounds, evaluate, stop)
     if checkpoint is not None:
         identity = simulation.identity(state, one)
@@ -137,7 +140,7 @@ def run(
         if book.folder is not None:
             held = book.load(held)
             held = held._replace(memory=placed(held.memory, place.memory))
-        if not book.records:
+        if evaluate is not None and not book.records:
             book.measured(held)
         for number in range(rounds if book.stopped else len(book.records), rounds):
             began = time.perf_counter()
@@ -154,7 +157,8 @@ def run(
             book.end(held, {"round": number, **new.record, "seconds": time.perf_counter() - began})
             if book.stopped:
                 break
-        book.save(held)
+        if book.folder is not None:
+            book.save(held)
     finally:
         if book.folder is not None:
             book.folder.close()
