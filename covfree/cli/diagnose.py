@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -25,6 +24,7 @@ from covfree.cli.options import (
 )
 from covfree.studies.plots.sites import plot_sites
 from covfree.studies.plots.style import save
+from covfree.studies.progress import say
 from covfree.studies.source import of_file
 
 
@@ -86,9 +86,9 @@ def _diagnose_messages(folder: Path, picture: Path | None) -> None:
         raise ValueError(f"--messages: expected messages with class means, got none in {str(folder)!r}")
     collected = covfree.collect(inbox, num_classes=classes)
     for site, reason in collected.rejected.items():
-        print(f"covfree: {site}: set aside: {reason}", file=sys.stderr)
+        say(f"{site}: set aside: {reason}")
     report = covfree.diagnose_sites(collected, num_classes=classes)
     print(report)
     if picture is not None:
         save(plot_sites(report), picture)
-        print(f"covfree: wrote {picture}", file=sys.stderr)
+        say(f"wrote {picture}")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -14,6 +13,7 @@ from covfree.backbones.hub import find_weights
 from covfree.cli.options import WEIGHTS, check_file
 from covfree.studies.export import export_linear, export_onnx
 from covfree.studies.extraction import backbone_of
+from covfree.studies.progress import say
 
 
 def export_command(
@@ -52,14 +52,15 @@ def export_command(
         if network is not None:
             raise ValueError(f"--backbone: expected --to onnx beside it, got --to {to}")
         export_linear(saved, to, out)
-        print(f"covfree: wrote {out}: weight [{saved.num_classes}, {saved.dim}] and bias", file=sys.stderr)
+        say(f"wrote {out}: weight [{saved.num_classes}, {saved.dim}] and bias")
         return
     try:
-        if network is None or network.endswith(".onnx"):
-            if network is not None and not Path(network).is_file():
+        if network is None:
+            found = export_onnx(saved, out, output=output)
+        elif network.endswith(".onnx"):
+            if not Path(network).is_file():
                 raise FileNotFoundError(f"--backbone: no such file: {network}")
-            path = None if network is None else Path(network)
-            found = export_onnx(saved, out, network=path, output=output)
+            found = export_onnx(saved, out, network=Path(network), output=output)
         else:
             name = backbone_of(network)
             chosen = backbone(name)
@@ -67,8 +68,7 @@ def export_command(
             found = export_onnx(saved, out, network=chosen, params=params)
     except TypeError as error:
         raise ValueError(f"--{error}") from error
-    print(
-        f"covfree: wrote {out}; scores of onnxruntime and covfree differ by at most {found.most:.2g}, the "
-        f"largest score is {found.largest:.3g}",
-        file=sys.stderr,
+    say(
+        f"wrote {out}; scores of onnxruntime and covfree differ by at most {found.most:.2g}, the largest "
+        f"score is {found.largest:.3g}"
     )

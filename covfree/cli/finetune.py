@@ -68,6 +68,12 @@ from covfree.studies.training import (
     start_rounds_of,
 )
 
+# Settings of a `Training` that are stored by the same name.
+_SETTINGS = (
+    *("every", "width", "tune", "augment", "momentum", "weight_decay", "client_optimiser", "temperature"),
+    *("start_rounds", "top"),
+)
+
 
 def finetune_command(
     dataset: DataFile = None,
@@ -263,21 +269,12 @@ def finetune_command(
     trainings = [
         Training(
             *(each, name, rates[name], rounds, drawn, part, norms, options),
-            every=every,
+            **{setting: given[setting] for setting in _SETTINGS},
             save_every=checkpoint_every,
-            width=width,
-            tune=tune_rates,
-            augment=augment,
-            momentum=momentum,
-            weight_decay=weight_decay,
-            client_optimiser=client_optimiser,
-            temperature=divided,
-            start_rounds=stage,
             extractor_flops=extractor_flops or 0,
             rank=lora or 0,
             restart=restart or 0,
             prompts=prompts or 20,
-            top=top,
         )
         for name in algorithms
         for each in starts

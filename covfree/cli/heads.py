@@ -5,9 +5,8 @@ from __future__ import annotations
 import csv
 import json
 import math
-import sys
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any
 
 import jax
 import numpy as np
@@ -30,7 +29,6 @@ from covfree.cli.options import (
     federation_of,
     variants_of,
 )
-from covfree.core.padding import Features
 from covfree.data import FeatureSet
 from covfree.engine.batch import state_of
 from covfree.heads import metrics
@@ -44,15 +42,16 @@ from covfree.studies.progress import say
 from covfree.studies.source import Source, class_name, on_no_client, source_of
 from covfree.studies.table import Table, percent, show
 
-_SHARES = {
+_TITLES = {
     "accuracy": "accuracy, %",
     "balanced": "balanced accuracy, %",
     "worst_class": "worst class, %",
     "mean_client": "mean of clients, %",
     "worst_client": "worst client, %",
     "p10_client": "10th percentile of clients, %",
+    "nll": "negative log-likelihood, nats",
+    "ece": "expected calibration error, %",
 }
-_OTHERS = {"nll": "negative log-likelihood, nats", "ece": "expected calibration error, %"}
 
 
 def fit_command(
@@ -100,14 +99,14 @@ def fit_command(
     data = source.load(seed)
     owners, classes = assigned(federation, data, seed), data.num_classes
     for text in on_no_client([left_out(data.train_labels, owners)]):
-        print(f"covfree: {data.name}: {text}", file=sys.stderr)
+        say(f"{data.name}: {text}")
     train = data.train_features, data.train_labels
     key = jax.random.key(seed)
     state = state_of(chosen, *train, owners, classes, key)
     head: Any = covfree.solve_totals(chosen, *state)
     told = {} if chosen.report is None else chosen.report(chosen.params, state)
     if "taken" in told:
-        print(f"covfree: clients took {alternatives(name)[int(told['taken'])]}", file=sys.stderr)
+        say(f"clients took {alternatives(name)[int(told['taken'])]}")
     if calibrate:
         kept = np.where(owners >= 0, data.train_labels, -1)
         try:
@@ -121,10 +120,9 @@ def fit_command(
     except OSError as error:
         raise ValueError(f"--out: cannot write {out} ({error.strerror})") from error
     accuracy = metrics.accuracy(scores_of(head, data.test_features), data.test_labels)
-    print(
-        f"covfree: {method} on {data.name}, {dim} features, {classes} classes: test accuracy "
-        f"{100 * float(accuracy):.2f} %; wrote {out}",
-        file=sys.stderr,
+    say(
+        f"{method} on {data.name}, {dim} features, {classes} classes: test accuracy "
+        f"{100 * float(accuracy):.2f} %; wrote {out}"
     )
 
 
@@ -161,32 +159,35 @@ def evaluate_command(
     data, seed = _unseen(head, saved, source, seed, every)
     data = _numbered(saved, data)
     _check_fit(head, saved, data)
-    part = _part(data, every)
+    data = data._replace(
+        class_names=saved.class_names or data.class_names, num_classes=saved.num_classes or data.num_classes
+    )
+    if every:
+        data = _all_as_test(data)
+    labels, clients = data.test_labels, data.test_clients
     if not says_enough(saved.origin) and not every and not data.fixed_split:
         say(
-            f"{head} does not record which examples it was fitted to: some of these {len(part.labels):,} "
+            f"{head} does not record which examples it was fitted to: some of these {len(labels):,} "
             "test examples may have been trained on; --all uses every example"
         )
-    classes = data._replace(class_names=saved.class_names or data.class_names)
-    classes = classes._replace(num_classes=saved.num_classes or data.num_classes)
-    scores = scores_of(saved.head, part.features)
-    names = tuple(n for n in metrics.NAMES if part.clients is not None or n not in metrics.CLIENT_NAMES)
-    figures = metrics.measure(scores, part.labels, names, clients=part.clients)
-    by_class = _by_class(scores, part.labels, classes)
+    scores = scores_of(saved.head, data.test_features)
+    names = tuple(n for n in metrics.NAMES if clients is not None or n not in metrics.CLIENT_NAMES)
+    figures = metrics.measure(scores, labels, names, clients=clients)
+    by_class = _by_class(scores, data)
     lines = [(_title(name, by_class), _shown(name, figure)) for name, figure in figures.items()]
     record = {name: figure if math.isfinite(figure) else None for name, figure in figures.items()}
     content = {
         "config": {"head": str(head), **source.config, "all": every, "seed": seed},
-        "examples": len(part.labels),
+        "examples": len(labels),
         "metrics": record,
         "classes": by_class,
     }
-    title = f"{head} on {data.name}: {len(part.labels):,} examples"
+    title = f"{head} on {data.name}: {len(labels):,} examples"
     text = json.dumps(content, indent=2, ensure_ascii=False)
     show(output_format, title, Table(("figure", "value"), tuple(lines)), [record], text)
     if confusion is not None:
-        _write_confusion(confusion, np.asarray(metrics.confusion_matrix(scores, part.labels)), classes)
-        print(f"covfree: wrote {confusion}", file=sys.stderr)
+        _write_confusion(confusion, np.asarray(metrics.confusion_matrix(scores, labels)), data)
+        say(f"wrote {confusion}")
 
 
 def _unseen(
@@ -210,25 +211,16 @@ def _unseen(
     return data, used
 
 
-class _Part(NamedTuple):
-    features: Features
-    labels: np.ndarray
-    clients: np.ndarray | None
-
-
-def _part(data: FeatureSet, every: bool) -> _Part:
-    """Return the examples to evaluate on: the test part or, if ``every``, all examples."""
-    if not every:
-        return _Part(data.test_features, data.test_labels, data.test_clients)
+def _all_as_test(data: FeatureSet) -> FeatureSet:
+    """Return the data with all examples in the test part; those of unknown clients are at client −1."""
     clients = data.clients
     if clients is not None:
         nobody = np.full(len(data.test_labels), -1, np.int32)
-        theirs = nobody if data.test_clients is None else data.test_clients
-        clients = np.concatenate([clients, theirs])
-    return _Part(
-        np.concatenate([data.train_features, data.test_features]),
-        np.concatenate([data.train_labels, data.test_labels]),
-        clients,
+        clients = np.concatenate([clients, nobody if data.test_clients is None else data.test_clients])
+    return data._replace(
+        test_features=np.concatenate([data.train_features, data.test_features]),
+        test_labels=np.concatenate([data.train_labels, data.test_labels]),
+        test_clients=clients,
     )
 
 
@@ -266,11 +258,12 @@ def _check_fit(path: Path, saved: SavedHead, data: FeatureSet) -> None:
             raise ValueError(f"--head: class {label} of {path} is {ours!r}, but {theirs!r} in {data.name}")
 
 
-def _by_class(scores: np.ndarray, labels: np.ndarray, data: FeatureSet) -> list[dict[str, Any]]:
+def _by_class(scores: np.ndarray, data: FeatureSet) -> list[dict[str, Any]]:
     """Return each class's number of examples, recall and precision.
 
     Recall is None for a class without examples, precision for a class that is never predicted.
     """
+    labels = data.test_labels
     counts = np.bincount(labels, minlength=data.num_classes)
     shares = {"recall": metrics.class_recall, "precision": metrics.class_precision}
     columns = {name: np.asarray(function(scores, labels)) for name, function in shares.items()}
@@ -286,7 +279,7 @@ def _by_class(scores: np.ndarray, labels: np.ndarray, data: FeatureSet) -> list[
 
 def _title(name: str, by_class: list[dict[str, Any]]) -> str:
     """Return the title of a metric in the table; for ``worst_class``, the title names the class."""
-    title = {**_SHARES, **_OTHERS}[name]
+    title = _TITLES[name]
     known = [record for record in by_class if record["recall"] is not None]
     if name == "worst_class" and known:
         worst = min(known, key=lambda record: record["recall"])["class"]

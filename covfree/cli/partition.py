@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from typing import Annotated
 
 import typer
@@ -21,8 +20,9 @@ from covfree.cli.options import (
 from covfree.data.partitions import partition_statistics
 from covfree.studies import plot_partition
 from covfree.studies.plots import style as figures
+from covfree.studies.progress import say
 from covfree.studies.run_folder import make_folder
-from covfree.studies.source import law_of, load_named
+from covfree.studies.source import law_of, of_file
 
 
 def partition_command(
@@ -40,7 +40,7 @@ def partition_command(
       covfree partition --clients 30 --alpha 0.5 --out partition
     """
     at_least("seed", seed, 0)
-    data = load_named(dataset, test_file, seed=seed)
+    data = of_file(dataset, test_file).load(seed)
     federation = federation_of(data, clients, partition, alpha)
     owners = assigned(federation, data, seed)
     make_folder(out, "partition")
@@ -49,4 +49,4 @@ def partition_command(
     if out is not None:
         figure = plot_partition(statistics, title=f"{data.name}, {law_of(data, federation)}, seed {seed}")
         picture, *_ = figures.save_all(figure, out / "partition.png")
-        print(f"wrote {picture} (also as PDF and SVG)", file=sys.stderr)
+        say(f"wrote {picture} (also as PDF and SVG)")

@@ -12,12 +12,11 @@ from covfree.data import FeatureSet
 from covfree.data.dataset import StrPath
 from covfree.methods import Method
 from covfree.studies import report
-from covfree.studies.federation import LeftOut
 from covfree.studies.page import page_of, write_page
 from covfree.studies.plots import accuracy, curve, sweep
 from covfree.studies.progress import say
 from covfree.studies.result import Result, Run, accuracy_table, place_names, summarise
-from covfree.studies.source import heading, on_no_client
+from covfree.studies.source import on_no_client
 from covfree.studies.study import Study
 from covfree.studies.table import Format, show
 
@@ -38,8 +37,8 @@ def present(
     """
     results = summarise(runs, study.titles)
     content = report.as_json(config, report.environment(), results)
-    several, lost, title = _is_several(study), _left_out(results), _title(study, results)
-    table = accuracy_table(results) if several else report.table(results)
+    lost, title = _left_out(results), _title(study, results)
+    table = accuracy_table(results) if _is_several(study) else report.table(results)
     below = "\n".join(report.notes(results))
     show(form, title, table, report.records(results), content, lost, below)
     failed = _failed(study)
@@ -56,7 +55,7 @@ def present(
     written = [folder / "results.json"]
     with replacing(written[0]) as draft:
         draft.write((content + "\n").encode())
-    written += [path for path in _plot(study, results, folder) if path.suffix == ".png"]
+    written += [path for path in _plot(study, results, folder, title) if path.suffix == ".png"]
     pictures = " (also as PDF and SVG)" if len(written) > 1 else ""
     say(f"wrote {' and '.join(map(str, written))}{pictures}")
 
@@ -86,7 +85,7 @@ def illustrate(study: Study, runs: Iterable[Run], folder: StrPath) -> list[Path]
     page, title, seeds = folder / "page.html", _title(study, results), list(study.seeds)
     shown = {**_federations(study), "methods": list(study.methods), "seeds": seeds, **study.settings}
     write_page(page_of(None, title, results, study.datasets, shown, {}, _failed(study)), page)
-    return [page, *_plot(study, results, folder)]
+    return [page, *_plot(study, results, folder, title)]
 
 
 def _federations(study: Study) -> dict[str, Any]:
@@ -100,13 +99,15 @@ def _federations(study: Study) -> dict[str, Any]:
     return {name: value for name, value in given.items() if value}
 
 
-def _plot(study: Study, results: Sequence[Result], folder: Path) -> list[Path]:
+def _plot(study: Study, results: Sequence[Result], folder: Path, title: str) -> list[Path]:
     """Draw the pictures of results in a folder; return their paths."""
-    written, title = list[Path](), _title(study, results)
-    if not _is_several(study) and report.is_trained(results):
-        written += curve.plot(folder / "accuracy.png", title, results, _load(study).num_classes)
-    elif not _is_several(study):
-        written += accuracy.plot(folder / "accuracy_vs_bytes.png", title, results)
+    written = list[Path]()
+    if not _is_several(study):
+        if report.is_trained(results):
+            (data,) = _loaded(study).values()
+            written += curve.plot(folder / "accuracy.png", title, results, data.num_classes)
+        else:
+            written += accuracy.plot(folder / "accuracy_vs_bytes.png", title, results)
     if (number := sweep.swept(results)) is not None:
         what = folder / f"accuracy_vs_{number}.png"
         written += sweep.plot(what, title.split("\n")[0], results, number)
@@ -115,12 +116,6 @@ def _plot(study: Study, results: Sequence[Result], folder: Path) -> list[Path]:
 
 def _is_several(study: Study) -> bool:
     return len(study.datasets) * len(list(study.federations)) > 1
-
-
-def _title(study: Study, results: Sequence[Result]) -> str:
-    if _is_several(study):
-        return _several(study, _left_out(results))
-    return _one(study, [run.left_out for result in results for run in result.runs])
 
 
 def _failed(study: Study) -> list[str]:
@@ -138,27 +133,29 @@ def _with_clients(study: Study) -> list[str]:
     return [name for name, data in _loaded(study).items() if data.clients is not None]
 
 
-def _load(study: Study) -> FeatureSet:
-    (data,) = _loaded(study).values()
-    return data
+def _title(study: Study, results: Sequence[Result]) -> str:
+    """Return the title of results: data, federation and seeds, and how many examples are on no client.
 
-
-def _one(study: Study, lost: Sequence[LeftOut]) -> str:
-    (place,) = study.federations
-    return heading(_load(study), place, len(list(study.seeds)), lost)
-
-
-def _several(study: Study, lost: Sequence[str]) -> str:
-    """Return the title of a table of results on several federations.
-
-    Its first line names the data sets, and the settings that all federations share, such as "10 clients". The
-    lines in ``lost`` follow: they tell of examples that are on no client.
+    On several federations, the first line names the data sets, and the settings that all federations share,
+    such as "10 clients"; a line for each federation with examples on no client follows.
     """
+    number = len(list(study.seeds))
+    seeds = f"{number} seed{'s' if number > 1 else ''}"
+    if not _is_several(study):
+        (data,), (place,) = _loaded(study).values(), study.federations
+        spread = f"{place.clients} clients, {place.partition}"
+        if place.partition != "iid":
+            spread += f" {place.alpha:g}"
+        if data.clients is not None:
+            spread = f"{data.clients.max() + 1} clients of its own"
+        sizes = f"{len(data.train_labels)} train, {len(data.test_labels)} test"
+        lost = on_no_client([run.left_out for result in results for run in result.runs])
+        return ", ".join([f"{data.name}: {sizes}, {spread}, {seeds}", *lost])
     clients, partitions, alphas = (
         {getattr(place, name) for place in study.federations} for name in ("clients", "partition", "alpha")
     )
     own = _with_clients(study)
-    words, seeds = [" and ".join(study.datasets)], len(list(study.seeds))
+    words = [" and ".join(study.datasets)]
     if own:
         words.append(f"clients of its own in {' and '.join(own)}")
     if len(own) == len(study.datasets):
@@ -166,8 +163,8 @@ def _several(study: Study, lost: Sequence[str]) -> str:
     words += [f"{number} clients" for number in clients if len(clients) == 1]
     words += [partition for partition in partitions if len(partitions) == 1]
     words += [f"alpha {alpha:g}" for alpha in alphas if len(alphas) == 1 and partitions != {"iid"}]
-    words += [f"{seeds} seed{'s' if seeds > 1 else ''}", "test accuracy in %"]
-    return "\n".join([", ".join(words), *lost])
+    words += [seeds, "test accuracy in %"]
+    return "\n".join([", ".join(words), *_left_out(results)])
 
 
 def _left_out(results: Sequence[Result]) -> list[str]:

@@ -6,7 +6,6 @@ import hashlib
 import inspect
 import json
 import re
-import sys
 from collections.abc import Callable, Sequence
 from functools import cache, partial
 from pathlib import Path
@@ -16,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from covfree import backbones
-from covfree.backbones import BACKBONES, Backbone, Preprocessing
+from covfree.backbones import BACKBONES, Backbone, Extractor, Preprocessing
 from covfree.backbones.hub import Weights, find_weights
 from covfree.core.cache import cache_folder
 from covfree.core.padding import blocks
@@ -31,6 +30,7 @@ from covfree.data.partitions.partition import held_out
 from covfree.engine.diagnosis import OF_SQUARES, ROUNDING
 from covfree.studies.extraction import backbone_of, extract, onnx_of
 from covfree.studies.federation import Federation, LeftOut
+from covfree.studies.progress import say
 
 
 class Images(NamedTuple):
@@ -80,7 +80,7 @@ class Source(NamedTuple):
         return self.load(seed)
 
 
-def load_named(dataset: str, test_file: Path | None, *, seed: int = 0) -> FeatureSet:
+def _named(dataset: str, test_file: Path | None, *, seed: int) -> FeatureSet:
     """Load the data that ``--dataset`` and ``--test-file`` name; errors name these options."""
     try:
         return load(dataset, test=test_file, seed=seed)
@@ -103,7 +103,7 @@ def of_file(dataset: str, test_file: Path | None) -> Source:
         instead = f"--images {dataset} --backbone efficientnet-lite0"
         raise ValueError(f"--dataset: {dataset} is a federation of images; give {instead}")
     config = {"dataset": dataset, "test_file": None if test_file is None else str(test_file)}
-    by_seed = _once(partial(load_named, dataset, test_file))
+    by_seed = _once(partial(_named, dataset, test_file))
     return Source(config, by_seed(0), by_seed)
 
 
@@ -120,7 +120,10 @@ def of_images(source: str, backbone: str, weights: str | None) -> Source:
     if re.search(r"\.onnx(:|$)", backbone):
         if weights is not None:
             raise ValueError(f"--weights: expected none, as {backbone} holds its own")
-        return _of_extractor(source, backbone)
+        images, network = load_images(source), onnx_of(backbone)
+        config = {"images": source, "backbone": backbone, "weights": network.weights}
+        key = {"images": images.fingerprint, **network.key}
+        return _computed(images, network, network.name, key, config)
     name = backbone_of(backbone)
     found = find_weights(weights, BACKBONES[name])
     made = of_image_set(load_images(source), name, found)
@@ -131,28 +134,28 @@ def of_image_set(images: ImageSet, name: str, weights: Weights) -> Source:
     """Return a source of an image set; ``name`` is the backbone in `BACKBONES` that computes features."""
     network = backbones.backbone(name)
     key = {"images": images.fingerprint} | extractor_key(network, weights.sha256, weights.preprocessing)
-    file = cache_file(f"{images.name}-{name}", key)
-    read = _cached(images.name, lambda: extract(images, name, file, weights=weights).path)
     config = {"backbone": name, "weights": weights.source}
-    return Source(config, _outline(images), read, Images(images, network, weights))
+    return _computed(images, name, name, key, config, Images(images, network, weights))
 
 
-def _of_extractor(source: str, backbone: str) -> Source:
-    """Return a source of images whose features an ONNX file computes; that network cannot be trained."""
-    images, network = load_images(source), onnx_of(backbone)
-    file = cache_file(f"{images.name}-{network.name}", {"images": images.fingerprint, **network.key})
-    read = _cached(images.name, lambda: extract(images, network, file).path)
-    config = {"images": source, "backbone": backbone, "weights": network.weights}
-    return Source(config, _outline(images), read)
+def _computed(
+    images: ImageSet,
+    network: str | Extractor,
+    name: str,
+    key: dict[str, Any],
+    config: dict[str, Any],
+    trainable: Images | None = None,
+) -> Source:
+    """Return a source of features that a network computes when first asked, and that a file keeps.
 
-
-def _cached(name: str, features: Callable[[], Path]) -> Callable[[int], FeatureSet]:
-    """Return a function that loads the data set ``name`` for a seed, from a file of features.
-
-    The function ``features`` computes the file, if necessary, and returns its path; it is called once.
+    ``key`` has all that determines the features. ``trainable`` are the images and a network that can be
+    trained; None if an ONNX file computes the features.
     """
-    features = cache(features)
-    return _once(lambda *, seed: load_npz(features(), seed=seed)._replace(name=name))
+    file = cache_file(f"{images.name}-{name}", key)
+    weights = None if trainable is None else trainable.weights
+    path = cache(lambda: extract(images, network, file, weights=weights).path)
+    read = _once(lambda *, seed: load_npz(path(), seed=seed)._replace(name=images.name))
+    return Source(config, _outline(images), read, trainable)
 
 
 def source_of(
@@ -170,7 +173,6 @@ def source_of(
     nor images are given, the data set is "digits". With ``to_train``, raise ValueError unless the training
     examples have at least two classes.
     """
-    checked = _checked if to_train else lambda source: source
     if images is None:
         for name, value in {"backbone": backbone, "weights": weights}.items():
             if value is not None:
@@ -179,13 +181,17 @@ def source_of(
             raise ValueError("--test-file: expected --dataset beside it, the file of the training part")
         if test_file is not None and dataset == "digits":
             raise ValueError("--test-file: expected none with --dataset digits, which has a test part")
-        return checked(of_file(dataset or "digits", test_file))
-    for name, value in {"dataset": dataset, "test-file": test_file}.items():
-        if value is not None:
-            raise ValueError(f"--{name}: expected none beside --images")
-    if backbone is None:
-        raise ValueError("--images: expected --backbone beside it, such as efficientnet-lite0")
-    return checked(of_images(images, backbone, weights))
+        source = of_file(dataset or "digits", test_file)
+    else:
+        for name, value in {"dataset": dataset, "test-file": test_file}.items():
+            if value is not None:
+                raise ValueError(f"--{name}: expected none beside --images")
+        if backbone is None:
+            raise ValueError("--images: expected --backbone beside it, such as efficientnet-lite0")
+        source = of_images(images, backbone, weights)
+    if to_train:
+        _check_training(source.outline)
+    return source
 
 
 def sources_of(
@@ -208,12 +214,11 @@ def sources_of(
     return sources
 
 
-def _checked(source: Source) -> Source:
-    """Return the source; raise ValueError unless its training examples have at least two classes.
+def _check_training(data: FeatureSet) -> None:
+    """Raise ValueError unless the training examples have at least two classes.
 
     Warn of test classes without training examples, and of features whose mean is far from zero.
     """
-    data = source.outline
     known = np.unique(data.train_labels)
     if len(known) < 2:
         raise ValueError(
@@ -222,21 +227,18 @@ def _checked(source: Source) -> Source:
     strange = ~np.isin(data.test_labels, known)
     if strange.any():
         first = class_name(data, int(data.test_labels[strange][0]))
-        print(
-            f"covfree: {data.name}: {strange.sum():,} of {len(strange):,} test examples are of classes with "
-            f"no training examples, such as {first}; no method can get them right",
-            file=sys.stderr,
+        say(
+            f"{data.name}: {strange.sum():,} of {len(strange):,} test examples are of classes with no "
+            f"training examples, such as {first}; no method can get them right"
         )
     offset = _offset(data.train_features) if data.train_features.size else 0.0
     if (lost := offset * offset * np.finfo(np.float32).eps) > OF_SQUARES:
         others = ", fedncm and ridge heads" if lost > ROUNDING else ""
-        print(
-            f"covfree: {data.name}: the features' mean lies {offset:,.0f} times their spread from zero, "
-            f"where fed3r, afl{others} may fail in float32: "
-            "subtract one vector, such as the mean of public examples, from the features of all clients",
-            file=sys.stderr,
+        say(
+            f"{data.name}: the features' mean lies {offset:,.0f} times their spread from zero, where fed3r, "
+            f"afl{others} may fail in float32: subtract one vector, such as the mean of public examples, "
+            "from the features of all clients"
         )
-    return source
 
 
 def _offset(features: np.ndarray) -> float:
@@ -250,21 +252,6 @@ def _offset(features: np.ndarray) -> float:
 def class_name(data: FeatureSet, label: int) -> str:
     """Return the class's name if the data has names, else its number."""
     return str(label) if data.class_names is None else data.class_names[label]
-
-
-def heading(data: FeatureSet, federation: Federation, seeds: int, lost: Sequence[LeftOut]) -> str:
-    """Describe data and federation in one line; it ends with the examples and classes that are on no client.
-
-    ``lost`` counts these for each seed.
-    """
-    spread = f"{federation.clients} clients, {federation.partition}"
-    if federation.partition != "iid":
-        spread += f" {federation.alpha:g}"
-    if data.clients is not None:
-        spread = f"{data.clients.max() + 1} clients of its own"
-    sizes = f"{len(data.train_labels)} train, {len(data.test_labels)} test"
-    counted = f"{seeds} seed{'s' if seeds > 1 else ''}"
-    return ", ".join([f"{data.name}: {sizes}, {spread}, {counted}", *on_no_client(lost)])
 
 
 def on_no_client(lost: Sequence[LeftOut]) -> list[str]:
@@ -335,10 +322,7 @@ def cache_file(stem: str, key: dict[str, Any]) -> Path:
 
 
 def _once(read: Callable[..., FeatureSet]) -> Callable[[int], FeatureSet]:
-    """Return a function ``seed -> data`` that reads data by ``read(seed=seed)``.
-
-    If the data has a fixed split into training and test part, it is the same for all seeds, and is read once.
-    """
+    """Return a function of the seed that reads data, once if the data has a fixed split."""
 
     @cache
     def first() -> FeatureSet:

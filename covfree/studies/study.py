@@ -190,16 +190,16 @@ class Study:
         for (dataset, seed), group in groupby(cells, lambda cell: (cell.dataset, cell.seed)):
             # Load data and make partitions only if runs are left to do.
             loaded = None
-            for federation, own in groupby(group, lambda cell: cell.federation):
+            for _, own in groupby(group, lambda cell: cell.federation):
                 place = None
                 for cell in own:
                     if cell in done:
                         yield done[cell]
                         continue
-                    loaded = loaded or _Loaded(self, dataset, seed)
-                    place = place or _Place(loaded, federation)
+                    loaded = loaded or self._load(dataset, seed)
+                    place = place or _Place(self, cell, *loaded)
                     if cell.method in prints:
-                        key = cell.method, loaded.data.train_features.shape
+                        key = cell.method, loaded[0].train_features.shape
                         self._tell(cell, numbers[cell], key in compiled, listener)
                         compiled.add(key)
                     try:
@@ -225,6 +225,25 @@ class Study:
         name = place_names(places)[places.index((cell.dataset, cell.federation))]
         where = f", {name}" if len(places) > 1 else ""
         return f"{cell.method}, seed {cell.seed}{where}"
+
+    def _load(self, dataset: str, seed: int) -> tuple[FeatureSet, Any]:
+        """Load a data set; return it, and its training features.
+
+        If a method is in closed form, these are put on the device, unless they are large.
+        """
+        data = self.datasets[dataset](seed)
+        if data.clients is not None and len(list(self.federations)) > 1:
+            raise ValueError(
+                f"{dataset}: expected data without clients of its own where several federations are made, "
+                f"got {data.clients.max() + 1} clients"
+            )
+        if self.trainings:
+            # Training reads the examples many times, so even large ones are loaded into one array.
+            train, test = np.asarray(data.train_features), np.asarray(data.test_features)
+            data = data._replace(train_features=train, test_features=test)
+        features = data.train_features
+        on_device = len(self.trainings) < len(self.methods) and not is_large(features)
+        return data, jax.device_put(features) if on_device else features
 
     def _tell(self, cell: Cell, number: int, compiled: bool, listener: Listener) -> None:
         # "compiling" is a guess: if another seed's arrays differ in size, some functions compile again.
@@ -264,69 +283,47 @@ class Study:
         return kept, prints, done
 
 
-class _Loaded:
-    """A data set as loaded with one seed: features and labels, and images if it has any.
-
-    If a method of the study is in closed form, ``features``, the training features, are on the device, unless
-    they are large.
-    """
-
-    def __init__(self, study: Study, dataset: str, seed: int) -> None:
-        self.study, self.seed, self.data = study, seed, study.datasets[dataset](seed)
-        self.images = getattr(study.datasets[dataset], "images", None)
-        if self.data.clients is not None and len(list(study.federations)) > 1:
-            raise ValueError(
-                f"{dataset}: expected data without clients of its own where several federations are made, "
-                f"got {self.data.clients.max() + 1} clients"
-            )
-        if study.trainings:
-            # Training reads the examples many times, so even large ones are loaded into one array.
-            train, test = np.asarray(self.data.train_features), np.asarray(self.data.test_features)
-            self.data = self.data._replace(train_features=train, test_features=test)
-        self.features = self.data.train_features
-        if len(study.trainings) < len(study.methods) and not is_large(self.features):
-            self.features = jax.device_put(self.features)
-
-
 class _Place:
     """Runs methods on the data of one seed, divided among the clients of one federation.
 
-    The methods share at most two `Task` objects: one with features as inputs, one with pixels.
+    The methods share at most two `Task` objects: one with features as inputs, one with pixels. ``features``
+    are the training features, perhaps on the device.
     """
 
-    def __init__(self, loaded: _Loaded, federation: Federation) -> None:
-        self._loaded, self._clients = loaded, clients_of(loaded.data, federation, loaded.seed)
+    def __init__(self, study: Study, cell: Cell, data: FeatureSet, features: Any) -> None:
+        self._study, self._seed, self._data, self._features = study, cell.seed, data, features
+        self._images = getattr(study.datasets[cell.dataset], "images", None)
+        self._clients = clients_of(data, cell.federation, cell.seed)
         self._tasks: dict[bool, Task] = {}
 
     def run(self, cell: Cell, listener: Listener) -> Run:
         """Run a cell's method in closed form, or do its training in rounds; return the `Run`."""
-        study, way = self._loaded.study, self._loaded.study.methods[cell.method]
+        study, way = self._study, self._study.methods[cell.method]
         if isinstance(way, Method | Variant):
             method = way.method if isinstance(way, Variant) else way
             more = {"figures": study.figures, "predictions": study.predictions}
             run = run_method(cell.method, method, self._task(False), **more)
         else:
-            run = self._train(way, cell.seed, listener)
-        lost = left_out(self._loaded.data.train_labels, self._clients)
+            run = self._train(way, listener)
+        lost = left_out(self._data.train_labels, self._clients)
         return replace(run, left_out=lost, dataset=cell.dataset, federation=cell.federation)
 
-    def _train(self, training: Training, seed: int, listener: Listener) -> Run:
+    def _train(self, training: Training, listener: Listener) -> Run:
         from covfree.studies.starts import start_of
         from covfree.studies.tuning import run_training
 
-        study, images = self._loaded.study, self._loaded.images
-        task = self._task(training.train != "head" and images is not None)
+        study = self._study
+        task = self._task(training.train != "head" and self._images is not None)
         # Make all starts before any training, so that a head that cannot be trained fails at once.
         for each in study.trainings:
             start_of(each.start, task)
-        more = {"settings": study.kept_with(training, seed), "predictions": study.predictions}
+        more = {"settings": study.kept_with(training, self._seed), "predictions": study.predictions}
         out = None if study.folder is None else Path(study.folder)
         return run_training(training, task, out=out, listener=listener, **more)
 
     def _task(self, of_pixels: bool) -> Task:
         """Return the `Task` with features as inputs or, if ``of_pixels``, images; it is made only once."""
-        loaded, tasks = self._loaded, self._tasks
-        if of_pixels not in tasks:
-            images = loaded.images if of_pixels else None
-            tasks[of_pixels] = task_of(loaded.data, self._clients, loaded.seed, loaded.features, images)
-        return tasks[of_pixels]
+        if of_pixels not in self._tasks:
+            images = self._images if of_pixels else None
+            self._tasks[of_pixels] = task_of(self._data, self._clients, self._seed, self._features, images)
+        return self._tasks[of_pixels]

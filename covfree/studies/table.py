@@ -5,9 +5,10 @@ from __future__ import annotations
 import csv
 import io
 import re
-import sys
 from collections.abc import Callable, Sequence
 from typing import Any, Literal, NamedTuple
+
+from covfree.studies.progress import say
 
 Format = Literal["table", "markdown", "json", "csv", "latex"]
 # A width in characters that exceeds any table's.
@@ -164,7 +165,7 @@ def show(
     elif form == "csv":
         print(as_csv(records))
         for text in left_out:
-            print(f"covfree: {text}", file=sys.stderr)
+            say(text)
     elif form == "markdown":
         print(title.replace("\n", "\n\n"), as_markdown(table), sep="\n\n")
     elif form == "latex":
