@@ -12,9 +12,8 @@ from typing import Annotated
 import typer
 
 from covfree.studies import console
-from experiments.tables.data import Found
+from experiments.tables.data import Found, check_overrides
 from experiments.tables.figures import figures, find_figure
-from experiments.tables.overrides import check_overrides
 from experiments.tables.page import PAGE, page, state_of
 from experiments.tables.results import Results
 from experiments.tables.run import run_cells

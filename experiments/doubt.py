@@ -198,21 +198,24 @@ def heads(
             yield f"fed3r, {defence}", accuracy(FED3R, message, data, classes)
 
 
+def rows_of(data: Data, sites: np.ndarray, attacks: Mapping[int, str], rng: Any) -> covfree.Rows:
+    """The rows of all sites, of which some attack, each in its way."""
+    classes, parts = int(data.labels.max()) + 1, []
+    centres = np.stack([data.features[data.labels == c].mean(0) for c in range(classes)])
+    for k in np.unique(sites[sites >= 0]).tolist():
+        own = Site(data.features[sites == k], data.labels[sites == k], classes, centres, rng)
+        made = ATTACKS[attacks[k]](own) if k in attacks else table(own.features, own.labels)
+        parts.append((*made, np.full(len(made[1]), k, np.int32)))
+    mean, count, label, site = (np.concatenate(column) for column in zip(*parts, strict=True))
+    return covfree.Rows(mean.astype(np.float32), count.astype(np.float32), label.astype(np.int32), site)
+
+
 def measured(data: Data, sites: np.ndarray, attack: str | None, seed: int, solve: bool) -> dict[str, Any]:
     """One attack on one federation."""
     rng, classes = np.random.default_rng([3, seed]), int(data.labels.max()) + 1
     names = np.unique(sites[sites >= 0])
     bad = set(rng.permutation(names)[: round(BAD * len(names))].tolist()) if attack else set[int]()
-    centres = np.stack([data.features[data.labels == c].mean(0) for c in range(classes)])
-    parts = []
-    for k in names.tolist():
-        own = Site(data.features[sites == k], data.labels[sites == k], classes, centres, rng)
-        made = ATTACKS[attack](own) if attack and k in bad else table(own.features, own.labels)
-        parts.append((*made, np.full(len(made[1]), k, np.int32)))
-    columns = [np.concatenate(column) for column in zip(*parts, strict=True)]
-    rows = covfree.Rows(
-        columns[0].astype(np.float32), columns[1].astype(np.float32), columns[2].astype(np.int32), columns[3]
-    )
+    rows = rows_of(data, sites, dict.fromkeys(bad, attack or ""), rng)
     failed = covfree.diagnose_sites(rows, num_classes=classes).failed
     found: dict[str, Any] = {
         "bad": len(bad),
@@ -272,16 +275,7 @@ def draw(path: Path) -> None:
     """Draw the digits' 20 sites, of which the first ones attack, each in its own way."""
     data = digits(0)
     sites = inner_dirichlet(data.labels, 20, 0.5, seed=0)
-    rng, centres = (
-        np.random.default_rng(3),
-        np.stack([data.features[data.labels == c].mean(0) for c in range(10)]),
-    )
-    parts = []
-    for k in range(20):
-        own = Site(data.features[sites == k], data.labels[sites == k], 10, centres, rng)
-        made = ATTACKS[SHOWN[k]](own) if k < len(SHOWN) else table(own.features, own.labels)
-        parts.append((*made, np.full(len(made[1]), k, np.int32)))
-    rows = covfree.Rows(*(np.concatenate(column) for column in zip(*parts, strict=True)))
+    rows = rows_of(data, sites, dict(enumerate(SHOWN)), np.random.default_rng(3))
     save(plot_sites(covfree.diagnose_sites(rows, num_classes=10)), path)
 
 

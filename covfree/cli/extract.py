@@ -9,12 +9,7 @@ import typer
 
 from covfree.backbones import BACKBONES, sentence_encoder
 from covfree.backbones.hub import find_weights
-from covfree.cli.options import (
-    NETWORK,
-    WEIGHTS,
-    ImagesFile,
-    at_least,
-)
+from covfree.cli.options import NETWORK, WEIGHTS, ImagesFile, at_least
 from covfree.data.texts import load_texts
 from covfree.studies.extraction import (
     backbone_of,
@@ -145,12 +140,10 @@ def extract_command(
         names, dtype = own.class_names, own.extractor["dtype"]
     if texts is not None:
         of_images = {
-            "images": images,
-            "backbone": backbone,
-            "pattern": pattern,
+            **{"images": images, "backbone": backbone, "pattern": pattern},
+            **{"train_split": train_split, "test_split": test_split},
+            "on_damaged": None if on_damaged == "stop" else on_damaged,
         }
-        of_images |= {f"{name}_split": value for name, value in splits.items()}
-        of_images["on_damaged"] = None if on_damaged == "stop" else on_damaged
         if given := {name: value for name, value in of_images.items() if value is not None}:
             raise ValueError(f"{option_of(given)}: expected none beside --texts")
         given = {"text": text_column, "label": label_column, "client": client_column}

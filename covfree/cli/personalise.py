@@ -46,7 +46,7 @@ from covfree.studies.report import environment
 from covfree.studies.run_folder import RUNS, check_settings, make_folder, write_settings
 from covfree.studies.source import Source, law_of, source_of
 from covfree.studies.table import Cell, Table, as_bytes, as_seconds, percent, show
-from covfree.studies.task import Network, Task
+from covfree.studies.task import Task, network_of
 
 _PAPER = Personalisation()
 _FEDERATION = Federation(20, "dominant_classes", 0.2)
@@ -214,8 +214,7 @@ def _task(source: Source, federation: Federation, test_share: float, seed: int) 
     pixels, network = None, None
     if source.images is not None:
         pixels = source.images.pixels(seed)
-        params = source.images.network.load(source.images.weights.path)
-        network = Network(source.images.network, params, source.images.preprocessing)
+        network = network_of(source.images)
     data = source(seed)
     try:
         with warnings.catch_warnings():

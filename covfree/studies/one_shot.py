@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import numpy as np
@@ -24,26 +24,6 @@ from covfree.studies.task import Task
 from covfree.studies.timing import timed
 
 
-class _Solved(NamedTuple):
-    """The head of a method, and what it cost.
-
-    Attributes:
-        head: the head.
-        sent: the bytes that all clients send.
-        rows: how many class means (or, for some methods, examples) the method's rounds summed.
-        client_seconds: time of all clients' work.
-        server_seconds: time of the server's work.
-        taken: the index of the method that clients chose; None if they had no choice.
-    """
-
-    head: Any
-    sent: covfree.SentBytes
-    rows: int
-    client_seconds: float
-    server_seconds: float
-    taken: int | None
-
-
 def run_method(
     name: str,
     method: Method,
@@ -57,58 +37,34 @@ def run_method(
     ``figures`` names other metrics to measure; ``predictions`` is whether predictions are counted; see `Run`.
     """
     data, clients = task.data, task.clients
-    if method is POOLED:
-        return _run_pooled(name, task, figures, predictions)
-    sizes, dim = (data.train_labels, clients), data.train_features.shape[1]
-    solved = _solved(method, task)
-    measured, counted = _measured(solved.head, data, figures, predictions)
-    return Run(
-        method=name,
-        seed=task.seed,
-        accuracy=float(covfree.evaluate(solved.head, data.test_features, data.test_labels)),
-        sent=solved.sent,
-        received=covfree.received_bytes(method, *sizes, dim=dim),
-        clients=len(np.unique(clients[clients >= 0])),
-        rows=solved.rows,
-        client_flops=covfree.client_flops(method, *sizes, dim=dim),
-        client_seconds=solved.client_seconds,
-        server_seconds=solved.server_seconds,
-        taken=solved.taken,
-        figures=measured,
-        predictions=counted,
-    )
-
-
-def _run_pooled(name: str, task: Task, figures: Sequence[str], predictions: bool) -> Run:
-    """Train one head, `pooled_head`, on the examples of all clients together; return the `Run`.
-
-    Its bytes are those of sending all examples to the server. ``figures`` are the names of further metrics.
-    ``predictions`` says whether the run gets counts of the test predictions.
-    """
-    data, clients = task.data, task.clients
-    labels = np.where(clients >= 0, np.asarray(data.train_labels), -1)
-    train = np.asarray(task.inputs), labels, data.num_classes
-    (head, _), seconds = timed(partial(pooled_head, *train, seed=task.seed))
+    head, costs = _pooled(task) if method is POOLED else _solved(method, task)
     measured, counted = _measured(head, data, figures, predictions)
-    number = int((labels >= 0).sum())
     return Run(
         method=name,
         seed=task.seed,
         accuracy=float(covfree.evaluate(head, data.test_features, data.test_labels)),
-        sent=covfree.SentBytes(4 * number * data.train_features.shape[1], 4 * number),
-        received=0,
         clients=len(np.unique(clients[clients >= 0])),
-        rows=number,
-        server_seconds=seconds,
         figures=measured,
         predictions=counted,
+        **costs,
     )
 
 
-def _solved(method: Method, task: Task) -> _Solved:
-    """Compute a method's head from the training examples; count the bytes sent, time clients and server."""
+def _pooled(task: Task) -> tuple[Any, dict[str, Any]]:
+    """Train `pooled_head` on all clients' examples; its bytes are those of sending them to the server."""
+    data, labels = task.data, np.where(task.clients >= 0, np.asarray(task.data.train_labels), -1)
+    train = np.asarray(task.inputs), labels, data.num_classes
+    (head, _), seconds = timed(partial(pooled_head, *train, seed=task.seed))
+    number = int((labels >= 0).sum())
+    sent = covfree.SentBytes(4 * number * data.train_features.shape[1], 4 * number)
+    return head, {"sent": sent, "received": 0, "rows": number, "server_seconds": seconds}
+
+
+def _solved(method: Method, task: Task) -> tuple[Any, dict[str, Any]]:
+    """Compute a method's head from the training examples; return it, and what it cost, by fields of `Run`."""
     features, labels, owners = task.inputs, task.labels, task.clients
     key, classes, sizes = jax.random.key(task.seed), task.data.num_classes, (task.data.train_labels, owners)
+    dim = features.shape[1]
     how = How(classes, method.whole_clients, few=have_few_numbers(owners))
     first = method.rounds_over_rows
     source, summary_seconds = timed(partial(over_rows, method, features, labels, owners, how, key))
@@ -127,16 +83,23 @@ def _solved(method: Method, task: Task) -> _Solved:
         examples = over_examples(method, features, labels, owners, how)
         state = through(method.rounds[first:], method.params, examples, state, do=do)
     head = do("server", partial(covfree.solve_totals, method, *state))
-    sent = covfree.sent_bytes(method, *sizes, dim=features.shape[1])
+    sent = covfree.sent_bytes(method, *sizes, dim=dim)
     if by_server and isinstance(source, InMemory):
         # Count the actual rows, as a transform may have dropped some.
         own = replace(method, rounds=method.rounds[:first])
-        before = covfree.sent_bytes(own, *sizes, dim=features.shape[1])
+        before = covfree.sent_bytes(own, *sizes, dim=dim)
         made = covfree.message_bytes(Message(source.rows))
         sent = made._replace(statistics=made.statistics + sent.statistics - before.statistics)
     told = {} if method.report is None else method.report(method.params, state)
-    taken = int(told["taken"]) if "taken" in told else None
-    return _Solved(head, sent, source.num_rows, seconds["clients"], seconds["server"], taken)
+    return head, {
+        "sent": sent,
+        "received": covfree.received_bytes(method, *sizes, dim=dim),
+        "rows": source.num_rows,
+        "client_flops": covfree.client_flops(method, *sizes, dim=dim),
+        "client_seconds": seconds["clients"],
+        "server_seconds": seconds["server"],
+        "taken": int(told["taken"]) if "taken" in told else None,
+    }
 
 
 def _measured(

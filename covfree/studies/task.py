@@ -44,6 +44,11 @@ class Network(NamedTuple):
         )
 
 
+def network_of(images: Images) -> Network:
+    """Return the network that computes features of images, with its weights loaded."""
+    return Network(images.network, images.network.load(images.weights.path), images.preprocessing)
+
+
 def _in_batches(function: Callable[[np.ndarray], jax.Array], pixels: np.ndarray) -> jax.Array:
     parts = []
     for first in range(0, len(pixels), _BATCH):
@@ -126,7 +131,4 @@ def task_of(
     """Make a task with features as inputs or, if ``images`` are given, with their pixels and network."""
     if images is None:
         return Task(data, clients, seed, features, data.test_features)
-    params = images.network.load(images.weights.path)
-    return Task(
-        data, clients, seed, *images.pixels(seed), Network(images.network, params, images.preprocessing)
-    )
+    return Task(data, clients, seed, *images.pixels(seed), network_of(images))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import tomllib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache, partial
 from pathlib import Path
@@ -21,8 +21,8 @@ from covfree.data.image_set import ImageSet
 from covfree.studies.source import Images, cache_file, of_file, of_image_set
 from covfree.studies.task import Network
 from experiments.tables.parts import joined, leave_out, most_common
-from experiments.tables.settings import data_name
-from experiments.tables.spec import PAPERS
+from experiments.tables.settings import OF_DATA, data_name
+from experiments.tables.spec import PAPERS, Cell
 
 # The setting ``weights`` of networks that are trained from scratch.
 RANDOM = "random"
@@ -36,6 +36,19 @@ class NotAtHand(Exception):
 def datasets() -> Mapping[str, Mapping[str, Any]]:
     """Where each data set is found, by its name in the tables."""
     return tomllib.loads((PAPERS / "names" / "datasets.toml").read_text(encoding="utf-8"))
+
+
+def check_overrides(overrides: Mapping[str, Any], cells: Iterable[Cell]) -> None:
+    """Raise ValueError if an override makes no difference to any of these cells."""
+    read = set[str]()
+    for cell in cells:
+        # Features that are there are taken as they are.
+        is_of_features = "features" in datasets().get(cell.settings.get("data", ""), {})
+        read |= cell.read - (set(OF_DATA) - {"data"} if is_of_features else set())
+    for name in overrides:
+        if name not in read:
+            known = ", ".join(sorted(read)) or "none, as what is counted is of the printed numbers"
+            raise ValueError(f"{name}: expected a setting that the chosen cells depend on: {known}")
 
 
 @dataclass(frozen=True, eq=False)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -32,32 +32,49 @@ def measure(settings: Mapping[str, Any], data: FeatureSet, seed: int) -> float:
     if name not in MEASURES:
         raise ValueError(f"measure: expected one of {', '.join(MEASURES)}, got {name!r}")
     owners = federation_of(settings).assign(data, seed).astype(np.int32)
-    return float(MEASURES[name](settings, data, owners, seed))
+    return float(MEASURES[name](_Measured(settings, data, owners, seed)))
 
 
-def _head(settings: Mapping[str, Any], data: FeatureSet, owners: np.ndarray, seed: int) -> Any:
+class _Measured(NamedTuple):
+    """What is measured: a cell's settings, its data, and the client of each training example."""
+
+    settings: Mapping[str, Any]
+    data: FeatureSet
+    owners: np.ndarray
+    seed: int
+
+    @property
+    def clients(self) -> int:
+        """Clients with examples."""
+        return len(np.unique(self.owners[self.owners >= 0]))
+
+    @property
+    def pairs(self) -> int:
+        """Client-class pairs."""
+        return count_rows(self.data.train_labels, self.owners)
+
+
+def _head(of: _Measured) -> Any:
     """The head of the settings' method."""
     return covfree.fit(
-        method_of(settings),
-        data.train_features,
-        data.train_labels,
-        owners,
-        num_classes=data.num_classes,
-        key=jax.random.key(seed),
+        method_of(of.settings),
+        of.data.train_features,
+        of.data.train_labels,
+        of.owners,
+        num_classes=of.data.num_classes,
+        key=jax.random.key(of.seed),
     )
 
 
-def _train_accuracy(settings: Mapping[str, Any], data: FeatureSet, owners: np.ndarray, seed: int) -> float:
+def _train_accuracy(of: _Measured) -> float:
     """Accuracy on the training examples, in percent."""
-    head = _head(settings, data, owners, seed)
-    return 100 * float(covfree.evaluate(head, data.train_features, data.train_labels))
+    return 100 * float(covfree.evaluate(_head(of), of.data.train_features, of.data.train_labels))
 
 
-def _temperature(settings: Mapping[str, Any], data: FeatureSet, owners: np.ndarray, seed: int) -> float:
+def _temperature(of: _Measured) -> float:
     """The temperature at which the head's cross-entropy on the training examples is the lowest."""
-    head = _head(settings, data, owners, seed)
-    labels = np.where(owners >= 0, data.train_labels, -1)
-    return float(covfree.calibrate_temperature(head, np.asarray(data.train_features), labels))
+    labels = np.where(of.owners >= 0, of.data.train_labels, -1)
+    return float(covfree.calibrate_temperature(_head(of), np.asarray(of.data.train_features), labels))
 
 
 def _between(data: FeatureSet) -> tuple[np.ndarray, np.ndarray]:
@@ -75,16 +92,6 @@ def _condition(factor: np.ndarray) -> float:
     values = np.linalg.eigvalsh(factor.T @ factor)[::-1]
     kept = values[values > np.finfo(np.float64).eps * len(values) * values[0]]
     return kept[0] / kept[-1]
-
-
-def _condition_between(settings: Mapping[str, Any], data: FeatureSet, owners: np.ndarray, seed: int) -> float:
-    """Condition number of the scatter between classes, zero eigenvalues left out."""
-    return _condition(_between(data)[0])
-
-
-def _condition_within(settings: Mapping[str, Any], data: FeatureSet, owners: np.ndarray, seed: int) -> float:
-    """Condition number of the scatter within classes, likewise."""
-    return _condition(_between(data)[1])
 
 
 def _statistics(data: FeatureSet, owners: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -109,67 +116,27 @@ def _statistics(data: FeatureSet, owners: np.ndarray) -> tuple[np.ndarray, np.nd
     return sums / np.maximum(counts, 1)[:, None], covariance
 
 
-def _distances(data: FeatureSet, owners: np.ndarray) -> tuple[float, float]:
+def _distances(of: _Measured) -> tuple[float, float]:
     """L2 distances of the clients' means and covariance from those of one client that has all examples."""
-    apart, whole = _statistics(data, owners), _statistics(data, np.where(owners < 0, -1, 0))
+    apart, whole = _statistics(of.data, of.owners), _statistics(of.data, np.where(of.owners < 0, -1, 0))
     first, second = (float(np.linalg.norm(ours - all_)) for ours, all_ in zip(apart, whole, strict=True))
     return first, second
 
 
-def _mean_distance(settings: Mapping[str, Any], data: FeatureSet, owners: np.ndarray, seed: int) -> float:
-    return _distances(data, owners)[0]
-
-
-def _covariance_distance(
-    settings: Mapping[str, Any], data: FeatureSet, owners: np.ndarray, seed: int
-) -> float:
-    return _distances(data, owners)[1]
-
-
-def _pairs(settings: Mapping[str, Any], data: FeatureSet, owners: np.ndarray, seed: int) -> float:
-    """Client-class pairs."""
-    return count_rows(data.train_labels, owners)
-
-
-def _clients_per_class(settings: Mapping[str, Any], data: FeatureSet, owners: np.ndarray, seed: int) -> float:
-    """Mean K_c, the clients that hold a class."""
-    return count_rows(data.train_labels, owners) / data.num_classes
-
-
-def _examples_per_client(
-    settings: Mapping[str, Any], data: FeatureSet, owners: np.ndarray, seed: int
-) -> float:
-    return float((owners >= 0).sum()) / len(np.unique(owners[owners >= 0]))
-
-
-def _clients(settings: Mapping[str, Any], data: FeatureSet, owners: np.ndarray, seed: int) -> float:
-    return len(np.unique(owners[owners >= 0]))
-
-
-def _classes(settings: Mapping[str, Any], data: FeatureSet, owners: np.ndarray, seed: int) -> float:
-    return data.num_classes
-
-
-def _train_examples(settings: Mapping[str, Any], data: FeatureSet, owners: np.ndarray, seed: int) -> float:
-    return len(data.train_labels)
-
-
-def _test_examples(settings: Mapping[str, Any], data: FeatureSet, owners: np.ndarray, seed: int) -> float:
-    return len(data.test_labels)
-
-
-MEASURES: Mapping[str, Callable[[Mapping[str, Any], FeatureSet, np.ndarray, int], float]] = {
+MEASURES: Mapping[str, Callable[[_Measured], float]] = {
     "train_accuracy": _train_accuracy,
     "temperature": _temperature,
-    "condition_between": _condition_between,
-    "condition_within": _condition_within,
-    "mean_distance": _mean_distance,
-    "covariance_distance": _covariance_distance,
-    "pairs": _pairs,
-    "clients_per_class": _clients_per_class,
-    "examples_per_client": _examples_per_client,
-    "clients": _clients,
-    "classes": _classes,
-    "train_examples": _train_examples,
-    "test_examples": _test_examples,
+    # Of the scatters between and within classes.
+    "condition_between": lambda of: _condition(_between(of.data)[0]),
+    "condition_within": lambda of: _condition(_between(of.data)[1]),
+    "mean_distance": lambda of: _distances(of)[0],
+    "covariance_distance": lambda of: _distances(of)[1],
+    "pairs": lambda of: of.pairs,
+    # Mean K_c, the clients that hold a class.
+    "clients_per_class": lambda of: of.pairs / of.data.num_classes,
+    "examples_per_client": lambda of: float((of.owners >= 0).sum()) / of.clients,
+    "clients": lambda of: of.clients,
+    "classes": lambda of: of.data.num_classes,
+    "train_examples": lambda of: len(of.data.train_labels),
+    "test_examples": lambda of: len(of.data.test_labels),
 }

@@ -39,7 +39,7 @@ def detail(
     counts = confusion_counts(predictions.values(), len(names))
     accuracy = class_accuracy(counts)
     confused = _confused(counts, names)
-    worst = _worst_first(accuracy)
+    worst = [int(c) for c in np.argsort(accuracy, kind="stable") if np.isfinite(accuracy[c])]
     measured = any(each.clients for each in predictions.values())
     by_client = (
         measured_client_accuracy(predictions.values()) if measured else _expected(predictions, partitions)
@@ -57,7 +57,10 @@ def detail(
     return {
         "title": title,
         "text": "; ".join(words),
-        "classes": [_class_bar(names[c], counts[c], accuracy[c]) for c in worst[:_SHOWN]],
+        "classes": [
+            _bar(names[c], float(accuracy[c]), f"{100 * accuracy[c]:.1f} % of {counts[c].sum():,}")
+            for c in worst[:_SHOWN]
+        ],
         "classes_text": "; ".join(left_out),
         "spread": histogram(accuracy, "classes") if len(worst) > _SHOWN else None,
         "clients": histogram(by_client, f"clients{together}"),
@@ -146,15 +149,6 @@ def _expected(
         accuracy = class_accuracy(confusion_counts([predictions], partitions[seed].num_classes))
         found.append(expected_client_accuracy(accuracy, partitions[seed]))
     return np.concatenate(found)
-
-
-def _worst_first(accuracy: Float[np.ndarray, " classes"]) -> list[int]:
-    order = np.argsort(accuracy, kind="stable")
-    return [int(c) for c in order if np.isfinite(accuracy[c])]
-
-
-def _class_bar(name: str, counts: Integer[np.ndarray, " predicted"], accuracy: float) -> dict[str, Any]:
-    return _bar(name, float(accuracy), f"{100 * accuracy:.1f} % of {counts.sum():,}")
 
 
 def _confused(counts: Integer[np.ndarray, "classes predicted"], names: Sequence[str]) -> list[dict[str, Any]]:

@@ -77,8 +77,19 @@ def headline(scored: Sequence[Scored], num_tests: int, bytes_name: str) -> list[
 
     ``num_tests`` is the number of test examples; ``bytes_name`` says which bytes are counted.
     """
-    first, *others = _of_all(scored, num_tests, bytes_name)
-    return [first, *others, *_left_out(scored)]
+    order = ranked(scored)
+    if not order:
+        return ["No method has a test accuracy with all seeds."]
+    best, *others = order
+    seeds = len(best.accuracy)
+    share = percent(best.mean, stdev(best.accuracy.values()) if seeds > 1 else None)
+    over = f"over {seeds} seeds" if seeds > 1 else "with one seed"
+    if others:
+        said, cost = _ahead(best, others[0], share, over), [_cost(best, others, bytes_name)]
+    else:
+        text = f"{best.title}: {share} % test accuracy {over}, for {as_bytes(best.bytes)} ({bytes_name})."
+        said, cost = [text], []
+    return [*said, *_sureness(best, num_tests), *cost, *_left_out(scored)]
 
 
 def gains(scored: Sequence[Scored], said: Sequence[str]) -> list[str]:
@@ -110,34 +121,13 @@ def gains(scored: Sequence[Scored], said: Sequence[str]) -> list[str]:
 
 
 def _left_out(scored: Sequence[Scored]) -> list[str]:
-    """Say of each method without a mean accuracy (NaN) that it is left out, and why: one sentence each.
-
-    If all methods are without one, there are no sentences.
-    """
+    """Say of each method without a mean accuracy (NaN) that it is left out, and why: one sentence each."""
     lost = [one for one in scored if not isfinite(one.mean)]
-    if len(lost) == len(scored):
-        return []
     return [
         f"{one.title} is left out: with {sum(not isfinite(x) for x in one.accuracy.values())} of "
         f"{len(one.accuracy)} {'seed' if len(one.accuracy) == 1 else 'seeds'} it has no test accuracy."
         for one in lost
     ]
-
-
-def _of_all(scored: Sequence[Scored], num_tests: int, bytes_name: str) -> list[str]:
-    order = ranked(scored)
-    if not order:
-        return ["No method has a test accuracy with all seeds."]
-    best, *others = order
-    seeds = len(best.accuracy)
-    values = list(best.accuracy.values())
-    share = percent(best.mean, stdev(values) if seeds > 1 else None)
-    over = f"over {seeds} seeds" if seeds > 1 else "with one seed"
-    if not others:
-        first = f"{best.title}: {share} % test accuracy {over}, for {as_bytes(best.bytes)} ({bytes_name})."
-        return [first, *_sureness(best, num_tests)]
-    ahead, cost = _ahead(best, others[0], share, over), _cost(best, others, bytes_name)
-    return [*ahead, *_sureness(best, num_tests), cost]
 
 
 def behind(scored: Sequence[Scored]) -> list[Cell]:
