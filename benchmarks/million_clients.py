@@ -147,13 +147,9 @@ def quality(name: str, head: covfree.LinearHead, population: Population) -> dict
     return {"weight_error": error, "accuracy": accuracy, "accuracy_of_population": limit, "bayes": bayes}
 
 
+@figures.style()
 def draw_picture(results: list[dict[str, Any]], path: Path) -> None:
     """Seconds and heads' errors against the number of clients, both axes logarithmic."""
-    with figures.style():
-        _draw(results, path)
-
-
-def _draw(results: list[dict[str, Any]], path: Path) -> None:
     figure = figures.new_figure(figures.PAGE, 2.8)
     left, right = figure.subplots(1, 2)
     titles = {"fedcof": ("FedCOF", figures.BLUE, "o"), "fed3r": ("Fed3R", figures.VERMILLION, "s")}

@@ -11,6 +11,7 @@ from variance_theory import CLASSES, Estimator, Kind, Setting
 from covfree.studies.plots import style as figures
 
 
+@figures.style()
 def picture(
     path: Path,
     panels: dict[str, list[dict[str, Any]]],
@@ -27,17 +28,6 @@ def picture(
         numbers: the point of which the last panel is made.
         of_numbers: the estimators that it has.
     """
-    with figures.style():
-        _draw(path, panels, estimators, numbers, of_numbers)
-
-
-def _draw(
-    path: Path,
-    panels: dict[str, list[dict[str, Any]]],
-    estimators: Sequence[Estimator],
-    numbers: dict[str, Any],
-    of_numbers: Sequence[Estimator],
-) -> None:
     titles = {
         "clients": "clients K",
         "examples": "examples a client n",

@@ -191,11 +191,7 @@ def _values(name: str, text: str | None, kind: Callable[[str], T], expected: str
 
 
 def _check_places(name: str, source: Source, places: list[Federation]) -> None:
-    """Raise ValueError unless each partition in ``places`` can divide a data set among clients.
-
-    If the data set has clients of its own, raise it also if there is more than one partition. ``source`` is
-    the data set, and ``name`` its name in the error.
-    """
+    """Raise ValueError unless each partition in ``places`` can divide the data set ``name`` among clients."""
     if source.outline.clients is not None and len(places) > 1:
         raise ValueError(
             f"--dataset: {name} has clients of its own; expected one value of --clients, --partition and "

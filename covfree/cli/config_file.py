@@ -12,12 +12,7 @@ from covfree.studies.names import option_text
 
 
 def _read(context: Any, path: Path | None) -> Path | None:
-    """Read a TOML file, make its values the defaults of the command's options, and return its path.
-
-    Raises:
-        ValueError: if the file is not TOML or names an unknown option.
-        FileNotFoundError: if the file does not exist.
-    """
+    """Read a TOML file, make its values the defaults of the command's options, and return its path."""
     if path is None:
         return None
     if not path.is_file():

@@ -77,10 +77,7 @@ def _error(message: str, code: int) -> int:
 
 
 def _parser_message(error: Exception) -> str:
-    """Return the message of an error of the command line's parser.
-
-    If a value is none of an option's choices, the message is reworded.
-    """
+    """Return the message of a parser's error; that of a value which is none of its choices is reworded."""
     message = error.format_message()  # pyright: ignore[reportAttributeAccessIssue]
     choice = re.fullmatch(
         r"Invalid value for '(--[\w-]+)': (?:Value error, )?('.*') is not one of (.*?)\.?", message

@@ -259,10 +259,7 @@ def _shown(name: str, mean: float, deviation: float | None) -> str:
 
 
 def _place(result: Result) -> dict[str, Any]:
-    """Return, for the record of a result, the name of its data set and how the data are spread over clients.
-
-    The dict has ``dataset`` and, for runs of a `Study`, ``partition``, ``clients`` and ``alpha``.
-    """
+    """Return the names of the data set and, for runs of a `Study`, of the federation's settings."""
     dataset, federation = result.place
     if federation is None:
         return {"dataset": dataset}

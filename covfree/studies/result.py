@@ -211,10 +211,7 @@ def accuracy_table(results: Iterable[Result]) -> Table:
 
 
 def _highest(cells: Sequence[str]) -> list[int]:
-    """Return the indices of the cells with the highest accuracy, as printed.
-
-    A cell of a method that failed with some seed is skipped.
-    """
+    """Return the indices of the cells with the highest accuracy, as printed; failed seeds are skipped."""
     means = [f"{float(cell.split()[0]):6.2f}" if cell and "seed" not in cell else None for cell in cells]
     top = max((mean for mean in means if mean is not None), default=None)
     return [index for index, mean in enumerate(means) if mean is not None and mean == top]

@@ -227,10 +227,7 @@ class Study:
         return f"{cell.method}, seed {cell.seed}{where}"
 
     def _load(self, dataset: str, seed: int) -> tuple[FeatureSet, Any]:
-        """Load a data set; return it, and its training features.
-
-        If a method is in closed form, these are put on the device, unless they are large.
-        """
+        """Load a data set; return it, and its training features, on the device if that serves a method."""
         data = self.datasets[dataset](seed)
         if data.clients is not None and len(list(self.federations)) > 1:
             raise ValueError(

@@ -141,10 +141,7 @@ def _algorithm(training: Training, model: Model) -> covfree.rounds.Algorithm:
 
 
 def _first(training: Training, task: Task) -> _Stretch:
-    """Return the first `_Stretch`: the model with which training begins, and the history until then.
-
-    The model has the head of the first closed-form stage, or a random head.
-    """
+    """Return the first `_Stretch`, whose head comes from the first closed-form stage or is random."""
     start = start_of(training.start, task)
     model = _model(training, task, start, 0)
     head = start.head if task.network is None else model.result(model.trained, model.statistics)
@@ -181,10 +178,7 @@ def _moved(task: Task, params: Any) -> Task:
 
 
 def _keep(stretch: _Stretch, checkpoint: Path) -> None:
-    """Save in ``checkpoint`` the model and history with which a stretch of rounds begins (`_Stretch`).
-
-    The checkpoints of the stretch before are removed.
-    """
+    """Save what a stretch begins with, and remove the checkpoints of the stretch before."""
     checkpoint.mkdir(parents=True, exist_ok=True)
     leaves: Any = {f"leaf{i}": np.asarray(leaf) for i, leaf in enumerate(jax.tree.leaves(stretch.model))}
     about = json.dumps({"number": stretch.number, "records": stretch.records})

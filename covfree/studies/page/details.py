@@ -139,11 +139,7 @@ def _bar(name: str, length: float, text: str) -> dict[str, Any]:
 def _expected(
     by_seed: Mapping[int, Predictions], partitions: Mapping[int, PartitionStatistics]
 ) -> np.ndarray:
-    """Return the accuracy that each client can expect in each seed's run, in one array [runs · clients].
-
-    It is the run's accuracy by class, averaged over the classes of the client's training examples
-    (`expected_client_accuracy`).
-    """
+    """Return `expected_client_accuracy` of each seed's run, in one array [runs · clients]."""
     found = []
     for seed, predictions in by_seed.items():
         accuracy = class_accuracy(confusion_counts([predictions], partitions[seed].num_classes))

@@ -188,10 +188,7 @@ def _at_the_top(order: Sequence[Scored]) -> tuple[list[str], list[str]]:
 
 
 def _level(among: Sequence[Sequence[str]]) -> str:
-    """Say in parentheses with which methods a method is level, and on how many federations.
-
-    ``among`` has the titles of the level ones for each federation where the method is the best.
-    """
+    """Say in parentheses with which titles of ``among`` a method is level, and on how many federations."""
     rivals = Counter(title for titles in among for title in titles)
     if not rivals:
         return ""

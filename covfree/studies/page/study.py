@@ -146,11 +146,7 @@ def _rank(scored: Scored) -> tuple[bool, float]:
 
 
 def _with_gap(table: Table, scored: Sequence[Scored], place: int) -> Table:
-    """Add a column "behind the best" to a table of methods, after column ``place``, the accuracy.
-
-    It shows how far each method's accuracy is below that of the best one. ``scored`` has the methods in the
-    order of the table's lines.
-    """
+    """Add a column after column ``place``, the accuracy: how far each is below that of the best method."""
     columns = (*table.columns[: place + 1], "behind the best", *table.columns[place + 1 :])
     lines = tuple(
         (*line[: place + 1], gap, *line[place + 1 :])
@@ -180,12 +176,7 @@ def _points(results: Sequence[Result], bytes_name: str, prefix: str) -> dict[str
 
 
 def _sweep(results: Sequence[Result]) -> list[dict[str, Any]]:
-    """Draw accuracy against the number that varies in the study, such as alpha.
-
-    Returns:
-        A list of one picture: a dict of its title, its text, and two SVG drawings (wide and narrow). The list
-        is empty if no number varies.
-    """
+    """Draw accuracy against the number that varies in the study: one picture, or none if none varies."""
     number = sweep.swept(results)
     if number is None:
         return []
