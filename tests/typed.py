@@ -8,7 +8,7 @@ import jax
 import covfree
 from covfree.core.types import Head
 from covfree.heads import EnsembleHead, GaussianHead
-from covfree.heads.mapped import MappedHead
+from covfree.heads.composed import MappedHead
 
 
 def quadratic(covariance: covfree.linalg.Scatter, moments: covfree.Moments) -> GaussianHead:

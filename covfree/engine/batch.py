@@ -31,7 +31,7 @@ from covfree.engine.totals import (
     in_memory,
     through,
 )
-from covfree.heads.selected import SelectedHead, taken
+from covfree.heads.composed import SelectedHead, taken
 from covfree.methods import Method
 from covfree.methods.method import check_method
 from covfree.methods.summary import Merge

@@ -14,7 +14,7 @@ from covfree.core.compiling import jit
 from covfree.core.types import is_traced
 from covfree.estimators.automatic import is_automatic
 from covfree.estimators.shrinkage import Shrinkage
-from covfree.heads.mapped import MappedHead
+from covfree.heads.composed import MappedHead
 from covfree.methods import Method
 
 

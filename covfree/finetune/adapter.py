@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from covfree.core.checks import check_positive
 from covfree.core.types import LinearHead, PRNGKey
 from covfree.finetune.model import Model, linear_part
-from covfree.heads.mapped import MappedHead
+from covfree.heads.composed import MappedHead
 from covfree.heads.student import StudentHead
 from covfree.statistics.feature_maps import Adapter
 

@@ -16,7 +16,7 @@ from covfree.backbones.preprocess import normalise
 from covfree.backbones.table import Preprocessing
 from covfree.core.checks import check_choice, check_positive
 from covfree.core.types import AnyArray, LinearHead, PRNGKey, masked
-from covfree.heads.mapped import MappedHead
+from covfree.heads.composed import MappedHead
 from covfree.heads.student import StudentHead
 from covfree.methods.rounds import bound
 

@@ -3,13 +3,13 @@
 Virtual features are samples that the server draws from the means and covariances that clients sent.
 """
 
-from covfree.heads.corrected import CorrectedHead as CorrectedHead
+from covfree.heads.composed import CorrectedHead as CorrectedHead
+from covfree.heads.composed import MappedHead as MappedHead
 from covfree.heads.ensemble import EnsembleHead as EnsembleHead
 from covfree.heads.finite import with_finite_scores as with_finite_scores
 from covfree.heads.gaussian import GaussianHead as GaussianHead
 from covfree.heads.gaussian import gaussian_head as gaussian_head
 from covfree.heads.lda import lda_head as lda_head
-from covfree.heads.mapped import MappedHead as MappedHead
 from covfree.heads.ncm import ncm_head as ncm_head
 from covfree.heads.prior import gda_head as gda_head
 from covfree.heads.prior import with_prior_means as with_prior_means

@@ -19,6 +19,7 @@ from covfree.core.products import product
 _SMALLEST = 3
 
 
+@jax.custom_vjp
 def class_parts(
     table: Float[Array, "rows dim"], counts: Integer[Array, " classes"], kappa: Float[Array, ""]
 ) -> tuple[Float[Array, "rows dim"], Float[Array, " classes"]]:
@@ -41,11 +42,7 @@ def class_parts(
     Returns:
         The t_r as rows in the same order, and log det(I + S_c/κ) of each class.
     """
-    return _class_parts(table, counts, kappa)
 
-
-@jax.custom_vjp
-def _class_parts(table: jax.Array, counts: jax.Array, kappa: jax.Array) -> tuple[jax.Array, jax.Array]:
     def one(carry: jax.Array, c: jax.Array, block: jax.Array) -> Any:
         parts, log_det = _one_class(block, kappa)
         return parts, carry.at[c].set(log_det)
@@ -54,7 +51,7 @@ def _class_parts(table: jax.Array, counts: jax.Array, kappa: jax.Array) -> tuple
 
 
 def _forward(table: jax.Array, counts: jax.Array, kappa: jax.Array) -> tuple[Any, Any]:
-    return _class_parts(table, counts, kappa), (table, counts, kappa)
+    return class_parts(table, counts, kappa), (table, counts, kappa)
 
 
 def _backward(known: Any, change: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, None, jax.Array]:
@@ -70,7 +67,7 @@ def _backward(known: Any, change: tuple[jax.Array, jax.Array]) -> tuple[jax.Arra
     return found, None, of_kappa
 
 
-_class_parts.defvjp(_forward, _backward)
+class_parts.defvjp(_forward, _backward)
 
 
 def _one_class(block: jax.Array, kappa: jax.Array) -> tuple[jax.Array, jax.Array]:

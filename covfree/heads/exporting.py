@@ -15,7 +15,7 @@ from covfree.core.products import Scatter
 from covfree.core.types import LinearHead, Message, Moments, Rows
 from covfree.estimators.streaming import CovarianceState
 from covfree.heads import CorrectedHead, EnsembleHead, GaussianHead, MappedHead, StudentHead
-from covfree.heads.selected import SelectedHead
+from covfree.heads.composed import SelectedHead
 from covfree.statistics.buckets import BucketFeatures
 from covfree.statistics.deep_features import DeepFeatures
 from covfree.statistics.feature_maps import Adapter, FourierFeatures, ReluFeatures

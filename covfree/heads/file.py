@@ -18,6 +18,7 @@ from covfree.core.atomic import replacing
 from covfree.core.checks import check_positive
 from covfree.core.types import Head, LinearHead
 from covfree.heads import CorrectedHead, GaussianHead, MappedHead, StudentHead
+from covfree.heads.composed import taken
 from covfree.heads.file_maps import (
     as_computed,
     check_map,
@@ -28,7 +29,6 @@ from covfree.heads.file_maps import (
     read_map,
     text_in,
 )
-from covfree.heads.selected import taken
 
 _FORMAT, _VERSION = "covfree.Head", 1
 _SAFETENSORS = ".safetensors"
@@ -113,39 +113,34 @@ def save_head(
     'dog'
     """
     head = taken(head)
-    inner: Any = head.head if isinstance(head, MappedHead) else head
-    inner, term = _without_term(inner)
+    inner, term = _without_term(head.head if isinstance(head, MappedHead) else head)
     kind = next((name for name, make in _HEADS.items() if isinstance(inner, make)), _OWN)
     if Path(path).suffix not in (".npz", _SAFETENSORS):
         raise ValueError(f"path: expected a file that ends in .npz or {_SAFETENSORS}, got {str(path)!r}")
+    arrays = _own_arrays(head, dim) if kind == _OWN else _arrays(head, kind, inner, term, dim)
     about: dict[str, Any] = {"format": _FORMAT, "version": _VERSION, "kind": kind}
     if class_names is not None:
         about["class_names"] = np.array(list(class_names), str)
+        _check_names(about["class_names"], arrays)
     if origin is not None:
         about["origin"] = np.array(json.dumps(dict(origin)))
-    arrays = _own_arrays(head, dim) if kind == _OWN else _arrays(head, kind, inner, term, dim)
-    if class_names is not None:
-        _check_names(about["class_names"], arrays)
-    _write(Path(path), about | arrays)
+    arrays = about | arrays
+    with replacing(Path(path)) as file:
+        if Path(path).suffix == _SAFETENSORS:
+            file.write(write_safetensors({name: np.asarray(array) for name, array in arrays.items()}))
+        else:
+            np.savez(file, **arrays)
 
 
 def _arrays(head: Head, kind: str, inner: Any, term: dict[str, Any], dim: int | None) -> dict[str, Any]:
-    """Collect the arrays that are stored in a head's file, by name, and check them.
-
-    Args:
-        head: the head.
-        kind: the head's type, as the file names it.
-        inner: the classifier in ``head``, without feature map and linear term.
-        term: the arrays of the linear term; {} without one.
-        dim: the number of features before the feature map; None to read it from the arrays' shapes.
-    """
+    """Check and return a head's arrays by name, from its classifier ``inner`` and linear ``term``."""
     feature_map: Any = head.feature_map if isinstance(head, MappedHead) else None
     own = {} if feature_map is None else map_arrays(feature_map)
     leaves = {each.name: getattr(inner, each.name) for each in fields(inner)}
     arrays = {name: plain(leaf) for name, leaf in (leaves | term).items() if leaf is not None}
     try:
         _check_parts(kind, arrays)
-        _check_finite({**arrays, **own})
+        _check_finite(arrays | own)
         if own:
             check_map(own, _size_in(arrays))
     except ValueError as error:
@@ -165,10 +160,7 @@ def _arrays(head: Head, kind: str, inner: Any, term: dict[str, Any], dim: int | 
 
 
 def _own_arrays(head: Any, dim: int | None) -> dict[str, Any]:
-    """Return the arrays of a user's own model by name, and ``dim``, the number of features, if it is known.
-
-    Raise TypeError unless the model is a callable pytree of arrays.
-    """
+    """Check and return the arrays of a user's own model by name, with ``dim`` if it is known."""
     if not callable(head) or jax.tree_util.all_leaves([head]) or not jax.tree.leaves(head):
         raise TypeError(
             "head: expected a LinearHead, GaussianHead or StudentHead, perhaps behind a map of features, or "
@@ -176,21 +168,8 @@ def _own_arrays(head: Any, dim: int | None) -> dict[str, Any]:
             "a dataclass one"
         )
     arrays = leaves_of(head, _LEAF)
-    try:
-        _check_finite(arrays)
-    except ValueError as error:
-        raise ValueError(f"head: {error}") from error
+    _check_finite(arrays, "head: ")
     return arrays if dim is None else {**arrays, "dim": np.array(check_positive("dim", dim))}
-
-
-def _write(path: Path, arrays: dict[str, Any]) -> None:
-    if path.suffix == _SAFETENSORS:
-        content = write_safetensors({name: np.asarray(array) for name, array in arrays.items()})
-        with replacing(path) as file:
-            file.write(content)
-        return
-    with replacing(path) as file:
-        np.savez(file, **arrays)
 
 
 def load_head(path: str | PathLike[str], *, network: Any = None) -> SavedHead:
@@ -224,17 +203,25 @@ def _read(arrays: dict[str, np.ndarray], network: Any) -> SavedHead:
     if version.shape or version != _VERSION:
         raise ValueError(f"expected a head of version {_VERSION}, got version {version}; is covfree too old?")
     kind = text_in(arrays, "kind")
-    if kind == _OWN:
-        return _read_own(arrays, network)
-    if kind not in _HEADS:
+    if kind not in (*_HEADS, _OWN):
         raise ValueError(f"kind: expected one of {', '.join((*_HEADS, _OWN))}, got {kind!r}")
-    parts = {name: array for name, array in arrays.items() if name not in _ABOUT and name[:4] != "map_"}
-    _check_parts(kind, parts)
+    stored = {name: array for name, array in arrays.items() if name not in _ABOUT}
+    parts = {name: array for name, array in stored.items() if name[:4] != "map_"}
+    if kind != _OWN:
+        _check_parts(kind, parts)
+    elif network is None:
+        raise ValueError(
+            "network: expected the model whose leaves the file holds, or one of the same structure, got None"
+        )
     names = arrays.get("class_names")
     if names is not None:
         _check_names(names, parts)
         names = names_in(names)
-    _check_finite({name: array for name, array in arrays.items() if name not in _ABOUT})
+    _check_finite(stored)
+    if kind == _OWN:
+        size, number = arrays.get("dim"), None if names is None else len(names)
+        head = filled(network, stored, _LEAF)
+        return SavedHead(head, names, None if size is None else int(size), number, _origin_in(arrays))
     leaves = {name: jnp.asarray(array) for name, array in parts.items()}
     term = [leaves.pop(name) for name in _TERM if name in leaves]
     head = _HEADS[kind](**leaves)
@@ -248,48 +235,25 @@ def _read(arrays: dict[str, np.ndarray], network: Any) -> SavedHead:
     return SavedHead(head, names, dim, _classes_in(parts), _origin_in(arrays))
 
 
-def _read_own(arrays: dict[str, np.ndarray], network: Any) -> SavedHead:
-    """Return a `SavedHead` of ``network``, the user's own model, with its leaves replaced by the file's."""
-    if network is None:
-        raise ValueError(
-            "network: expected the model whose leaves the file holds, or one of the same structure, got None"
-        )
-    leaves = {name: array for name, array in arrays.items() if name not in _ABOUT}
-    _check_finite(leaves)
-    names, dim = arrays.get("class_names"), arrays.get("dim")
-    number = None
-    if names is not None:
-        _check_names(names, leaves)
-        names = names_in(names)
-        number = len(names)
-    size = None if dim is None else int(dim)
-    return SavedHead(filled(network, leaves, _LEAF), names, size, number, _origin_in(arrays))
-
-
 def _without_term(head: Any) -> tuple[Any, dict[str, Any]]:
-    """Split a `CorrectedHead` into the head that is corrected, and the arrays of the correction by name.
-
-    The correction is a linear term and the factor of the head's scores. Any other head is returned as it is,
-    with ``{}``.
-    """
+    """Split a `CorrectedHead` into its classifier, and the arrays of its linear term by name; {} without."""
     if not isinstance(head, CorrectedHead):
         return head, {}
-    weight, bias, present = head.linear.weight, head.linear.bias, head.linear.present
-    if present is not None:
+    linear = head.linear
+    if linear.present is not None:
         raise ValueError(
-            "head: expected a linear term that scores all classes (present = None), got one with a "
-            "mask present"
+            "head: expected a linear term that scores all classes (present = None), got one with a mask"
         )
-    return head.head, dict(zip(_TERM, (weight, bias, head.scale), strict=True))
+    return head.head, dict(zip(_TERM, (linear.weight, linear.bias, head.scale), strict=True))
 
 
-def _check_finite(arrays: Mapping[str, np.ndarray]) -> None:
-    """Raise a ValueError if a float among the arrays is not finite in jax's data type (see `as_computed`)."""
+def _check_finite(arrays: Mapping[str, np.ndarray], start: str = "") -> None:
+    """Raise a ValueError, which begins with ``start``, if a float is not finite in jax's data type."""
     for name, array in arrays.items():
         finite = np.isfinite(as_computed(array)) if array.dtype.kind == "f" else np.True_
         if not finite.all():
             place = tuple(int(i) for i in np.argwhere(~finite)[0])
-            raise ValueError(f"{name}: expected finite numbers, got {array[place]} at {place}")
+            raise ValueError(f"{start}{name}: expected finite numbers, got {array[place]} at {place}")
 
 
 def _check_parts(kind: str, parts: Mapping[str, Any]) -> None:

@@ -134,9 +134,9 @@ def check_map(arrays: Mapping[str, np.ndarray], size: int) -> None:
 
     A network is not checked: its output size is known only when it is called.
     """
-    if str(arrays["map"]) == _NETWORK:
-        return
     kind = str(arrays["map"])
+    if kind == _NETWORK:
+        return
     for name in _MAPS[kind][1]:
         number = arrays[f"map_{name}"]
         if number.shape or number.dtype.kind not in ("fiu" if name == "sigma" else "iub"):

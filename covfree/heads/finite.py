@@ -8,10 +8,8 @@ from typing import Any, TypeVar, cast
 import jax.numpy as jnp
 
 from covfree.core.types import LinearHead
-from covfree.heads.corrected import CorrectedHead
+from covfree.heads.composed import CorrectedHead, MappedHead, taken
 from covfree.heads.gaussian import GaussianHead
-from covfree.heads.mapped import MappedHead
-from covfree.heads.selected import taken
 from covfree.heads.student import StudentHead
 
 AnyHead = TypeVar("AnyHead")

@@ -10,9 +10,8 @@ import numpy as np
 
 from covfree.core.optional import optional
 from covfree.core.types import LinearHead
-from covfree.heads.corrected import CorrectedHead
+from covfree.heads.composed import CorrectedHead, taken
 from covfree.heads.gaussian import GaussianHead
-from covfree.heads.selected import taken
 from covfree.heads.student import StudentHead
 
 
@@ -72,14 +71,15 @@ class _Graph:
     def node(self, kind: str, *inputs: Any, **attributes: Any) -> str:
         """Add a node; return its output's name. Inputs are output names, or arrays to store in float32."""
         name = f"t{len(self.nodes)}"
-        names = [each if isinstance(each, str) else self._stored(each) for each in inputs]
+        names = [each if isinstance(each, str) else self.stored(each) for each in inputs]
         self.nodes.append(self.onnx.helper.make_node(kind, names, [name], **attributes))
         return name
 
-    def _stored(self, values: Any) -> str:
+    def stored(self, values: Any, dtype: Any = np.float32) -> str:
+        """Store an array in the graph; return its name."""
         name = f"a{len(self.arrays)}"
         # Copy: ONNX takes no array that is read-only or a view of another.
-        array = np.array(values, np.float32, order="C")
+        array = np.array(values, dtype, order="C")
         self.arrays.append(self.onnx.numpy_helper.from_array(array, name))
         return name
 
@@ -101,12 +101,13 @@ def _scores(graph: _Graph, head: Any, features: str) -> tuple[str, int, int]:
         return graph.node("Add", scores, bias + _absent(head.marks)), *weight.shape
     if isinstance(head, GaussianHead):
         mean, root = np.asarray(head.mean, np.float64), np.asarray(head.root, np.float64)
-        deviation = graph.node("Sub", graph.node("Unsqueeze", features, _axis(graph, 0)), mean[:, None])
+        spread = graph.node("Unsqueeze", features, graph.stored([0], np.int64))
+        deviation = graph.node("Sub", spread, mean[:, None])
         if root.ndim == 2:
             white = graph.node("Div", deviation, root[:, None])
         else:
             white = graph.node("MatMul", deviation, np.linalg.inv(root).transpose(0, 2, 1))
-        square = graph.node("Squeeze", graph.squares(white, mean.shape[1]), _axis(graph, 2))
+        square = graph.node("Squeeze", graph.squares(white, mean.shape[1]), graph.stored([2], np.int64))
         half = graph.node("Mul", graph.node("Transpose", square, perm=[1, 0]), -0.5)
         bias = np.asarray(head.bias, np.float64) + _absent(head.present)
         return graph.node("Add", half, bias), mean.shape[1], len(mean)
@@ -135,13 +136,6 @@ def _student(graph: _Graph, head: StudentHead, features: str) -> tuple[str, int,
     spread = graph.node("Mul", logarithm, -np.asarray(head.degrees, np.float64))
     bias = np.asarray(head.log_prior, np.float64) + np.asarray(head.bias) + _absent(head.present)
     return graph.node("Add", spread, bias), dim, classes
-
-
-def _axis(graph: _Graph, axis: int) -> str:
-    """Store the index of an axis in the graph, as an array; return the array's name."""
-    name = f"a{len(graph.arrays)}"
-    graph.arrays.append(graph.onnx.numpy_helper.from_array(np.array([axis], np.int64), name))
-    return name
 
 
 def _absent(present: Any) -> Any:

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Integer
 
-from covfree.core.checks import check_strength
+from covfree.core.checks import check_above_zero
 from covfree.core.doors import whole
 from covfree.core.lapack import cholesky, eigh, triangular_solve
 from covfree.core.linalg import Scatter, rank_cut
@@ -24,7 +23,6 @@ from covfree.core.types import (
     Scalar,
     as_features,
     at_once,
-    is_traced,
     masked,
 )
 from covfree.estimators.moments import centred_means, first_moments, row_counts, row_labels, valid_rows
@@ -159,7 +157,7 @@ def student_head(
     >>> head(jnp.array([[0.5], [8.0]])).argmax(-1)
     Array([0, 1], dtype=int32)
     """
-    check_prior(prior)
+    check_above_zero("prior", prior)
     moments = first_moments(rows, num_classes)
     covariance = fitting("covariance", covariance, moments)
     law = row_law(rows, moments, mean_variance(covariance))
@@ -225,13 +223,6 @@ def student_of_products(
         return table.at[index].get(mode="fill", fill_value=0)
 
     return student_of_factor(covariance, moments, num_rows, part, order, order // rank, prior)
-
-
-def check_prior(prior: Any) -> None:
-    """Raise an error if ``prior``, κ/d, is not a finite number above 0. A traced number is not checked."""
-    check_strength("prior", prior)
-    if not is_traced(prior) and prior == 0:
-        raise ValueError(f"prior: expected a finite number above 0, got {prior!r}")
 
 
 def student_of_factor(

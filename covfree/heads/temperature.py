@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any, NamedTuple, TypeVar, cast
+from typing import Any, TypeVar, cast
 
 import jax
 import jax.numpy as jnp
@@ -13,9 +13,7 @@ from covfree.core.checks import check_above_zero
 from covfree.core.compiling import jit
 from covfree.core.products import divide_or_zero
 from covfree.core.types import AnyArray, Head, LinearHead, Scalar, accumulation_dtype
-from covfree.heads.corrected import CorrectedHead
-from covfree.heads.mapped import MappedHead
-from covfree.heads.selected import taken
+from covfree.heads.composed import CorrectedHead, MappedHead, taken
 from covfree.statistics.groups import as_examples
 
 # β = 1/T is sought between 1/(_RANGE·s) and _RANGE/s, with s the spread of the scores. At the lower end all
@@ -25,23 +23,6 @@ _RANGE = 1e3
 # Bisection alone takes 30 steps from log(_RANGE²) to float64's √eps; with Newton's steps it takes five to
 # ten.
 _STEPS = 100
-
-
-class _Terms(NamedTuple):
-    """Derivatives of a head's cross-entropy by β = 1/T, from which the best temperature T is found.
-
-    The cross-entropy is L(β) = Σ_i log Σ_c exp(β (s_ic − s_iy)). Here s_ic is the score of class c for
-    example i, and y is the example's own class.
-
-    Attributes:
-        slope: dL/dβ.
-        curvature: d²L/dβ².
-        count: the number of examples.
-    """
-
-    slope: Float[Array, ""]
-    curvature: Float[Array, ""]
-    count: Integer[Array, ""]  # pyright: ignore[reportIncompatibleMethodOverride]
 
 
 def calibrate_temperature(
@@ -84,17 +65,17 @@ def calibrate_temperature(
     """
     gap, kept = _gaps(head, features, labels)
     frozen = jax.lax.stop_gradient(gap)
-    start = _terms(frozen, kept, jnp.zeros((), gap.dtype))
-    known = start.curvature != 0
-    unit = jnp.sqrt(jnp.where(known, start.curvature / jnp.maximum(start.count, 1).astype(gap.dtype), 1))
+    _, curvature = _slopes(frozen, kept, jnp.zeros((), gap.dtype))
+    known = curvature != 0
+    unit = jnp.sqrt(jnp.where(known, curvature / jnp.maximum(kept.sum(), 1).astype(gap.dtype), 1))
     low, high = 1 / (unit * _RANGE), _RANGE / unit
     beta = _search(frozen, kept, low, high)
     # β was found without derivatives. One more Newton step changes it only by rounding, but gives it the
     # derivative −d(slope)/curvature of the implicit function theorem.
-    end = _terms(gap, kept, beta)
-    curvature = jax.lax.stop_gradient(end.curvature)
+    slope, curvature = _slopes(gap, kept, beta)
+    curvature = jax.lax.stop_gradient(curvature)
     inside = (beta > low) & (beta < high) & (curvature > 0)
-    step = divide_or_zero(end.slope, curvature, inside)
+    step = divide_or_zero(slope, curvature, inside)
     return jnp.where(known, 1 / (beta - step), 1)
 
 
@@ -151,9 +132,10 @@ def _gaps(
     return jnp.where(kept[:, None], jnp.where(possible, gap, -jnp.inf), 0), kept
 
 
-def _terms(
+def _slopes(
     gap: Float[Array, "examples classes"], kept: Bool[Array, " examples"], beta: Float[Array, ""]
-) -> _Terms:
+) -> tuple[Float[Array, ""], Float[Array, ""]]:
+    """Return the first and second derivative by β of the cross-entropy Σ_i log Σ_c exp(β·gap_ic)."""
     possible = gap != -jnp.inf
     # Mask first, as β·(−∞) is NaN at β = 0.
     finite = jnp.where(possible, gap, 0)
@@ -162,8 +144,7 @@ def _terms(
     probability = jnp.exp(exponent - loss[:, None])
     slope = jnp.sum(probability * finite, axis=1)
     curvature = jnp.sum(probability * jnp.square(finite - slope[:, None]), axis=1)
-    slope, curvature = (jnp.where(kept, x, 0).sum() for x in (slope, curvature))
-    return _Terms(slope, curvature, kept.sum())
+    return jnp.where(kept, slope, 0).sum(), jnp.where(kept, curvature, 0).sum()
 
 
 # Compiled here: a call of `while_loop` outside ``jit`` would compile its closures each time.
@@ -187,19 +168,19 @@ def _search(
 
     def improve(state: Any) -> Any:
         step, low, high, beta, previous = state
-        terms = _terms(gap, kept, beta)
+        slope, curvature = _slopes(gap, kept, beta)
         # A positive slope says that β is past the minimum. A slope of 0 does not: at a large β it may be
         # underflow.
-        passed = terms.slope > 0
+        passed = slope > 0
         low, high = jnp.where(passed, low, beta), jnp.where(passed, beta, high)
-        newton = beta - terms.slope / jnp.where(terms.curvature > 0, terms.curvature, 1)
+        newton = beta - slope / jnp.where(curvature > 0, curvature, 1)
         # Bisect if Newton's step is over half the last, as this converges too slowly (for classes that are
         # nearly separable), or if the curvature is 0, as such a step would end the search.
-        good = (newton > low) & (newton < high) & (terms.curvature > 0)
+        good = (newton > low) & (newton < high) & (curvature > 0)
         good &= 2 * jnp.abs(newton - beta) < jnp.abs(beta - previous)
         return step + 1, low, high, jnp.where(good, newton, jnp.sqrt(low * high)), beta
 
-    ends = [_terms(gap, kept, end).slope for end in (low, high)]
+    ends = [_slopes(gap, kept, end)[0] for end in (low, high)]
     state = (0, low, high, jnp.sqrt(low * high), high)
     beta = jax.lax.while_loop(unfinished, improve, state)[3]
     # Unless the slope is below 0 at ``low`` and above 0 at ``high``, the minimum is not between them: return

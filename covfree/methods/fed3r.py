@@ -13,7 +13,7 @@ from covfree.estimators import first_moments, gram_factor, total_gram, within_fa
 from covfree.estimators.class_scatter import scatter_about
 from covfree.estimators.moments import example_moments
 from covfree.heads import ridge_head
-from covfree.heads.mapped import MappedHead
+from covfree.heads.composed import MappedHead
 from covfree.methods.fedncm import moments_phase
 from covfree.methods.method import Method, sent_matrix
 from covfree.methods.rounds import Factor, bound, phases

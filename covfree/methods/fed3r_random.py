@@ -14,7 +14,7 @@ from covfree.core.linalg import Scatter
 from covfree.core.types import LinearHead, Moments, Rows, Scalar
 from covfree.estimators.moments import valid_rows
 from covfree.heads import ridge_head
-from covfree.heads.mapped import MappedHead
+from covfree.heads.composed import MappedHead
 from covfree.methods.fed3r import fed3r, gram_phase
 from covfree.methods.method import Method
 from covfree.methods.rounds import Factor, Round

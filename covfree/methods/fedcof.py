@@ -16,7 +16,7 @@ from covfree.estimators.class_scatter import row_scatter
 from covfree.estimators.moments import example_moments
 from covfree.estimators.scatter import centred_rows
 from covfree.estimators.shrinkage import Shrinkage
-from covfree.heads.mapped import MappedHead
+from covfree.heads.composed import MappedHead
 from covfree.heads.student import StudentHead
 from covfree.methods.fedcof_like import HeadChoice, Spread, fedcof_like
 from covfree.methods.method import Method, sent_matrix

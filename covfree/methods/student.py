@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from covfree.core.checks import check_positive
+from covfree.core.checks import check_above_zero, check_positive
 from covfree.core.keys import derive
 from covfree.core.lapack import orthonormal
 from covfree.core.linalg import Scatter
@@ -18,7 +18,7 @@ from covfree.estimators.class_scatter import class_products
 from covfree.estimators.components import client_means
 from covfree.estimators.row_law import RowLaw, client_variance, row_law
 from covfree.estimators.shrinkage import Shrinkage, mean_variance
-from covfree.heads.student import StudentHead, check_prior, row_factor, student_head, student_of_products
+from covfree.heads.student import StudentHead, row_factor, student_head, student_of_products
 from covfree.methods.method import Method
 from covfree.methods.rounds import Round, bound
 from covfree.methods.within import moments_of
@@ -63,7 +63,7 @@ def student(prior: Scalar = 1.0, *, rank: int | None = None) -> Student:
     >>> covfree.fedcof(head=covfree.student(rank=16)).name
     'fedcof-student'
     """
-    check_prior(prior)
+    check_above_zero("prior", prior)
     if rank is not None:
         check_positive("rank", rank)
     return Student(prior, rank)

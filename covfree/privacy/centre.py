@@ -12,7 +12,7 @@ from jaxtyping import Float
 
 from covfree.core.checks import finite_numbers
 from covfree.core.types import AnyArray, Head, LinearHead
-from covfree.heads.mapped import MappedHead
+from covfree.heads.composed import MappedHead
 from covfree.methods import Method
 from covfree.privacy.projection import PublicProjection
 

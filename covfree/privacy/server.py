@@ -15,7 +15,7 @@ from covfree.core.linalg import Scatter, factorise, solve
 from covfree.core.types import Head, LinearHead, Message, Moments, Rows
 from covfree.estimators import diagonal_loading, total_gram
 from covfree.heads import lda_head, ncm_head, ridge_head
-from covfree.heads.mapped import MappedHead
+from covfree.heads.composed import MappedHead
 from covfree.methods import Method
 from covfree.methods.fedcof_like import linear_system
 from covfree.methods.rounds import option

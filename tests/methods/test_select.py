@@ -13,7 +13,7 @@ import covfree
 from covfree import rounds as federated
 from covfree.core import padding
 from covfree.engine.totals import serve
-from covfree.heads.selected import taken
+from covfree.heads.composed import taken
 from covfree.methods import registry
 from covfree.methods.rounds import as_total, option
 from covfree.methods.selecting.counting import MOST

@@ -14,7 +14,7 @@ from covfree.core.types import Moments, Rows, Scalar
 from covfree.estimators import first_moments
 from covfree.estimators.directed import valid_directions
 from covfree.estimators.moments import row_means
-from covfree.heads.mapped import MappedHead
+from covfree.heads.composed import MappedHead
 from covfree.methods.fed3r import gram_head
 from covfree.methods.method import Method, sent_matrix
 from covfree.methods.rounds import Factor, bound, phases

@@ -17,8 +17,8 @@ from covfree.estimators.moments import example_moments
 from covfree.estimators.scatter import centred_rows
 from covfree.estimators.shrinkage import Shrinkage
 from covfree.heads import lda_head
+from covfree.heads.composed import MappedHead
 from covfree.heads.gaussian import GaussianHead, gaussian_head, head_of_roots, roots_of
-from covfree.heads.mapped import MappedHead
 from covfree.methods.fed3r import gram_merge
 from covfree.methods.fedncm import moments_phase
 from covfree.methods.method import Method, sent_matrix

@@ -8,19 +8,19 @@ are the features of all examples.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Integer
 
-from covfree.core.checks import check_positive, check_strength
+from covfree.core.checks import check_above_zero, check_positive
 from covfree.core.compiling import jit
 from covfree.core.doors import compiled
 from covfree.core.lapack import cholesky, stacked_root, triangular_solve
 from covfree.core.products import product
 from covfree.core.sums import sum_groups
-from covfree.core.types import AnyArray, LinearHead, Moments, Scalar, is_traced
+from covfree.core.types import AnyArray, LinearHead, Moments, Scalar
 from covfree.heads.columns import head_for_present, unit_columns
 from covfree.statistics.groups import as_examples
 
@@ -72,9 +72,7 @@ def recursive_ridge(dim: int, num_classes: int, ridge: Scalar) -> RecursiveRidge
     """
     check_positive("dim", dim)
     check_positive("num_classes", num_classes)
-    check_strength("ridge", ridge)
-    if not is_traced(ridge) and ridge == 0:
-        raise ValueError(f"ridge: expected a finite number above 0, got {ridge!r}")
+    check_above_zero("ridge", ridge)
     dtype = jnp.result_type(float)
     return RecursiveRidge(
         root=jnp.sqrt(jnp.asarray(ridge, dtype)) * jnp.eye(dim, dtype=dtype),
@@ -178,7 +176,7 @@ def downdate(
         count=left,
         margin=jnp.minimum(state.margin, smallest),
     )
-    refused = RecursiveRidge(state.root, state.total, state.count, jnp.zeros_like(state.margin))
+    refused = replace(state, margin=jnp.zeros_like(state.margin))
     return jax.tree.map(lambda yes, no: jnp.where(sound, yes, no), forgotten, refused)
 
 

@@ -11,7 +11,7 @@ from jaxtyping import Array, Float, Int
 
 from covfree.core.checks import check_above_zero, check_positive, check_seed
 from covfree.core.types import LinearHead, Scalar
-from covfree.heads.mapped import MappedHead
+from covfree.heads.composed import MappedHead
 from covfree.methods.field.least_squares import Normal, least_squares, normal_terms, over_examples
 from covfree.methods.method import Method
 from covfree.methods.rounds import Round

@@ -8,7 +8,7 @@ from covfree.core.checks import check_strength
 from covfree.core.linalg import Scatter
 from covfree.core.types import Moments, Scalar
 from covfree.estimators import total_gram
-from covfree.heads.mapped import MappedHead
+from covfree.heads.composed import MappedHead
 from covfree.methods.fed3r import within_head, within_phase
 from covfree.methods.fedncm import moments_phase
 from covfree.methods.method import Method
