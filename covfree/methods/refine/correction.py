@@ -17,7 +17,7 @@ from covfree.core.products import divide_or_zero, product
 from covfree.core.types import Head, LinearHead, Moments, Rows, Scalar
 from covfree.estimators.moments import centred_means
 from covfree.heads.columns import head_for_present
-from covfree.heads.corrected import CorrectedHead
+from covfree.heads.composed import CorrectedHead
 from covfree.methods.refine.descent import Descent, begin_descent, descend, last_point
 from covfree.methods.within import moments_in
 from covfree.statistics.softmax import ScaledLosses, SoftmaxSums, scaled_losses, softmax_sums
@@ -131,17 +131,17 @@ def begin(first: Any, state: tuple[Any, ...], *, plan: Plan) -> tuple[Correction
     # If the covariance is the head's own system, reuse it: the automatic shrinkage takes long to compile.
     metric = factorise(system if plan.covariance == plan.system else plan.covariance(first, *state))
     metric = _usable(metric)
-    dim, num_classes = moments.total.shape[1], moments.count.shape[0]
-    zero = jnp.zeros((dim + 1, num_classes), moments.total.dtype)
-    scores = _first_asked(start, moments, zero).scores(moments.mean, centred_means(moments))
+    zero = jnp.zeros((moments.total.shape[1] + 1, moments.count.shape[0]), moments.total.dtype)
+    one = jnp.ones((), zero.dtype)
+    known = Correction(moments, start, one, one, metric, begin_descent(zero, plan.pairs))
+    scores = _first_asked(known).scores(moments.mean, centred_means(moments))
     share = jnp.where(jnp.outer(moments.present, moments.present), moments.count[:, None], 0)
     share = jnp.where(scores > -jnp.inf, share.astype(scores.dtype), 0)
     scores = jnp.where(share > 0, scores, 0)
     own = scores - _mean(scores, share > 0)[:, None]
     spread = jnp.sqrt(_mean(jnp.square(own).ravel()[None], share.ravel()[None])[0])
     unit = 1 / jnp.where(spread > 0, spread, 1)
-    descent = begin_descent(zero, plan.pairs)
-    return (Correction(moments, start, jnp.ones_like(unit), unit, metric, descent),)
+    return (known._replace(scale=jnp.ones_like(unit), unit=unit),)
 
 
 def _usable(metric: Factorisation) -> Factorisation:
@@ -170,18 +170,13 @@ def _mean(values: jax.Array, weight: jax.Array) -> jax.Array:
     return (values * weight).sum(1) / jnp.where(whole > 0, whole, 1)
 
 
-def _combined(
-    start: Head, scale: jax.Array, moments: Moments, point: jax.Array
-) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Add the linear correction to the method's head ``start``; return weights, biases and present classes.
+def _combined(known: Correction, point: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """Add the correction ``point`` to β·h₀ if h₀ is linear; return weights, biases and present classes.
 
-    ``point`` is the correction: its weights W, and its biases a as the last row. Weights and biases of
-    ``start`` are multiplied by ``scale`` before they are added. If ``start`` is not linear, W and a are
-    returned alone. Biases are for features minus their grand mean.
-
-    Returns:
-        Weights [dim, classes], biases [classes], and a mask of the present classes.
+    ``point`` has the weights W, and the biases a as the last row. Biases are for features minus their grand
+    mean.
     """
+    start, scale, moments = known.start, known.scale, known.moments
     weight, bias = point[:-1], point[-1]
     if not isinstance(start, LinearHead):
         return weight, bias, moments.present
@@ -192,25 +187,21 @@ def _combined(
     return weight + scale * start.weight, bias + scale * own, present
 
 
-def _asked(start: Head, scale: jax.Array, moments: Moments, point: jax.Array) -> Asked:
-    """Make the classifier that clients receive: the method's head ``start``, scaled, plus a correction.
-
-    ``scale`` is the factor of the head's scores. ``point`` is the linear correction: its weights, and its
-    biases as the last row.
-    """
-    weight, bias, present = _combined(start, scale, moments, point)
+def _asked(known: Correction) -> Asked:
+    """Make the classifier that clients receive: β·h₀ plus the correction whose loss is evaluated next."""
+    weight, bias, present = _combined(known, known.descent.trial)
     # Subtract the mean bias: it changes no probability, and may be so large that the rest is rounded away.
     level = jnp.where(present, bias, 0).sum() / jnp.maximum(present.sum(), 1).astype(bias.dtype)
-    asked = Asked(moments.grand_mean, LinearHead(weight, jnp.where(present, bias - level, -jnp.inf)))
-    return asked if isinstance(start, LinearHead) else asked._replace(head=start, scale=scale)
+    linear = LinearHead(weight, jnp.where(present, bias - level, -jnp.inf))
+    asked = Asked(known.moments.grand_mean, linear)
+    return (
+        asked if isinstance(known.start, LinearHead) else asked._replace(head=known.start, scale=known.scale)
+    )
 
 
-def _first_asked(start: Head, moments: Moments, zero: jax.Array) -> Asked:
-    """Return the method's own head ``start`` as an `Asked`, the form in which clients receive heads.
-
-    The head is not corrected yet: its scores keep their scale (β = 1), and the correction ``zero`` is all 0.
-    """
-    asked = _asked(start, jnp.ones((), zero.dtype), moments, zero)
+def _first_asked(known: Correction) -> Asked:
+    """Return h₀ in the form in which clients receive heads, before β and a correction are chosen."""
+    asked = _asked(known)
     return asked if asked.head is None else asked._replace(linear=None)
 
 
@@ -220,7 +211,7 @@ def ask_losses(numbers: Numbers, state: tuple[Correction]) -> tuple[Asked, jax.A
     These are h₀, the method's own head, and a unit: clients try fixed multiples of this unit as β.
     """
     (known,) = state
-    return _first_asked(known.start, known.moments, known.descent.trial), known.unit
+    return _first_asked(known), known.unit
 
 
 def losses_of(numbers: Numbers, sent: tuple[Asked, jax.Array], rows: Rows, num_classes: int) -> ScaledLosses:
@@ -265,8 +256,7 @@ def take_losses(numbers: Numbers, state: tuple[Correction], total: ScaledLosses)
 
 def ask(numbers: Numbers, state: tuple[Correction]) -> Asked:
     """Return the broadcast of an L-BFGS step: the classifier whose loss and gradient clients compute."""
-    (known,) = state
-    return _asked(known.start, known.scale, known.moments, known.descent.trial)
+    return _asked(state[0])
 
 
 def answer(numbers: Numbers, asked: Asked, rows: Rows, num_classes: int) -> SoftmaxSums:
@@ -298,8 +288,7 @@ def finish(numbers: Numbers, system: None, *state: Any, plan: Plan) -> Head:
     known = state[0]
     if not isinstance(known, Correction):
         return _own_head(numbers.first, state, plan)[1]
-    start, moments = known.start, known.moments
-    weight, bias, present = _combined(start, known.scale, moments, last_point(known.descent))
-    bias = bias - product(moments.grand_mean[None, :], weight)[0]
+    weight, bias, present = _combined(known, last_point(known.descent))
+    bias = bias - product(known.moments.grand_mean[None, :], weight)[0]
     linear = head_for_present(weight, bias, present)
-    return linear if isinstance(start, LinearHead) else CorrectedHead(start, linear, known.scale)
+    return linear if isinstance(known.start, LinearHead) else CorrectedHead(known.start, linear, known.scale)

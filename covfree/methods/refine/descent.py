@@ -48,7 +48,7 @@ class Descent(NamedTuple):
 def begin_descent(point: Float[Array, "rows classes"], pairs: int) -> Descent:
     """Return the first state of a descent that starts at ``point``, where the loss is evaluated first.
 
-    ``pairs`` is the number of past steps that L-BFGS keeps.
+    ``pairs`` is the number of past steps that L-BFGS keeps, at least 1.
     """
     none = jnp.zeros((pairs, *point.shape), point.dtype)
     value = jnp.full((), math.log(point.shape[1]), point.dtype)
@@ -97,8 +97,7 @@ def descend(
     def push(pairs: jax.Array, pair: jax.Array) -> jax.Array:
         return jnp.where(useful, jnp.concatenate([pairs[1:], pair[None]]), pairs)
 
-    steps, changes = (push(descent.steps, move), push(descent.changes, change))
-    steps, changes = (steps, changes) if descent.steps.shape[0] else (descent.steps, descent.changes)
+    steps, changes = push(descent.steps, move), push(descent.changes, change)
     ahead = _quasi_newton(slope, steps, changes, metric)
     # Reject a step if it, or its predicted decrease, overflows: no later step could recover.
     sound &= jnp.isfinite(ahead).all() & jnp.isfinite(jnp.sum(slope * ahead))
@@ -139,32 +138,27 @@ def _quasi_newton(slope: jax.Array, steps: jax.Array, changes: jax.Array, metric
         metric: a covariance. Its inverse (and 1 for biases), scaled to fit the newest pair of differences, is
             the inverse Hessian from which L-BFGS starts.
     """
-
-    def inner(left: jax.Array, right: jax.Array) -> jax.Array:
-        return jnp.sum(left * right)
-
     turned = jnp.sum(steps * changes, axis=(1, 2))
     weights = divide_or_zero(1, turned)
 
     def back(slope: jax.Array, pair: tuple[jax.Array, ...]) -> tuple[jax.Array, jax.Array]:
         step, change, weight = pair
-        share = weight * inner(step, slope)
+        share = weight * jnp.sum(step * slope)
         return slope - share * change, share
 
     # Use `scan`: its body is compiled once, however many pairs there are.
     slope, shares = jax.lax.scan(back, slope, (steps, changes, weights), reverse=True)
     # Solve for ``slope`` and ``newest`` in one call, as each call takes long to compile.
-    newest = changes[-1] if len(changes) else jnp.zeros_like(slope)
+    newest = changes[-1]
     both = jnp.concatenate([slope, newest], axis=1)
     both = jnp.concatenate([solve(metric, both[:-1]), both[-1:]])
     found, ahead = jnp.split(both, 2, axis=1)
-    curved = inner(newest, ahead)
-    if len(changes):
-        known = (curved > 0) & (turned[-1] > 0)
-        found = found * jnp.where(known, turned[-1] / jnp.where(known, curved, 1), 1)
+    curved = jnp.sum(newest * ahead)
+    known = (curved > 0) & (turned[-1] > 0)
+    found = found * jnp.where(known, turned[-1] / jnp.where(known, curved, 1), 1)
 
     def forth(found: jax.Array, pair: tuple[jax.Array, ...]) -> tuple[jax.Array, None]:
         step, change, weight, share = pair
-        return found + step * (share - weight * inner(change, found)), None
+        return found + step * (share - weight * jnp.sum(change * found)), None
 
     return jax.lax.scan(forth, found, (steps, changes, weights, shares))[0]

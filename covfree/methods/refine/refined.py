@@ -75,8 +75,7 @@ class RefinePlan:
         gram: None for an LDA or Student head. For a ridge head, which scatter its Gram matrix contains
             (argument ``scatter`` of `total_gram`).
         covariance: ``(params, *totals) -> Scatter``, the method's own shrunk covariance, which is refined.
-        directions: q, the largest number of directions, vectors that the server sends in a round; None for as
-            many as the head has independent columns.
+        directions: q, see `refined`.
         head: None for a linear head. Otherwise the method's function ``head``, which is called with the
             result of `known_matrix` as the covariance.
     """
@@ -108,19 +107,14 @@ def _begin(first: Any, state: tuple[Any, ...], total: Any, *, plan: RefinePlan) 
 
 
 def _ask(numbers: Numbers, progress: Progress) -> tuple[jax.Array, jax.Array | None]:
-    """Return what the server sends in a round: directions V, and class means or None.
-
-    Clients answer with S V, where S is the scatter of their examples about these class means. With None, each
-    client takes its own class means.
-    """
+    """Return what the server sends in a round, directions V and class means or None: see `answer`."""
     return progress.search.directions, progress.moments.mean if progress.rows is None else None
 
 
 def _take(numbers: Numbers, progress: Progress, answer: Answer, *, plan: RefinePlan) -> Progress:
-    """Improve the head's weights after a round; return the server's next state.
+    """Improve the head's weights by the sum of the clients' answers; return the server's next state.
 
-    ``answer`` is the sum of what clients computed: their scatter times the directions that `_ask` sent. If
-    clients are missing, the sum is scaled up by degrees of freedom, as if the missing clients had the same
+    If clients are missing, the sum is scaled up by degrees of freedom, as if the missing clients had the same
     scatter per degree of freedom as the others. If nobody answered, the round changes nothing.
     """
     moments, search, rows, *_ = progress
@@ -139,10 +133,8 @@ def _take(numbers: Numbers, progress: Progress, answer: Answer, *, plan: RefineP
     image, trace = jnp.where(came, image, 0), jnp.where(came, trace, 0)
     images = _images(numbers, moments, asked, image, trace, plan.gram)
     new = advance(asked, images, plan.most(search.right.shape))
-    kept = {
-        name: jnp.where(came, getattr(new, name), getattr(search, name))
-        for name in ("weight", "error", "length")
-    }
+    kept = ("weight", "error", "length")
+    kept = {name: jnp.where(came, getattr(new, name), getattr(search, name)) for name in kept}
     return progress._replace(search=new._replace(**kept))
 
 
@@ -156,9 +148,7 @@ def _images(
 ) -> jax.Array:
     """Multiply ``search.directions`` by A, the exact matrix of the linear system A W = M of the head.
 
-    The clients' answers give the exact within-class scatter S only in part: ``image`` is S times the
-    directions, and ``trace`` is tr S. If ``gram`` is None (LDA and Student heads), A is the shrunk
-    covariance. Otherwise A is the Gram matrix of a ridge head, and ``gram`` says which scatter it contains.
+    ``image`` is the exact within-class scatter S times the directions, and ``trace`` is tr S.
     """
     degrees = jnp.maximum(moments.within_degrees, 1)
     dim = search.right.shape[0]
@@ -185,9 +175,8 @@ def _finish(
 ) -> Any:
     """Make the head from the server's state, after any number of rounds of the refinement.
 
-    An LDA or ridge head is made from the refined weights, ``search.weight``. Any other head is made by the
-    method's own function, ``plan.head``, from `known_matrix`: a covariance that agrees with all products that
-    clients computed.
+    LDA and ridge heads are made from the refined weights; a Student head from `known_matrix`, a covariance
+    that agrees with all products that clients computed.
     """
     if plan.head is not None:
         return plan.head(numbers.first, known_matrix(search), moments, None, *own)
@@ -195,7 +184,6 @@ def _finish(
 
 
 def _keep(progress: Progress, rows: Rows) -> Progress:
-    """Store ``rows``, the clients' class means, in the server's state: later rounds need their scatter."""
     return progress._replace(rows=rows)
 
 
@@ -295,8 +283,7 @@ def refined(
     assert covariance is not None  # `refinable_head` raises an error if it is None
     plan = RefinePlan(gram, covariance, directions, head)
     own = [replace(each, numbers=bound(of_first, inner=each.numbers)) for each in method.rounds]
-    # In the method's last round select no numbers (``inner=None`` gives all): `_begin`, at the server, needs
-    # all of them. The round's client function uses none.
+    # `_begin` needs all numbers (``inner=None``); the client function of the method's last round uses none.
     start, numbers = bound(_begin, plan=plan), bound(of_first, inner=None)
     own[-1] = replace(own[-1], server=start, numbers=numbers, head=True)
     products = Round(answer, bound(_take, plan=plan), _ask, examples=True, head=True)

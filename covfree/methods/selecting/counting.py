@@ -13,9 +13,10 @@ from jaxtyping import Array, Bool, Float
 from covfree.core.doors import is_finite
 from covfree.core.sums import fold_parts
 from covfree.core.types import Head, Moments, Rows, accumulation_dtype
-from covfree.heads.selected import SelectedHead
-from covfree.methods.selecting.tracks import Running, aside
+from covfree.heads.composed import SelectedHead
+from covfree.methods.selecting.tracks import Running, labelled
 from covfree.methods.within import moments_in
+from covfree.statistics.kept import kept_aside
 
 By: TypeAlias = Literal["errors", "losses"]
 # The largest loss of an example: a higher one is cut to it, so that one example cannot decide which method
@@ -144,7 +145,7 @@ def answer(
 
     ``params`` has the ``params`` of each method, ``heads`` the broadcast, and ``rows`` the client's examples.
     """
-    rows = aside(rows, maker.share)
+    rows = labelled(rows, kept_aside(rows.mean, maker.share))
     groups = maker.groups(params)
     order = jnp.argsort(jnp.array([who for group in groups for who in group]))
 

@@ -121,7 +121,7 @@ def terms(
     ``share`` is above 0, the rows are examples, and those kept aside, about this share of all, are not used.
     """
     if share:
-        rows = _labelled(rows, ~kept_aside(rows.mean, share))
+        rows = labelled(rows, ~kept_aside(rows.mean, share))
     own = [(step.each, params[step.who]) for step in steps if step.each is not None]
     return tuple(
         each.client(each.own(numbers), asked, rows, num_classes)
@@ -129,15 +129,7 @@ def terms(
     )
 
 
-def aside(rows: Rows, share: float) -> Rows:
-    """Return the rows (single examples) that a client keeps aside for tests; all others become padding.
-
-    About a ``share`` of the examples is kept aside.
-    """
-    return _labelled(rows, kept_aside(rows.mean, share))
-
-
-def _labelled(rows: Rows, used: jax.Array) -> Rows:
+def labelled(rows: Rows, used: jax.Array) -> Rows:
     """Return ``rows`` with label −1, which marks padding, where ``used`` is False."""
     return replace(rows, label=jnp.where(used, rows.label, -1))
 
