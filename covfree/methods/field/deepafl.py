@@ -14,7 +14,13 @@ from covfree.core.lapack import eigh
 from covfree.core.products import product, symmetric_product
 from covfree.core.types import LinearHead, Scalar
 from covfree.heads.composed import MappedHead
-from covfree.methods.field.least_squares import Normal, least_squares, normal_terms, over_examples
+from covfree.methods.field.least_squares import (
+    Normal,
+    least_squares,
+    mapped_head,
+    normal_terms,
+    over_examples,
+)
 from covfree.methods.method import Method
 from covfree.methods.rounds import Round
 from covfree.methods.summary import keep_examples
@@ -59,9 +65,6 @@ class _Numbers:
     inner: int = field(metadata={"static": True})
     layers: int = field(metadata={"static": True})
 
-    def begin(self) -> _Known:
-        return _Known(DeepFeatures((), self.seed, self.width, self.inner), None)
-
 
 def _head_terms(
     numbers: _Numbers,
@@ -78,7 +81,7 @@ def _solve_head(numbers: _Numbers, state: _Known | tuple[()], total: Normal) -> 
 
 
 def _known(numbers: _Numbers, state: _Known | tuple[()]) -> _Known:
-    return state if isinstance(state, _Known) else numbers.begin()
+    return state or _Known(DeepFeatures((), numbers.seed, numbers.width, numbers.inner), None)
 
 
 def _layer_terms(
@@ -121,10 +124,6 @@ def _solve_layer(numbers: _Numbers, known: _Known, total: _Layer) -> _Known:
     assert known.head is not None
     layer = solve_layer(total.gram, total.cross, known.head.weight, numbers.layer_ridge)
     return _Known(replace(known.features, layers=(*known.features.layers, layer)), None)
-
-
-def _head(numbers: _Numbers, system: None, features: DeepFeatures, head: LinearHead) -> MappedHead:
-    return MappedHead(features, head)
 
 
 def _flops(numbers: _Numbers, num_examples: int, dim: int, num_classes: int) -> int:
@@ -195,4 +194,4 @@ def deepafl(
     head = Round(over_examples(_head_terms), _solve_head, head=True)
     layer = Round(over_examples(_layer_terms), _solve_layer)
     rounds = (head, *(layer, head) * num_layers)
-    return Method(numbers, "deepafl", keep_examples(), rounds, None, _head, flops=_flops)
+    return Method(numbers, "deepafl", keep_examples(), rounds, None, mapped_head, flops=_flops)

@@ -168,10 +168,13 @@ def fedpft(
     experiments, for the descent.
     """
     seed = check_seed("seed", seed)
+    descent = {"learning_rate": learning_rate, "momentum": momentum, "batch_size": batch_size}
+    needless = descent if epochs is None else {"num_samples": num_samples, "l2": l2}
+    for name, number in needless.items():
+        if number is not None:
+            known = "is None" if epochs is None else "is given"
+            raise ValueError(f"{name}: expected None if epochs {known}, got {number!r}")
     if epochs is not None:
-        for name, number in (("num_samples", num_samples), ("l2", l2)):
-            if number is not None:
-                raise ValueError(f"{name}: expected None if epochs is given, got {number!r}")
         check_positive("epochs", epochs)
         numbers: Any = _Descent(
             seed,
@@ -182,13 +185,6 @@ def fedpft(
         check_positive("batch_size", batch_size)
         head = bound(_descended_head, epochs=epochs, batch_size=batch_size)
     else:
-        for name, own in (
-            ("learning_rate", learning_rate),
-            ("momentum", momentum),
-            ("batch_size", batch_size),
-        ):
-            if own is not None:
-                raise ValueError(f"{name}: expected None if epochs is None, got {own!r}")
         number = _SAMPLES if num_samples is None else num_samples
         check_positive("num_samples", number)
         numbers = _Numbers(seed, check_strength("l2", _L2 if l2 is None else l2))

@@ -95,14 +95,17 @@ def _of_totals(numbers: Any, *state: Any, gram: bool) -> Scatter:
     moments = next(node for node in nodes if isinstance(node, Moments))
     scatter = next(node for node in nodes if isinstance(node, Scatter))
     degrees = jnp.maximum(moments.num_examples - 1, 1)
+    found = scatter.scaled(1 / degrees)
     if gram:
         # Add the size of rounding: for means far from zero the difference of large sums is mostly rounding,
         # and may be negative in some direction.
-        mean, count = moments.grand_mean, moments.num_examples
-        rounding = jnp.finfo(moments.total.dtype).eps * jnp.square(mean).sum()
-        # The covariance of N examples of mean μ_g from their Gram matrix G: (G − N μ_g μ_gᵀ)/(N − 1).
-        matrix = scatter_about(mean[None, :], count[None], scatter.dense()) / degrees
-        found = Scatter.from_matrix(matrix).shifted(_ROUNDING * rounding)
-    else:
-        found = scatter.scaled(1 / degrees)
+        rounding = jnp.finfo(moments.total.dtype).eps * jnp.square(moments.grand_mean).sum()
+        found = _about_mean(moments, scatter).shifted(_ROUNDING * rounding)
     return found.shifted(loading(pseudo_observations(), mean_variance(found), found.dim, degrees))
+
+
+def _about_mean(moments: Moments, gram: Scatter) -> Scatter:
+    """Make the covariance of N examples of mean μ_g from their Gram matrix G: (G − N μ_g μ_gᵀ)/(N − 1)."""
+    count = moments.num_examples
+    matrix = scatter_about(moments.grand_mean[None, :], count[None], gram.dense())
+    return Scatter.from_matrix(matrix / jnp.maximum(count - 1, 1))

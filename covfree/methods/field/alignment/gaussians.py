@@ -10,7 +10,6 @@ import numpy as np
 from jaxtyping import Array, Float, Num
 
 from covfree.core.checks import check_example_structure, check_positive, check_type
-from covfree.core.compiling import jit
 from covfree.core.doors import compiled
 from covfree.core.lapack import eigh
 from covfree.core.linalg import rank_cut
@@ -100,6 +99,14 @@ def client_gaussian(
     return Gaussian(mean * unit, covariance * unit * unit, count.sum())
 
 
+def _check_gaussians(gaussians: Gaussian) -> None:
+    if jnp.ndim(gaussians.mean) != 2:
+        raise ValueError(
+            f"gaussians: expected means [clients, rank], got {list(jnp.shape(gaussians.mean))}; stack them"
+        )
+
+
+@compiled(check=_check_gaussians)
 def barycentre(gaussians: Gaussian) -> Gaussian:
     """Compute the Bures-Wasserstein barycentre of the clients' Gaussians, weighted by their counts.
 
@@ -118,15 +125,6 @@ def barycentre(gaussians: Gaussian) -> Gaussian:
     Source: Agueh and Carlier (2011); the iteration is that of Álvarez-Esteban, del Barrio, Cuesta-Albertos
     and Matrán (2016).
     """
-    if jnp.ndim(gaussians.mean) != 2:
-        raise ValueError(
-            f"gaussians: expected means [clients, rank], got {list(jnp.shape(gaussians.mean))}; stack them"
-        )
-    return _barycentre(gaussians)
-
-
-@jit
-def _barycentre(gaussians: Gaussian) -> Gaussian:
     count = jnp.asarray(gaussians.count)
     # Set the moments of clients without examples to 0: they may be NaN, which a weight of 0 would not remove.
     mean, covariance = (
