@@ -153,16 +153,21 @@ def numpy_scores(file, x):
     return scores
 
 
-@pytest.mark.parametrize("kind", HEADS)
-def test_every_head_bit_for_bit_and_with_numpy_alone(tmp_path, kind):
-    head, path = HEADS[kind], tmp_path / "head.npz"
-    covfree.save_head(head, path, class_names=NAMES, dim=DIM, origin=ORIGIN)
+def assert_loaded(path, head):
+    """The file has the head bit for bit, and all that it was saved with."""
     loaded, *about = covfree.load_head(path)
     assert about == [NAMES, DIM, CLASSES, ORIGIN]
     assert jax.tree.structure(loaded) == jax.tree.structure(head)
     for ours, theirs in zip(jax.tree.leaves(loaded), jax.tree.leaves(head), strict=True):
         assert np.asarray(ours).dtype == np.asarray(theirs).dtype
         assert np.asarray(ours).tobytes() == np.asarray(theirs).tobytes()
+
+
+@pytest.mark.parametrize("kind", HEADS)
+def test_every_head_bit_for_bit_and_with_numpy_alone(tmp_path, kind):
+    head, path = HEADS[kind], tmp_path / "head.npz"
+    covfree.save_head(head, path, class_names=NAMES, dim=DIM, origin=ORIGIN)
+    assert_loaded(path, head)
     features = np.random.default_rng(3).normal(size=(4, DIM)).astype(np.float32)
     with np.load(path, allow_pickle=False) as file:
         np.testing.assert_allclose(head(features), numpy_scores(file, features), rtol=2e-3, atol=2e-3)
@@ -177,11 +182,7 @@ def test_safetensors(tmp_path, kind):
     safetensors = pytest.importorskip("safetensors.numpy")
     head, path = HEADS[kind], tmp_path / "head.safetensors"
     covfree.save_head(head, path, class_names=NAMES, dim=DIM, origin=ORIGIN)
-    loaded, *about = covfree.load_head(path)
-    assert about == [NAMES, DIM, CLASSES, ORIGIN]
-    assert jax.tree.structure(loaded) == jax.tree.structure(head)
-    for one, other in zip(jax.tree.leaves(loaded), jax.tree.leaves(head), strict=True):
-        np.testing.assert_array_equal(one, other)
+    assert_loaded(path, head)
     name = "mean" if kind == "gaussian" else "weight"
     expected = getattr(head.head if kind == "fourier" else head, name)
     np.testing.assert_array_equal(safetensors.load(path.read_bytes())[name], expected)

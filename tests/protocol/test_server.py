@@ -688,7 +688,7 @@ def test_files_say_what_they_hold(tmp_path):
     assert covfree.load_message(tmp_path / "a.safetensors").sends == "ClassMeans"
     folder = covfree.Inbox(tmp_path)
     assert covfree.collect(folder, num_classes=2).message.sends == "ClassMeans"
-    with pytest.raises(ValueError, match="expected 'ClassMeans in ReluFeatures of 3 .* of 'stsa-e' send"):
+    with pytest.raises(ValueError, match=r"expected 'ClassMeans in ReluFeatures of 3 .* of 'stsa-e' send"):
         covfree.solve_rows(covfree.stsa_e(num_features=3), covfree.Stream(folder), num_classes=2)
 
 
