@@ -14,13 +14,7 @@ from covfree.core.lapack import eigh
 from covfree.core.products import product, symmetric_product
 from covfree.core.types import LinearHead, Scalar
 from covfree.heads.composed import MappedHead
-from covfree.methods.field.least_squares import (
-    Normal,
-    least_squares,
-    mapped_head,
-    normal_terms,
-    over_examples,
-)
+from covfree.methods.field.least_squares import Normal, least_squares, normal_terms, over_examples
 from covfree.methods.method import Method
 from covfree.methods.rounds import Round
 from covfree.methods.summary import keep_examples
@@ -126,6 +120,10 @@ def _solve_layer(numbers: _Numbers, known: _Known, total: _Layer) -> _Known:
     return _Known(replace(known.features, layers=(*known.features.layers, layer)), None)
 
 
+def _head(numbers: _Numbers, system: None, features: DeepFeatures, head: LinearHead) -> MappedHead:
+    return MappedHead(features, head)
+
+
 def _flops(numbers: _Numbers, num_examples: int, dim: int, num_classes: int) -> int:
     """Return the number of operations of all clients together, in all rounds; see `Method.flops`.
 
@@ -194,4 +192,4 @@ def deepafl(
     head = Round(over_examples(_head_terms), _solve_head, head=True)
     layer = Round(over_examples(_layer_terms), _solve_layer)
     rounds = (head, *(layer, head) * num_layers)
-    return Method(numbers, "deepafl", keep_examples(), rounds, None, mapped_head, flops=_flops)
+    return Method(numbers, "deepafl", keep_examples(), rounds, None, _head, flops=_flops)

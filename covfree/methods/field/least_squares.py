@@ -12,9 +12,8 @@ from jaxtyping import Array, Bool, Float, Int
 from covfree.core.linalg import Scatter, factorise, solve
 from covfree.core.products import product, symmetric_product
 from covfree.core.sums import fold_parts
-from covfree.core.types import Head, LinearHead, Rows, Scalar, accumulation_dtype
+from covfree.core.types import LinearHead, Rows, Scalar, accumulation_dtype
 from covfree.heads.columns import head_for_present
-from covfree.heads.composed import MappedHead
 from covfree.methods.rounds import Bound, bound
 from covfree.statistics.groups import as_examples
 
@@ -80,8 +79,3 @@ def least_squares(normal: Normal, ridge: Scalar) -> LinearHead:
     """Solve for W = (ΦᵀΦ + λI)⁻¹ ΦᵀY (sums in ``normal``, λ is ``ridge``); columns are not normalised."""
     weight = solve(factorise(Scatter.from_matrix(normal.gram).shifted(ridge)), normal.cross)
     return head_for_present(weight, jnp.zeros_like(weight[0]), normal.counts > 0)
-
-
-def mapped_head(numbers: Any, system: None, features: Head, head: LinearHead) -> MappedHead:
-    """Make the head of a method whose state is a feature map and a head of mapped features."""
-    return MappedHead(features, head)

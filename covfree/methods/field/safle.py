@@ -12,13 +12,7 @@ from jaxtyping import Array, Float, Int
 from covfree.core.checks import check_above_zero, check_positive, check_seed
 from covfree.core.types import LinearHead, Scalar
 from covfree.heads.composed import MappedHead
-from covfree.methods.field.least_squares import (
-    Normal,
-    least_squares,
-    mapped_head,
-    normal_terms,
-    over_examples,
-)
+from covfree.methods.field.least_squares import Normal, least_squares, normal_terms, over_examples
 from covfree.methods.method import Method
 from covfree.methods.rounds import Round
 from covfree.methods.summary import keep_examples
@@ -99,6 +93,10 @@ def _solve(
     return (*state, least_squares(total, numbers.ridge))
 
 
+def _head(numbers: _Numbers, system: None, features: BucketFeatures, head: LinearHead) -> MappedHead:
+    return MappedHead(features, head)
+
+
 _ROUNDS = (
     Round(over_examples(_mean_terms), _centre),
     Round(over_examples(_scale_terms), _buckets),
@@ -160,4 +158,4 @@ def safle(
     check_positive("group_size", group_size)
     check_seed("seed", seed)
     numbers = _Numbers(check_above_zero("ridge", ridge), seed, num_buckets, group_size)
-    return Method(numbers, "safle", keep_examples(), _ROUNDS, None, mapped_head, flops=_flops)
+    return Method(numbers, "safle", keep_examples(), _ROUNDS, None, _head, flops=_flops)

@@ -9,12 +9,7 @@ from typing import Any
 import jax
 
 from covfree.core.checks import check_choice
-<<<<<<< HEAD
 from covfree.core.types import H, Message, Rows
-=======
-from covfree.core.types import H, Message
-from covfree.methods.message_form import Merge
->>>>>>> ec354666 (A corrected head's state is passed whole; what no number of rounds makes is not guarded against)
 from covfree.methods.method import Method
 from covfree.methods.rounds import Round, bound, option
 from covfree.methods.selecting import counting
@@ -57,15 +52,10 @@ def _without(labels: jax.Array, features: jax.Array, share: float) -> jax.Array:
     return jax.numpy.where(kept_aside(features, share), -1, labels)
 
 
-<<<<<<< HEAD
 def _made_of_rest(
     features: Any, labels: Any, clients: Any, sizes: Any, key: Any, *, make: Any, share: float
 ) -> Rows:
     return make(features, _without(labels, features, share), clients, sizes, key)
-=======
-def _made_of_rest(features: Any, labels: Any, *others: Any, make: Any, share: float) -> Any:
-    return make(features, _without(labels, features, share), *others)
->>>>>>> ec354666 (A corrected head's state is passed whole; what no number of rounds makes is not guarded against)
 
 
 def _message_of_rest(
@@ -81,16 +71,12 @@ def _of_rest(summary: Summary, share: float, merge: Any) -> Summary:
     ``share`` is the share of its examples that each client keeps aside. ``merge`` serves the message of a
     client that sends sums; otherwise the rows that clients send are those of the rest, too.
     """
-<<<<<<< HEAD
     if summary.message is None:
         return summary
     name = f"{summary.name} but for {share:g}"
     message = bound(_message_of_rest, message=summary.message, share=share)
     if summary.stays:
         return replace(summary, name=name, message=message, merge=merge)
-=======
-    alone = None if summary.alone is None else bound(_made_of_rest, make=summary.alone, share=share)
->>>>>>> ec354666 (A corrected head's state is passed whole; what no number of rounds makes is not guarded against)
     make = bound(_made_of_rest, make=summary.make, share=share)
     return replace(summary, name=name, message=message, make=make)
 
@@ -219,12 +205,8 @@ def _check(candidates: tuple[Method[Any], ...], keep: float) -> None:
                 f"candidates: expected methods that were not made by select, got {each.name!r}; list all "
                 "candidates in one call"
             )
-<<<<<<< HEAD
         if each.sends != first.sends or replace(each.summary, merge=first.summary.merge) != first.summary:
-=======
-        if each.sends != first.sends or _message_of(each) != _message_of(first):
             other = " with other settings" if each.sends == first.sends else ""
->>>>>>> ec354666 (A corrected head's state is passed whole; what no number of rounds makes is not guarded against)
             raise ValueError(
                 f"candidates: expected methods whose clients send the same; {first.name!r} sends "
                 f"{first.sends}, {each.name!r} sends {each.sends}{other}"
