@@ -181,7 +181,7 @@ def _sound(features: jax.Array, kept: list[jax.Array]) -> jax.Array:
 
 def _least(features: Any) -> float:
     """Return the smallest positive normal number of the data type in which the features are summed."""
-    return float(jnp.finfo(accumulation_dtype(_dtype(features))).tiny)
+    return float(jnp.finfo(accumulation_dtype(features)).tiny)
 
 
 def check_row_structure(rows: Rows, *, dim: int | None = None) -> None:

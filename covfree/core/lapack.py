@@ -1,4 +1,4 @@
-"""LAPACK's routines for one matrix; under ``vmap`` they run on CPUs for one matrix after another.
+"""LAPACK's routines for one matrix, on CPUs one after another under ``vmap``; how many threads they use.
 
 All other modules call jax's LAPACK through this one, to avoid a deadlock. On CPUs jaxlib distributes the
 matrices of a *batched* call over XLA's threads, and waits for them on one of these threads
