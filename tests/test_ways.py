@@ -69,10 +69,10 @@ def fedavg():
 
 
 WAYS = {
-    "fit": (lambda: lambda: fit(covfree.fedcof()), (180, 36)),
-    "fit, a number": (lambda: lambda: fit(covfree.fedcof(1.0)), (155, 33)),
-    "refined": (lambda: lambda: fit(covfree.refined(covfree.fedcof(), 1)), (203, 40)),
-    "received": (received, (207, 40)),
+    "fit": (lambda: lambda: fit(covfree.fedcof()), (168, 32)),
+    "fit, a number": (lambda: lambda: fit(covfree.fedcof(1.0)), (144, 29)),
+    "refined": (lambda: lambda: fit(covfree.refined(covfree.fedcof(), 1)), (190, 36)),
+    "received": (received, (199, 37)),
     "a round of FedAvg": (fedavg, (97, 20)),
 }
 
