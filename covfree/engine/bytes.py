@@ -104,7 +104,7 @@ def sent_bytes(
     rounds = SentBytes(FLOAT_BYTES * senders * floats, FLOAT_BYTES * senders * (whole - floats))
     if not method.message_rounds:
         return rounds
-    part = replace(method.client_part(), feature_map=None)
+    part = replace(method.client_part(), params=method.params, feature_map=None)
     one = jax.ShapeDtypeStruct((1, dim), np.float32), jax.ShapeDtypeStruct((1,), np.int32)
     floats = jax.eval_shape(_floats_of_one, part, *one, jax.random.key(0))
     number = method.summary.num_rows(labels, clients, dim)

@@ -96,14 +96,15 @@ def mapped(method: Method[Any], features: Any) -> jax.Array:
     return method.mapped(features)
 
 
-def examples_of(method: Method[Any], features: Any, labels: Any) -> Rows:
+def examples_of(method: Method[Any], features: Any, labels: Any, clients: Any = None) -> Rows:
     """Convert the examples of all clients to `Rows` of one example each, as rounds over examples take them.
 
     If the method has a feature map, it is applied to the features first.
     """
     if method.feature_map is not None:
         features = mapped(method.client_part(), features)
-    return Rows.from_examples(features, labels)
+    features = jnp.asarray(features)
+    return Rows.from_examples(features.astype(accumulation_dtype(features)), labels, clients)
 
 
 def over_rows(
@@ -217,7 +218,7 @@ class InParts:
 
         with closing(ahead(read, range(len(parts)))) as every:
             for part in every:
-                rows = _rows(self.method.client_part(), *part)
+                rows = examples_of(self.method, *part)
                 if running is None:
                     zeros = partial(zeros_of, partial(_terms, each, self.how.num_classes), params, sent, rows)
                     running = Compensated(zeros(), zeros())
@@ -229,12 +230,6 @@ class InParts:
 
 def _terms(each: Round, num_classes: int, params: Any, sent: Any, rows: Rows) -> Any:
     return dense(each.client(params, sent, rows, num_classes))
-
-
-@partial(jit, static_argnums=0)
-def _rows(method: Method[Any], features: Any, labels: Any, clients: Any = None) -> Rows:
-    features = method.mapped(features)
-    return Rows.from_examples(features.astype(accumulation_dtype(features)), labels, clients)
 
 
 def _padded(features: np.ndarray, size: int, *columns: np.ndarray) -> tuple[np.ndarray, ...]:

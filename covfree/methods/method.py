@@ -157,9 +157,8 @@ class Method(Generic[H]):
 
         Methods whose clients compute the same have equal client parts, so they share compiled functions.
         """
-        params = None if self.summary.merge is None else self.params
         none: Any = {"rounds": (), "received": None, "report": None, "flops": None}
-        return replace(self, params=params, name="clients", system=None, head=_no_head, **none)
+        return replace(self, params=None, name="clients", system=None, head=_no_head, **none)
 
     def mapped(self, features: AnyArray) -> jax.Array:
         """Apply the feature map, if there is one, to a client's features."""

@@ -85,7 +85,10 @@ def client_message(
     features, labels = as_examples(features, labels=labels)
     # Do not compile the function that makes mixtures: it counts labels on the host to size its arrays.
     make = Method.made if method.summary.counts else _made
-    message = make(method.client_part(), features, labels, num_classes, key)
+    part = method.client_part()
+    if method.summary.merge is not None:
+        part = replace(part, params=method.params)
+    message = make(part, features, labels, num_classes, key)
     sends = None if is_traced(*jax.tree.leaves(method.feature_map)) else method.sends
     said = {"sends": sends, "class_names": names, "extractor": extractor}
     rows = message.rows
