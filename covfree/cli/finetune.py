@@ -180,10 +180,9 @@ def finetune_command(
       covfree finetune --images photos --backbone squeezenet1-1 --train all --rounds 10
     """
     sizes = {"rounds": rounds, "epochs": epochs, "batch-size": batch_size, "seeds": seeds, "every": every}
-    for name, size in {**sizes, "width": width, "checkpoint-every": checkpoint_every}.items():
+    more = {"width": width, "checkpoint-every": checkpoint_every, "lora": 1 if lora is None else lora}
+    for name, size in {**sizes, **more}.items():
         at_least(name, size, 1)
-    if lora is not None:
-        at_least("lora", lora, 1)
     starts = starts_of(init)
     if restart is not None:
         at_least("restart", restart, 2)

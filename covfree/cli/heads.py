@@ -193,13 +193,10 @@ def evaluate_command(
 def _unseen(
     path: Path, saved: SavedHead, source: Source, seed: int | None, every: bool
 ) -> tuple[FeatureSet, int]:
-    """Load the data on which a saved head is evaluated; return the data, and the seed of their split.
+    """Load the data on which a saved head is evaluated; return it, and the seed of its split.
 
-    The seed is ``seed``; if this is None, the one in the head's file, or 0 if there is none.
-
-    Raises:
-        ValueError: if the head was fitted to examples of the test part, unless ``every`` is True (all
-            examples are to be evaluated).
+    Without ``seed``, it is the one in the head's file, or 0. Raise ValueError if the head was fitted to
+    examples of the test part, unless all examples are to be evaluated (``every``).
     """
     origin = saved.origin
     if origin is None or not says_enough(origin):
@@ -259,10 +256,7 @@ def _check_fit(path: Path, saved: SavedHead, data: FeatureSet) -> None:
 
 
 def _by_class(scores: np.ndarray, data: FeatureSet) -> list[dict[str, Any]]:
-    """Return each class's number of examples, recall and precision.
-
-    Recall is None for a class without examples, precision for a class that is never predicted.
-    """
+    """Return each class's examples, recall (None without examples) and precision (None if not predicted)."""
     labels = data.test_labels
     counts = np.bincount(labels, minlength=data.num_classes)
     shares = {"recall": metrics.class_recall, "precision": metrics.class_precision}
