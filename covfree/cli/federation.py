@@ -320,7 +320,9 @@ def join_command(
     write(out, content)
     say(f"wrote {out}" if stopped is None else f"wrote {out}; the federation stopped early: {stopped}")
     if JOINT in description.algorithm and (origin := covfree.load_head(out).origin) is not None:
-        say("{sites} sites took part and chose {taken}".format_map(origin))
+        sites = origin["sites"]
+        chose = f"{sites} sites took part and chose" if sites else "no site could choose, so the head is"
+        say(f"{chose} {origin['taken']}")
 
 
 @app.command("stop")

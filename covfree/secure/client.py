@@ -23,31 +23,24 @@ _PRIMITIVES = "cryptography.hazmat.primitives"
 F = TypeVar("F", bound=Callable[..., Any])
 
 
-def _step(number: int) -> Callable[[F], F]:
-    """Return a decorator for the method of step ``number``, from 1.
+def _in_order(method: F) -> F:
+    """Let the method of a step run only once, after all earlier steps; an error in it ends the session."""
+    number = STEPS.index(method.__name__)
 
-    The method then runs only once, after all earlier steps; an error in it ends the client's session.
-    """
+    @wraps(method)
+    def step(self: Client, *arguments: Any, **named: Any) -> Any:
+        if self._step != number:
+            after = STEPS[self._step - 1] if self._step else "the start"
+            ended = "" if self._seed else ", after which the client has ended"
+            raise Refused(f"{STEPS[number]}: expected once, in its order; the last step was {after}{ended}")
+        self._step = number + 1
+        try:
+            return method(self, *arguments, **named)
+        except Exception:
+            self._end()
+            raise
 
-    def in_order(method: F) -> F:
-        @wraps(method)
-        def step(self: Client, *arguments: Any, **named: Any) -> Any:
-            if self._step != number - 1:
-                after = STEPS[self._step - 1] if self._step else "the start"
-                ended = "" if self._seed else ", after which the client has ended"
-                raise Refused(
-                    f"{STEPS[number - 1]}: expected once, in its order; the last step was {after}{ended}"
-                )
-            self._step = number
-            try:
-                return method(self, *arguments, **named)
-            except Exception:
-                self._end()
-                raise
-
-        return cast(F, step)
-
-    return in_order
+    return cast(F, step)
 
 
 class Client:
@@ -79,14 +72,14 @@ class Client:
         self._shares: dict[int, tuple[bytes, bytes]] = {}
         self._came: list[int] = []
 
-    @_step(1)
+    @_in_order
     def advertise(self) -> Advert:
         """Step 1: return the client's public keys for this session, signed."""
         parts = (public_of(self._sealing), public_of(self._masking), hashlib.sha256(self._seed).digest())
         signature = self._identity.sign(_signed(self._session, self._number, *parts))
         return Advert(self._number, *parts, signature)
 
-    @_step(2)
+    @_in_order
     def share(self, adverts: Iterable[Advert]) -> list[Sealed]:
         """Step 2: return, encrypted for each neighbour, shares of two secrets.
 
@@ -114,7 +107,7 @@ class Client:
             boxes.append(Sealed(self._number, other, box))
         return boxes
 
-    @_step(3)
+    @_in_order
     def mask(self, sealed: Iterable[Sealed], words: Words) -> Masked:
         """Step 3: return the upload plus masks: the client's own, and one for each sender in ``sealed``.
 
@@ -148,7 +141,7 @@ class Client:
             total = total + pair if self._number < other else total - pair
         return Masked(self._number, total)
 
-    @_step(4)
+    @_in_order
     def agree(self, came: Collection[int]) -> Agreed:
         """Step 4: return a signature of the list of clients whose uploads came.
 
@@ -176,7 +169,7 @@ class Client:
         self._came = sorted(map(int, clients))
         return Agreed(self._number, self._identity.sign(self._session.came_label(clients)))
 
-    @_step(5)
+    @_in_order
     def unmask(self, agreed: Iterable[Agreed]) -> Opened:
         """Step 5: return a share of one secret of each neighbour that sent shares.
 
