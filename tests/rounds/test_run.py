@@ -304,6 +304,7 @@ class TestCheckpoints:
         for x, y in zip(jax.tree.leaves(whole[:3]), jax.tree.leaves(done[:3]), strict=True):
             np.testing.assert_array_equal(x, y)
 
+    @pytest.mark.slow
     def test_killed_at_any_moment(self, tmp_path):
         script = f"""
 import sys; sys.path[:0] = [{str(Path(__file__).parent)!r}]
