@@ -49,7 +49,7 @@ def pytest_sessionstart():
 
 
 def _lower_in_one_context():
-    """Let a thread lower a hundred functions in one MLIR context: to make one takes 5 ms, to free it more.
+    """Let a thread lower a hundred functions in one MLIR context: to make one takes 5 ms.
 
     A context keeps all constants that it saw, so that one for all would grow.
     """
