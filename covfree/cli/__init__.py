@@ -15,6 +15,9 @@ def main() -> None:
         from covfree.core.optional import how_to_get
 
         sys.exit(f"covfree: the command line needs {', '.join(missing)}: {how_to_get('cli')}")
+    from covfree.core.interrupts import handle_signals
+
+    handle_signals()  # before imports that take a second
     from covfree.cli.app import app
     from covfree.studies import console
 

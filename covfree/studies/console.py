@@ -1,29 +1,19 @@
-"""Run a typer application as a program: signals, threads, compiled functions kept; errors as one line.
-
-Ctrl-C and SIGTERM end a program at once; its files keep the completed work, and ``--resume`` continues. The
-handlers end the process without an exception. In jax's callbacks from compiled code, an exception may be
-lost, so that the program goes on, or cause a segmentation fault.
-"""
+"""Run a typer application as a program: signals, threads, compiled functions kept; errors as one line."""
 
 from __future__ import annotations
 
 import gc
 import io
-import os
 import re
-import signal
 import sys
 import warnings
 from collections.abc import Callable
-from contextlib import suppress
 from typing import Any
 
 from covfree.core.cache import keep_compiled
+from covfree.core.interrupts import handle_signals
 from covfree.core.lapack import limit_lapack_threads
 from covfree.core.registries import nearest
-
-_SIGNALS = {signal.SIGINT: "interrupted", signal.SIGTERM: "terminated"}
-_SHOW_CURSOR = "\x1b[?25h"
 
 
 def main(app: Callable[..., Any]) -> None:
@@ -87,23 +77,3 @@ def _parser_message(error: Exception) -> str:
     option, came, choices = choice[1], choice[2], choice[3].replace("'", "")
     near = nearest(came.strip("'"), choices.split(", "))
     return f"{option}: expected one of {choices}, got {came}{near}"
-
-
-def handle_signals() -> None:
-    """Let Ctrl-C and SIGTERM print one line and end the process with exit code 130 or 143."""
-    for number in _SIGNALS:
-        # A process in a shell's background ignores Ctrl-C; leave it so.
-        if signal.getsignal(number) is not signal.SIG_IGN:
-            signal.signal(number, _end)
-
-
-def _end(number: int, _: Any) -> None:
-    # A progress bar hides the cursor, so show it again.
-    start = f"{_SHOW_CURSOR}\n" if os.isatty(2) else ""
-    with suppress(OSError):
-        # Bypass the buffer of stderr, which the interrupted code may be writing to.
-        os.write(2, f"{start}covfree: {_SIGNALS[signal.Signals(number)]}\n".encode())
-    with suppress(Exception):
-        sys.stdout.flush()
-    # Skip the interpreter's shutdown, during which compiled code may still be running.
-    os._exit(128 + number)

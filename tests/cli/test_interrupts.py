@@ -6,7 +6,7 @@ import sys
 
 _CODE = """
 import os, signal
-from covfree.studies.console import handle_signals
+from covfree.core.interrupts import handle_signals
 for each in (signal.SIGINT, signal.SIGTERM):
     signal.signal(each, signal.SIG_IGN)
 handle_signals()
