@@ -27,7 +27,7 @@ import covfree
 from covfree import finetune
 from covfree.data import load_npz
 from covfree.data.partitions import dominant_classes
-from covfree.studies.personal import TITLES, Part, Start, personalised
+from covfree.studies.personal import TITLES, Part, PersonalStart, personalised
 from covfree.studies.report import environment
 
 UNIFORM_SHARE = 0.2
@@ -74,7 +74,7 @@ def trained(federation: Federation, method: str, epochs: int, rate: float, stren
     home = epochs // _AT_HOME
     done = personalised(
         method,
-        Start(federation.start, finetune.adapter_model, federation.prototypes),
+        PersonalStart(federation.start, finetune.adapter_model, federation.prototypes),
         federation.train,
         federation.test,
         client=rate,

@@ -45,7 +45,7 @@ from covfree.studies.progress import Progress, say
 from covfree.studies.report import environment
 from covfree.studies.run_folder import RUNS, check_settings, make_folder, write_settings
 from covfree.studies.source import Source, law_of, source_of
-from covfree.studies.table import Cell, Table, as_bytes, as_seconds, percent, show
+from covfree.studies.table import Table, TableCell, as_bytes, as_seconds, percent, show
 from covfree.studies.task import Task, network_of
 
 _PAPER = Personalisation()
@@ -259,12 +259,12 @@ def _record(name: str, runs: list[dict[str, Any]]) -> dict[str, Any]:
     }
 
 
-def _line(record: dict[str, Any]) -> tuple[Cell, ...]:
+def _line(record: dict[str, Any]) -> tuple[TableCell, ...]:
     mean, low = record["accuracy_mean"], record["lowest_fifth_mean"]
     return (
-        Cell(record["title"] + (" (diverged)" if record["diverged"] else "")),
-        Cell(percent(mean, record["accuracy_sd"]), mean),
-        Cell(f"{100 * low:.2f}", low),
-        *(Cell(as_bytes(record[key]), record[key]) for key in ("bytes_up", "bytes_down")),
-        Cell(as_seconds(record["seconds"]), record["seconds"]),
+        TableCell(record["title"] + (" (diverged)" if record["diverged"] else "")),
+        TableCell(percent(mean, record["accuracy_sd"]), mean),
+        TableCell(f"{100 * low:.2f}", low),
+        *(TableCell(as_bytes(record[key]), record[key]) for key in ("bytes_up", "bytes_down")),
+        TableCell(as_seconds(record["seconds"]), record["seconds"]),
     )

@@ -25,7 +25,7 @@ _INDEX, _DOUBTFUL = re.compile(r"__index_level_\d+__"), re.compile(r"|Unnamed: \
 _ID = re.compile(r"(?i).*(id|ids|idx|index|row|nr|no|number)")
 
 
-class Table(Mapping[str, np.ndarray]):
+class Columns(Mapping[str, np.ndarray]):
     """The columns of a file, by name. A column is read, by the function ``read``, when it is accessed."""
 
     def __init__(
@@ -89,7 +89,7 @@ class Table(Mapping[str, np.ndarray]):
         return ", ".join(self._names[:20]) + (" …" if len(self) > 20 else "")
 
 
-def open_table(path: Path) -> Table:
+def open_table(path: Path) -> Columns:
     """Open a file with a suffix in `READABLE`, or a split of a Hugging Face data set that was saved to disk.
 
     Raises:
@@ -164,7 +164,7 @@ def read_columns(path: Path, columns: Mapping[str, str]) -> dict[str, np.ndarray
     return found
 
 
-def _names(table: Table, pattern: str | None, used: set[str]) -> list[str]:
+def _names(table: Columns, pattern: str | None, used: set[str]) -> list[str]:
     """Return the columns that each hold a feature: those that ``pattern`` names, else all but ``used``.
 
     Raises:
@@ -206,7 +206,7 @@ def _names(table: Table, pattern: str | None, used: set[str]) -> list[str]:
     return [name for name in table if name in chosen]
 
 
-def _is_doubtful(table: Table, name: str) -> bool:
+def _is_doubtful(table: Columns, name: str) -> bool:
     """Return whether a column is probably no feature: strings, labels, clients, an index, or ids."""
     if not table.is_number(name) or _DOUBTFUL.fullmatch(name):
         return True
@@ -216,18 +216,18 @@ def _is_doubtful(table: Table, name: str) -> bool:
     return values.dtype.kind in "iu" and len(values) > 1 and bool((values[1:] > values[:-1]).all())
 
 
-def _held(path: Path, arrays: Mapping[str, np.ndarray]) -> Table:
-    """Make a `Table` of arrays in memory, which were read from ``path``."""
-    return Table(path, list(arrays), arrays.__getitem__)
+def _held(path: Path, arrays: Mapping[str, np.ndarray]) -> Columns:
+    """Make a `Columns` of arrays in memory, which were read from ``path``."""
+    return Columns(path, list(arrays), arrays.__getitem__)
 
 
-def _torch(path: Path) -> Table:
+def _torch(path: Path) -> Columns:
     # Convert bfloat16, which NumPy lacks, to float32.
     arrays = read_torch(path)
     return _held(path, {k: v if v.dtype.kind in "biuf" else v.astype(np.float32) for k, v in arrays.items()})
 
 
-def _parquet(path: Path) -> Table:
+def _parquet(path: Path) -> Columns:
     parquet, arrow = optional("pyarrow.parquet", _ARROW), optional("pyarrow", _ARROW)
     try:
         file = parquet.ParquetFile(path)
@@ -236,7 +236,7 @@ def _parquet(path: Path) -> Table:
     return _table(path, file.schema_arrow, lambda name: file.read([name]).column(0))
 
 
-def _csv(path: Path) -> Table:
+def _csv(path: Path) -> Columns:
     csv, arrow = optional("pyarrow.csv", _ARROW), optional("pyarrow", _ARROW)
     tab = csv.ParseOptions(delimiter="\t" if path.suffix == ".tsv" else ",")
     try:
@@ -246,7 +246,7 @@ def _csv(path: Path) -> Table:
     return _table(path, table.schema, table.column)
 
 
-def _arrow(path: Path) -> Table:
+def _arrow(path: Path) -> Columns:
     table = _stream(path)
     return _table(path, table.schema, table.column)
 
@@ -265,7 +265,7 @@ def splits_in(path: Path) -> tuple[Path, Path] | None:
     return path / "train", path / "test"
 
 
-def _folder(path: Path) -> Table:
+def _folder(path: Path) -> Columns:
     """Open one split of a Hugging Face data set, as written by ``save_to_disk``."""
     if not (path / "state.json").is_file():
         raise ValueError(
@@ -292,12 +292,12 @@ def _stream(path: Path) -> Any:
         raise ValueError(f"{path}: expected an Arrow file ({error})") from error
 
 
-def _table(path: Path, schema: Any, column: Callable[[str], Any]) -> Table:
-    """Make a `Table` of Arrow columns; ``column`` reads a column, by its name, when the column is needed."""
+def _table(path: Path, schema: Any, column: Callable[[str], Any]) -> Columns:
+    """Make a `Columns` of Arrow columns; ``column`` reads a column, by its name, when it is needed."""
     name, count = (Counter(schema.names).most_common(1) or [("", 0)])[0]
     if count > 1:
         raise ValueError(f"{path}: expected a name of its own for each column, got {name!r} {count} times")
-    return Table(path, schema.names, lambda name: _array(column(name), f"{path}: {name}"), schema)
+    return Columns(path, schema.names, lambda name: _array(column(name), f"{path}: {name}"), schema)
 
 
 def _array(column: Any, where: str) -> np.ndarray:
@@ -322,7 +322,7 @@ def _array(column: Any, where: str) -> np.ndarray:
     return values.reshape(len(flat), width, *values.shape[1:])
 
 
-_READERS: dict[str, Callable[[Path], Table]] = {
+_READERS: dict[str, Callable[[Path], Columns]] = {
     ".npz": lambda path: _held(path, read_npz(path)),
     ".npy": lambda path: _held(path, {"features": read_npy(path)}),
     **dict.fromkeys((".pt", ".pth"), _torch),

@@ -95,7 +95,7 @@ def image_folder(
 
 
 def of_files(
-    root: Path, name: str, found: Found, fields: dict[str, Any], ignored: tuple[str, ...] = ()
+    root: Path, name: str, found: FolderContent, fields: dict[str, Any], ignored: tuple[str, ...] = ()
 ) -> ImageSet:
     """Make an image set of files that were ``found`` below ``root``; ``fields`` come from `labelled`."""
     identities = tuple(repr((file, *found.files[file])) for file in fields["ids"])
@@ -114,7 +114,7 @@ def _read(root: Path, ids: tuple[str, ...], i: int) -> Any:
     return decode_image(root / ids[i], ids[i])
 
 
-class Found(NamedTuple):
+class FolderContent(NamedTuple):
     """The content of a folder: paths below it, with the size and modification time of each file."""
 
     files: dict[str, tuple[int, int]]
@@ -122,9 +122,9 @@ class Found(NamedTuple):
     hidden: list[str]
 
 
-def scan(root: Path) -> Found:
+def scan(root: Path) -> FolderContent:
     """List all files and folders below a folder; hidden ones are listed separately, and not entered."""
-    found = Found({}, [], [])
+    found = FolderContent({}, [], [])
     # Folders still to be listed, each with the prefix of its files' names. To notice cycles of links, each
     # also has the identities of itself and all folders above.
     todo: list[tuple[str, str, tuple[tuple[int, int], ...]]] = [(str(root), "", (_identity(str(root)),))]
@@ -166,7 +166,7 @@ def _identity(folder: str) -> tuple[int, int]:
     return about.st_dev, about.st_ino
 
 
-def _usual(found: Found) -> str:
+def _usual(found: FolderContent) -> str:
     outermost = {PARTS.get(folder.lower()) for folder in found.folders}
     return _BY_SPLIT if "train" in outermost and outermost & {"test", "validation"} else _BY_CLASS
 
@@ -185,7 +185,7 @@ def _compiled(pattern: str) -> re.Pattern[str]:
     return compiled
 
 
-def _empty(found: Found) -> list[str]:
+def _empty(found: FolderContent) -> list[str]:
     """List the folders without a file anywhere below them, each with a slash at the end."""
     holding = {str(above) for file in found.files for above in Path(file).parents}
     return [f"{folder}/" for folder in found.folders if folder not in holding]

@@ -17,9 +17,9 @@ from covfree.core.types import AnyArray
 from covfree.deployment.description import Description
 from covfree.deployment.differences import differences
 from covfree.deployment.door import Left, check_federation
-from covfree.deployment.envelope import SERVER, Opened, Refused, check_own, seal, unseal, write
+from covfree.deployment.envelope import SERVER, Refused, Unsealed, check_own, seal, unseal, write
 from covfree.deployment.machine import Machine, unflattened
-from covfree.deployment.steps import Upload
+from covfree.deployment.steps import StepUpload
 from covfree.deployment.sums import answer
 from covfree.rounds.algorithm import Algorithm
 from covfree.secure import STEPS
@@ -158,7 +158,9 @@ class Client(Machine):
         reply = {**self._reply(asked, 0), "left": True}
         return Left(text, asked["turn"], seal(self._key, reply, {}))
 
-    def _upload(self, turn: int, about: Mapping[str, Any], arrays: Mapping[str, Any]) -> tuple[Upload, _Kept]:
+    def _upload(
+        self, turn: int, about: Mapping[str, Any], arrays: Mapping[str, Any]
+    ) -> tuple[StepUpload, _Kept]:
         """Return the upload that answers a broadcast, and the site's state after it."""
         counted = arrays.get("counted")
         if counted is None or counted.shape != (len(self.description.sites),):
@@ -260,7 +262,7 @@ class Client(Machine):
         about, arrays = self._read(data, "end")
         return arrays["file"].tobytes(), about["stopped"]
 
-    def _read(self, data: bytes, kind: str) -> Opened:
+    def _read(self, data: bytes, kind: str) -> Unsealed:
         """Return the content of a message; raise Refused unless it is the server's and of this ``kind``."""
         own = self.description
         if len(data) > own.max_bytes:
@@ -273,7 +275,7 @@ class Client(Machine):
         self._check_fields(opened, kind)
         return opened
 
-    def _check_fields(self, opened: Opened, kind: str) -> None:
+    def _check_fields(self, opened: Unsealed, kind: str) -> None:
         """Raise Refused unless a signed message of this kind has all fields, with valid types."""
         about, most = opened.about, self.description.max_examples * len(self.description.sites)
 

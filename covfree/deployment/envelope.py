@@ -38,7 +38,7 @@ class Refused(ValueError):
         self.sender = sender
 
 
-class Opened(NamedTuple):
+class Unsealed(NamedTuple):
     """A message with a valid signature: its metadata and its arrays."""
 
     about: dict[str, Any]
@@ -128,7 +128,7 @@ def seal(key: Any, about: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -
     return key.sign(_MAGIC + body) + body
 
 
-def unseal(data: bytes, keys: Mapping[str, str]) -> Opened:
+def unseal(data: bytes, keys: Mapping[str, str]) -> Unsealed:
     """Return the content of a message, after a check of its signature.
 
     Args:
@@ -159,7 +159,7 @@ def unseal(data: bytes, keys: Mapping[str, str]) -> Opened:
         body = read_exactly(file, length)
     except ValueError as error:
         raise Refused(f"message: expected arrays of safetensors, got {error}", sender) from error
-    return Opened(about, {name: tensor_of(body, entry) for name, entry in header.items()})
+    return Unsealed(about, {name: tensor_of(body, entry) for name, entry in header.items()})
 
 
 def _parts(data: bytes) -> tuple[dict[str, Any], dict[str, Any], int, Any]:

@@ -14,9 +14,9 @@ import numpy as np
 from covfree.core.types import Message
 from covfree.deployment.description import Description
 from covfree.deployment.door import Receipt, TooFew, check_answer, judge, stopping
-from covfree.deployment.envelope import SERVER, Opened, Refused, public_key, seal, unseal, write
+from covfree.deployment.envelope import SERVER, Refused, Unsealed, public_key, seal, unseal, write
 from covfree.deployment.standing import Standing
-from covfree.deployment.steps import Steps, Upload
+from covfree.deployment.steps import Steps, StepUpload
 from covfree.deployment.sums import Sums
 from covfree.protocol.door import reason_of
 from covfree.rounds.adding import Parts
@@ -272,7 +272,7 @@ class Server(Standing):
         """Make the message that tells sites that the federation stops before its end, and why."""
         return stopping(self.description, self._key, reason)
 
-    def _read(self, site: str) -> Upload:
+    def _read(self, site: str) -> StepUpload:
         """Return the upload in a site's stored answer to the open round."""
         opened = unseal(self._file(site).read_bytes(), self.description.sites)
         return self._upload(opened)
@@ -282,7 +282,7 @@ class Server(Standing):
             self._form = self._steps.form(self._state)
         return self._form
 
-    def _check(self, opened: Opened, site: str, data: bytes) -> None:
+    def _check(self, opened: Unsealed, site: str, data: bytes) -> None:
         """Raise Refused unless a site's signed message is its first answer to the open round, in time."""
         check_answer(opened.about, self.description)
         turn = opened.about.get("turn")
@@ -305,7 +305,7 @@ class Server(Standing):
         assert isinstance(self._steps, Steps)
         return self._steps
 
-    def _upload(self, opened: Opened) -> Upload:
+    def _upload(self, opened: Unsealed) -> StepUpload:
         about = opened.about
         number = self._numbers[about["sender"]]
         return self._plain.received(number, about["examples"], opened.arrays, self._expected())

@@ -23,7 +23,7 @@ from covfree.rounds.algorithm import Algorithm
 _OWN = ("images", "texts")
 
 
-class Site(NamedTuple):
+class SiteData(NamedTuple):
     """The data with which a site takes part.
 
     Attributes:
@@ -47,7 +47,7 @@ def extractor_in(path: str | PathLike[str]) -> dict[str, Any]:
     return _uses(Path(path), read_npz(Path(path)))
 
 
-def read_site(path: str | PathLike[str], description: Description) -> Site:
+def read_site(path: str | PathLike[str], description: Description) -> SiteData:
     """Read a site's training examples: all except those that the file marks as its test part.
 
     In a federation without an extractor, a file may lack class names; its labels then count as indices of
@@ -64,7 +64,7 @@ def read_site(path: str | PathLike[str], description: Description) -> Site:
         uses.setdefault("class_names", list(description.class_names))
     labels = np.asarray(arrays["labels"])
     train = ~arrays["is_test"] if "is_test" in arrays else np.ones(len(labels), bool)
-    return Site(np.asarray(arrays["features"][train], np.float32), labels[train], uses)
+    return SiteData(np.asarray(arrays["features"][train], np.float32), labels[train], uses)
 
 
 def load_site(
@@ -74,7 +74,7 @@ def load_site(
     features: str | PathLike[str] | None = None,
     images: str | PathLike[str] | None = None,
     weights: str | None = None,
-) -> tuple[Site, Algorithm | None]:
+) -> tuple[SiteData, Algorithm | None]:
     """Load a site's data and, if a network is trained, the algorithm (else None), both for `Client`.
 
     Args:
@@ -142,7 +142,7 @@ def load_network(description: Description, weights: str | None = None) -> Any:
     return NetworkMap(chosen.load(found.path), chosen, found.preprocessing or chosen.spec.preprocessing)
 
 
-def load_images(images: ImageSet, description: Description, network: Any) -> Site:
+def load_images(images: ImageSet, description: Description, network: Any) -> SiteData:
     """Return a site's images, decoded for the network, and their labels: all except those of a test part.
 
     Args:
@@ -153,7 +153,7 @@ def load_images(images: ImageSet, description: Description, network: Any) -> Sit
     train = np.ones(len(images), bool) if images.is_test is None else ~np.asarray(images.is_test)
     labels = np.asarray(images.labels)
     uses = {**description.agreed, "class_names": list(images.class_names)}
-    return Site(pixels_of(images, network.preprocessing)[train], labels[train], uses)
+    return SiteData(pixels_of(images, network.preprocessing)[train], labels[train], uses)
 
 
 def check_weights(

@@ -25,7 +25,7 @@ from covfree.rounds.algorithm import Algorithm
 from covfree.rounds.from_method import Sent
 
 
-class Upload(NamedTuple):
+class StepUpload(NamedTuple):
     """One client's upload: arrays that the server adds over clients, and tables, whose rows it concatenates.
 
     Attributes:
@@ -96,7 +96,7 @@ class Steps:
 
     def upload(
         self, number: int, turn: int, sent: Any, memory: Any, features: np.ndarray, labels: np.ndarray
-    ) -> tuple[Upload, Any]:
+    ) -> tuple[StepUpload, Any]:
         """Return a client's upload in a round, and the client's memory after the round.
 
         Args:
@@ -117,7 +117,7 @@ class Steps:
             remembered = jax.tree.map(np.asarray, memory)
         elif not np.asarray(given.sound)[0]:
             raise ValueError("memory: expected finite numbers after the round; the features may be too large")
-        return Upload(number, count, sums, tables), remembered
+        return StepUpload(number, count, sums, tables), remembered
 
     def _answers(
         self, number: int, turn: int, sent: Any, memory: Any, features: Any, labels: np.ndarray, longest: int
@@ -183,8 +183,10 @@ class Steps:
             self._skeletons.append(zeros_of(cohort.serve, self.algorithm, state, total)[0])
         return self._skeletons[len(items)]
 
-    def received(self, number: int, examples: int, arrays: Mapping[str, np.ndarray], form: Parts) -> Upload:
-        """Check the arrays of a client's message, and return them as an `Upload`.
+    def received(
+        self, number: int, examples: int, arrays: Mapping[str, np.ndarray], form: Parts
+    ) -> StepUpload:
+        """Check the arrays of a client's message, and return them as an `StepUpload`.
 
         Args:
             number: the client's number.
@@ -212,9 +214,9 @@ class Steps:
         tables = [
             [arrays[f"table.{i}.{j}"] for j in range(len(table) - 1)] for i, table in enumerate(form.tables)
         ]
-        return Upload(number, examples, [arrays[f"sum.{i}"] for i in range(len(form.sums))], tables)
+        return StepUpload(number, examples, [arrays[f"sum.{i}"] for i in range(len(form.sums))], tables)
 
-    def total(self, examples: Mapping[int, int], load: Callable[[int], Upload], form: Parts) -> Any:
+    def total(self, examples: Mapping[int, int], load: Callable[[int], StepUpload], form: Parts) -> Any:
         """Add up the clients' uploads: return one upload, with sums added and tables concatenated.
 
         Sums are added in the order of the simulation: clients are grouped by padded size, and each group has

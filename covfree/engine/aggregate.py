@@ -21,7 +21,7 @@ from covfree.core.row_types import double
 from covfree.core.types import AnyArray, H, Message, accumulation_dtype, is_traced
 from covfree.engine.batch import solve_totals, state_of_message
 from covfree.engine.examples import mapped
-from covfree.engine.tables import BLOCK, Layout, Table, one_table, rows_of
+from covfree.engine.tables import BLOCK, Layout, MeansTable, one_table, rows_of
 from covfree.methods import Method
 from covfree.methods.method import check_method
 from covfree.methods.rounds import option
@@ -64,8 +64,8 @@ class Aggregate(Generic[H]):
         num_classes: C.
         layout: which sums are kept, and whether clients are told apart.
         dtype: data type of the features, in which products are computed; None if no examples were added.
-        rows: a `Table` of class means, each with its number of examples and perhaps their scatter; None if
-            there are none. It has a row for each client and class, sorted by client and then class; or for
+        rows: class means, each with its number of examples and perhaps their scatter; None if there are
+            none. It has a row for each client and class, sorted by client and then class; or for
             each class, if clients are not told apart.
         waiting: tables that are not merged into ``rows`` yet, such as single examples.
         pooled: [dim, dim] float64, the scatter of examples about the means in ``rows``; None if it is 0 or
@@ -76,12 +76,12 @@ class Aggregate(Generic[H]):
     num_classes: int
     layout: Layout
     dtype: np.dtype | None = None
-    rows: Table | None = None
-    waiting: tuple[Table, ...] = ()
+    rows: MeansTable | None = None
+    waiting: tuple[MeansTable, ...] = ()
     pooled: np.ndarray | None = None
 
     @property
-    def tables(self) -> tuple[Table, ...]:
+    def tables(self) -> tuple[MeansTable, ...]:
         """All tables of this total: ``rows``, if there are any, and the tables in ``waiting``."""
         return self.waiting if self.rows is None else (self.rows, *self.waiting)
 
@@ -287,7 +287,7 @@ def _added(total: Aggregate[H], features: np.ndarray, labels: Any, clients: Any)
     """
     _check_dim(total, features.shape[1], "features")
     clients = clients.astype(np.int64) if total.layout.by_client else np.zeros(len(labels), np.int64)
-    block = Table(clients, labels.astype(np.int64), np.ones(len(labels), np.int64), features)
+    block = MeansTable(clients, labels.astype(np.int64), np.ones(len(labels), np.int64), features)
     dtype = np.result_type(features.dtype, *([] if total.dtype is None else [total.dtype]))
     return _settled(replace(total, dtype=dtype, waiting=(*total.waiting, block)))
 

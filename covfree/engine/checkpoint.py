@@ -20,7 +20,7 @@ from covfree.engine.shapes import Passed
 from covfree.methods import Method
 
 
-class State(NamedTuple):
+class StreamState(NamedTuple):
     """The progress of a run.
 
     Attributes:
@@ -59,7 +59,9 @@ def identity_of(
     }
 
 
-def save_state(path: Path, state: State, rejected: Mapping[str, str], identity: Mapping[str, str]) -> None:
+def save_state(
+    path: Path, state: StreamState, rejected: Mapping[str, str], identity: Mapping[str, str]
+) -> None:
     """Write a run's progress ``state``, the reasons for rejected files, and the run's identity to a file.
 
     The file is replaced as a whole or not at all.
@@ -79,7 +81,7 @@ def save_state(path: Path, state: State, rejected: Mapping[str, str], identity: 
 
 def load_state(
     path: Path, identity: Mapping[str, str], forms: Sequence[Passed]
-) -> tuple[State, dict[str, str]] | None:
+) -> tuple[StreamState, dict[str, str]] | None:
     """Read a run's progress from the file of `save_state`; return None if there is no such file.
 
     Args:
@@ -115,4 +117,4 @@ def load_state(
     running = None
     if done < len(forms):
         running = Compensated(forms[done].upload.filled(left), forms[done].upload.filled(left))
-    return State(done, server, running, about["part"]), about["rejected"]
+    return StreamState(done, server, running, about["part"]), about["rejected"]

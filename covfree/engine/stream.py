@@ -18,7 +18,7 @@ from covfree.core.forms import Form
 from covfree.core.optional import optional
 from covfree.core.sums import Compensated
 from covfree.core.types import Rows
-from covfree.engine.checkpoint import State, identity_of, load_state, save_state
+from covfree.engine.checkpoint import StreamState, identity_of, load_state, save_state
 from covfree.engine.parts import FolderParts, LostMessage, Parts, TableParts
 from covfree.engine.reading import add_part, ahead
 from covfree.engine.shapes import passed
@@ -114,8 +114,8 @@ class _Reading:
     parts: Parts
     how: How
     show: Callable[[int, int], None]
-    save: Callable[[State], None]
-    state: State
+    save: Callable[[StreamState], None]
+    state: StreamState
 
     def __call__(self, each: Round, params: Any, sent: Any) -> Any:
         """Compute the round ``each`` on all parts of the rows that are not in ``self.state`` yet.
@@ -147,7 +147,7 @@ def _once(
     # Before any row is read, `passed` raises an error if a round uploads a `Table` of rows, not sums.
     forms = passed(method, lambda: parts.padding, num_classes)
     path = None if stream.checkpoint is None else Path(stream.checkpoint)
-    state, identity = State(0, (), _nothing(forms[0].upload)), {}
+    state, identity = StreamState(0, (), _nothing(forms[0].upload)), {}
     if path is not None:
         identity = identity_of(method, parts, forms, num_classes=num_classes, part_rows=stream.part_rows)
         before = load_state(path, identity, forms)
@@ -156,7 +156,7 @@ def _once(
             parts.rejected.update(rejected)
     saved = time.monotonic()
 
-    def save(state: State) -> None:
+    def save(state: StreamState) -> None:
         nonlocal saved
         if path is not None and time.monotonic() - saved > _EVERY:
             save_state(path, state, parts.rejected, identity)
@@ -169,7 +169,7 @@ def _once(
                 one = method.rounds[number : number + 1]
                 server = through(one, method.params, reading, reading.state.server)
                 left = forms[number + 1 :]
-                reading.state = State(number + 1, server, _nothing(left[0].upload) if left else None)
+                reading.state = StreamState(number + 1, server, _nothing(left[0].upload) if left else None)
             result = jax.block_until_ready(finish(*reading.state.server))
         except BaseException:
             state = reading.state

@@ -32,7 +32,7 @@ class Layout(NamedTuple):
     pooled: bool
 
 
-class Table(NamedTuple):
+class MeansTable(NamedTuple):
     """A table whose rows are means of ``count`` examples, with the examples' scatter about each mean.
 
     Attributes:
@@ -56,7 +56,9 @@ class Table(NamedTuple):
         return sum(column.nbytes for column in self if column is not None)
 
 
-def one_table(tables: tuple[Table, ...], layout: Layout, dtype: Any) -> tuple[Table, np.ndarray | None]:
+def one_table(
+    tables: tuple[MeansTable, ...], layout: Layout, dtype: Any
+) -> tuple[MeansTable, np.ndarray | None]:
     """Merge tables of rows: all rows of the same client and class become one row, with their weighted mean.
 
     Returns:
@@ -97,7 +99,7 @@ def one_table(tables: tuple[Table, ...], layout: Layout, dtype: Any) -> tuple[Ta
                 pooled += values.T @ values
         elif squares is not None and len(own):
             _add_squares(squares[groups], own, values, layout.squares, dtype)
-    return Table(client[start], label[start], total, mean, squares), pooled
+    return MeansTable(client[start], label[start], total, mean, squares), pooled
 
 
 def _sums(values: np.ndarray, start: np.ndarray) -> np.ndarray:
@@ -122,9 +124,14 @@ def _blocks_of(start: np.ndarray, length: int) -> Iterable[slice]:
 
 
 def _squares_of(
-    tables: tuple[Table, ...], order: np.ndarray, group: np.ndarray, groups: int, layout: Layout, dim: int
+    tables: tuple[MeansTable, ...],
+    order: np.ndarray,
+    group: np.ndarray,
+    groups: int,
+    layout: Layout,
+    dim: int,
 ) -> np.ndarray | None:
-    """Add up the scatters of the rows of each group, from ``Table.squares``; None if none are kept.
+    """Add up the scatters of the rows of each group, from ``MeansTable.squares``; None if none are kept.
 
     Rows are numbered from 0 through all ``tables``, one table after another. Row ``order[i]`` is in group
     ``group[i]``; ``groups`` is the number of groups. ``layout`` says whether a scatter is a matrix, a
@@ -160,8 +167,8 @@ def _add_squares(squares: np.ndarray, group: np.ndarray, values: np.ndarray, kin
     squares[group[start]] += sums if kind == "diagonal" else sums.sum(1)
 
 
-def rows_of(table: Table, layout: Layout, dtype: np.dtype) -> Rows:
-    """Convert a `Table` of class means to `Rows`, with means and covariances of type ``dtype``.
+def rows_of(table: MeansTable, layout: Layout, dtype: np.dtype) -> Rows:
+    """Convert a `MeansTable` of class means to `Rows`, with means and covariances of type ``dtype``.
 
     If ``layout.by_client``, clients are renumbered from 0, and padding rows are added at the end: tables of
     similar size then have one shape, and share compiled functions.

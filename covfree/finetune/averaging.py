@@ -14,7 +14,7 @@ from jax.tree_util import Partial
 from covfree.core.checks import check_choice, check_strength
 from covfree.core.types import PRNGKey, Scalar
 from covfree.finetune.baselines.prompts import without_padding
-from covfree.finetune.local import Local, Training, as_optimiser, made
+from covfree.finetune.local import Local, LocalTraining, as_optimiser, made
 from covfree.finetune.model import Model, check_model
 from covfree.finetune.optimisers import adaptive, add_proximal
 from covfree.rounds.algorithm import Algorithm, ClientData
@@ -22,7 +22,7 @@ from covfree.rounds.algorithm import Algorithm, ClientData
 Weighting: TypeAlias = Literal["examples", "uniform"]
 
 
-class Numbers(NamedTuple):
+class FedAvgNumbers(NamedTuple):
     """The ``params`` of an algorithm like `fedavg`.
 
     Attributes:
@@ -33,12 +33,12 @@ class Numbers(NamedTuple):
     """
 
     model: Model
-    training: Training
+    training: LocalTraining
     server: Partial
     uniform: jax.Array
 
 
-class State(NamedTuple):
+class FedAvgState(NamedTuple):
     """The server's state.
 
     Attributes:
@@ -54,7 +54,7 @@ class State(NamedTuple):
     round: jax.Array
 
 
-class Update(NamedTuple):
+class FedAvgUpload(NamedTuple):
     """A client's upload; all of its arrays are summed over clients.
 
     Attributes:
@@ -68,32 +68,32 @@ class Update(NamedTuple):
     weight: jax.Array
 
 
-def init(numbers: Numbers, num_clients: int, key: PRNGKey) -> tuple[State, tuple[()]]:
+def init(numbers: FedAvgNumbers, num_clients: int, key: PRNGKey) -> tuple[FedAvgState, tuple[()]]:
     """Return the server's first state, made from the model, and the clients' memory, which is empty."""
     model = numbers.model
     optimiser = made(numbers.server).init(model.trained)
-    return State(model.trained, model.statistics, optimiser, jnp.zeros((), jnp.int32)), ()
+    return FedAvgState(model.trained, model.statistics, optimiser, jnp.zeros((), jnp.int32)), ()
 
 
-def broadcast(numbers: Numbers, state: State) -> Any:
+def broadcast(numbers: FedAvgNumbers, state: FedAvgState) -> Any:
     """Return what the server sends: the trained parameters, the running statistics and the round."""
     return state.trained, state.statistics, state.round
 
 
 def client(
-    numbers: Numbers, sent: Any, data: ClientData, memory: tuple[()], key: PRNGKey
-) -> tuple[Update, tuple[()], dict[str, Any]]:
+    numbers: FedAvgNumbers, sent: Any, data: ClientData, memory: tuple[()], key: PRNGKey
+) -> tuple[FedAvgUpload, tuple[()], dict[str, Any]]:
     """Train the server's model on a client's examples; return the upload, the empty memory, the metrics."""
     own, _, update = train(numbers, sent, data, key)
     return update, (), own.metrics
 
 
 def train(
-    numbers: Numbers, sent: Any, data: ClientData, key: PRNGKey, **extra: Any
-) -> tuple[Local, Any, Update]:
+    numbers: FedAvgNumbers, sent: Any, data: ClientData, key: PRNGKey, **extra: Any
+) -> tuple[Local, Any, FedAvgUpload]:
     """Train the server's model; return the client's, the change x − y_i, and the upload of `fedavg`.
 
-    For ``extra`` see `Training`.
+    For ``extra`` see `LocalTraining`.
     """
     trained, statistics, number = sent
     training, model = numbers.training, numbers.model
@@ -102,7 +102,7 @@ def train(
     count = data.num_examples.astype(jnp.float32)
     weight = jnp.where(numbers.uniform, (count > 0).astype(jnp.float32), count)
     weighed, statistics = scaled(weight, (change, own.statistics))
-    return own, change, Update(weighed, statistics, weight)
+    return own, change, FedAvgUpload(weighed, statistics, weight)
 
 
 def scaled(weight: jax.Array, tree: Any) -> Any:
@@ -120,7 +120,9 @@ def mean(sums: Any, weight: jax.Array) -> Any:
     return jax.tree.map(lambda x: x / jnp.where(weight > 0, weight, 1).astype(x.dtype), sums)
 
 
-def step(numbers: Numbers, state: State, direction: Any, statistics: Any, weight: jax.Array) -> State:
+def step(
+    numbers: FedAvgNumbers, state: FedAvgState, direction: Any, statistics: Any, weight: jax.Array
+) -> FedAvgState:
     """Return the state after a step of the server's optimiser with ``direction`` as the gradient.
 
     ``statistics`` replace the running statistics. If no upload arrived (``weight``, the sum of the clients'
@@ -131,25 +133,25 @@ def step(numbers: Numbers, state: State, direction: Any, statistics: Any, weight
         for pair in ((direction, state.trained), (statistics, state.statistics))
     )
     updates, optimiser = made(numbers.server).update(direction, state.optimiser, state.trained)
-    new = State(optax.apply_updates(state.trained, updates), statistics, optimiser, state.round)
+    new = FedAvgState(optax.apply_updates(state.trained, updates), statistics, optimiser, state.round)
     kept = jax.tree.map(lambda new, old: jnp.where(weight > 0, new, old), new, state)
     return kept._replace(round=state.round + 1)
 
 
-def server(numbers: Numbers, state: State, total: Update) -> State:
+def server(numbers: FedAvgNumbers, state: FedAvgState, total: FedAvgUpload) -> FedAvgState:
     """Return the server's next state: its model takes a step along the mean of the clients' changes."""
     weight = total.weight
     return step(numbers, state, mean(total.change, weight), mean(total.statistics, weight), weight)
 
 
-def result(numbers: Numbers, state: State, memory: Any) -> Any:
+def result(numbers: FedAvgNumbers, state: FedAvgState, memory: Any) -> Any:
     """Return the result of a run: `Model.result` of the final parameters and running statistics."""
     return numbers.model.result(state.trained, state.statistics)
 
 
 def federated(
     model: Model,
-    training: Training,
+    training: LocalTraining,
     server_optimiser: Any,
     weighting: Weighting,
     name: str,
@@ -158,7 +160,7 @@ def federated(
     """Make an algorithm like FedAvg; ``others`` replace FedAvg's functions, such as ``server``, by name."""
     model = without_padding(check_model(model))
     check_choice("weighting", weighting, ("examples", "uniform"))
-    numbers = Numbers(
+    numbers = FedAvgNumbers(
         model, training, as_optimiser("server", server_optimiser), jnp.asarray(weighting == "uniform")
     )
     plain = {"init": init, "broadcast": broadcast, "client": client, "server": server, "result": result}
@@ -206,7 +208,7 @@ def fedavg(
 
     Source: McMahan et al. (2017), Algorithm 1; with a server's optimiser Reddi et al. (2021), Algorithm 1.
     """
-    training = Training.of(client, epochs=epochs, steps=steps, batch_size=batch_size, schedule=schedule)
+    training = LocalTraining.of(client, epochs=epochs, steps=steps, batch_size=batch_size, schedule=schedule)
     return federated(model, training, server, weighting, name)
 
 

@@ -123,7 +123,7 @@ class Local(NamedTuple):
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
-class Training:
+class LocalTraining:
     """The settings of a client's training in a round, and (when called) the training itself.
 
     Attributes:
@@ -154,7 +154,7 @@ class Training:
         batch_size: int = 32,
         schedule: Callable[[Any], Any] | None = None,
         own_classes: bool = False,
-    ) -> Training:
+    ) -> LocalTraining:
         """Check the arguments of an algorithm such as `fedavg`, and make the settings from them."""
         if steps is None:
             epochs = 1 if epochs is None else epochs

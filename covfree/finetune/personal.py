@@ -15,7 +15,7 @@ from covfree.core.checks import check_positive
 from covfree.core.compiling import jit
 from covfree.core.padding import blocks_of_groups
 from covfree.core.types import AnyArray, PRNGKey
-from covfree.finetune.local import Training, check_classes
+from covfree.finetune.local import LocalTraining, check_classes
 from covfree.finetune.model import Model, check_model
 from covfree.rounds.algorithm import Algorithm, ClientData
 
@@ -101,7 +101,7 @@ class Prototypes(NamedTuple):
 
 
 def train_own(
-    training: Training,
+    training: LocalTraining,
     model: Model,
     data: ClientData,
     own: Own,
@@ -111,7 +111,7 @@ def train_own(
     """Train the model that a client keeps in its memory ``own``; return the new memory and the metrics.
 
     ``model`` is the one from which all clients started: its frozen parameters are used, and its trained ones
-    are the optimiser's ``anchor``. For ``penalty`` see `Training`.
+    are the optimiser's ``anchor``. For ``penalty`` see `LocalTraining`.
     """
     local = training(
         model, own.trained, own.statistics, data, key, round=own.round, penalty=penalty, anchor=model.trained
@@ -122,7 +122,7 @@ def train_own(
 
 class _Numbers(NamedTuple):
     model: Model
-    training: Training
+    training: LocalTraining
 
 
 def _init(numbers: _Numbers, num_clients: int, key: PRNGKey) -> tuple[tuple[()], Own]:
@@ -163,7 +163,7 @@ def local_only(model: Model, client: Any = 0.01, **options: Any) -> Algorithm:
     Returns:
         An algorithm whose result is `ClientModels`.
     """
-    numbers = _Numbers(check_model(model), Training.of(client, **options))
+    numbers = _Numbers(check_model(model), LocalTraining.of(client, **options))
     functions = _init, same_state, _client, same_state, own_models
     return Algorithm(numbers, "local", *functions, num_classes=model.num_classes)
 

@@ -25,7 +25,7 @@ from covfree.statistics.kept import check_keep, kept_aside
 _BATCH = 128
 
 
-class Numbers(NamedTuple):
+class SelectNumbers(NamedTuple):
     """The ``params`` of the algorithm that `select` makes.
 
     Attributes:
@@ -34,7 +34,7 @@ class Numbers(NamedTuple):
     """
 
     model: Model
-    each: averaging.Numbers
+    each: averaging.FedAvgNumbers
 
     def map(self, function: Callable[..., Any], *stacked: Any) -> Any:
         """Call a function for each candidate (algorithm to choose from); return its results, stacked.
@@ -50,7 +50,7 @@ class Numbers(NamedTuple):
         return jax.lax.map(one, (self.each, *stacked))
 
 
-class State(NamedTuple):
+class SelectState(NamedTuple):
     """The server's state in `select`, which trains several candidates at once and returns the best.
 
     The candidates are one algorithm with several learning rates, or other hyperparameters.
@@ -65,7 +65,7 @@ class State(NamedTuple):
     counted: Count
 
 
-class Upload(NamedTuple):
+class SelectUpload(NamedTuple):
     """What a client sends in a round of `select`: an upload for each candidate, and the models' errors.
 
     A candidate is an algorithm with one choice of learning rate or other hyperparameters.
@@ -80,18 +80,20 @@ class Upload(NamedTuple):
     counted: Count
 
 
-def _init(params: Numbers, num_clients: int, key: PRNGKey, *, own: Algorithm) -> tuple[State, tuple[()]]:
+def _init(
+    params: SelectNumbers, num_clients: int, key: PRNGKey, *, own: Algorithm
+) -> tuple[SelectState, tuple[()]]:
     states = params.map(lambda p: own.init(p, num_clients, key)[0])
     number = jax.tree.leaves(states)[0].shape[0]
-    return State(states, Count(jnp.zeros(number), jnp.zeros(()))), ()
+    return SelectState(states, Count(jnp.zeros(number), jnp.zeros(()))), ()
 
 
-def _broadcast(params: Numbers, state: State, *, own: Algorithm) -> Any:
+def _broadcast(params: SelectNumbers, state: SelectState, *, own: Algorithm) -> Any:
     return params.map(own.broadcast, state.states)
 
 
 def _client(
-    params: Numbers,
+    params: SelectNumbers,
     sent: Any,
     data: ClientData,
     memory: tuple[()],
@@ -100,13 +102,13 @@ def _client(
     own: Algorithm,
     by: By,
     keep: float,
-) -> tuple[Upload, tuple[()], dict[str, Any]]:
+) -> tuple[SelectUpload, tuple[()], dict[str, Any]]:
     """Count the received models' errors on examples kept aside; train each model on the other examples."""
     kept = _kept(data, keep)
     index = jnp.asarray(data.index)
     rest = replace(data, index=_first(index, ~kept))
 
-    def train(p: averaging.Numbers, sent: Any) -> tuple[Any, dict[str, Any]]:
+    def train(p: averaging.FedAvgNumbers, sent: Any) -> tuple[Any, dict[str, Any]]:
         upload, _, metrics = own.client(p, sent, rest, (), key)
         # Upload zeros for a candidate that diverges at this client.
         finite = is_finite(upload)
@@ -116,7 +118,7 @@ def _client(
     # All candidates get the same key, and so the same order of examples.
     uploads, metrics = params.map(train, sent)
     # Use the median, as one candidate that diverges would dominate a mean.
-    return Upload(uploads, counted), (), jax.tree.map(partial(jnp.nanmedian, axis=0), metrics)
+    return SelectUpload(uploads, counted), (), jax.tree.map(partial(jnp.nanmedian, axis=0), metrics)
 
 
 def _first(index: Array, chosen: Array) -> Array:
@@ -141,7 +143,7 @@ def _kept(data: ClientData, keep: float) -> Array:
     return jax.lax.map(part, places, batch_size=_BATCH) if len(places) else jnp.zeros(0, bool)
 
 
-def _count(params: Numbers, sent: Any, kept: ClientData, by: By) -> Count:
+def _count(params: SelectNumbers, sent: Any, kept: ClientData, by: By) -> Count:
     """Return a client's `Count`: the number of examples ``kept`` aside, and each model's errors on them.
 
     If ``by`` is "losses", losses are summed in place of errors. ``sent`` has the models that the server
@@ -153,7 +155,7 @@ def _count(params: Numbers, sent: Any, kept: ClientData, by: By) -> Count:
         features, labels = kept.take(place * _BATCH + jnp.arange(_BATCH))
         own = labels >= 0
 
-        def one(p: averaging.Numbers, sent: Any) -> Array:
+        def one(p: averaging.FedAvgNumbers, sent: Any) -> Array:
             scores = replace(p.model, trained=sent[0], statistics=sent[1])(features)
             found = results_of(scores.astype(jnp.float32), jnp.where(own, labels, 0), by)
             return jnp.where(own, found, 0).sum(dtype=jnp.float32)
@@ -166,8 +168,8 @@ def _count(params: Numbers, sent: Any, kept: ClientData, by: By) -> Count:
     return Count(scores, number.astype(jnp.float32))
 
 
-def _server(params: Numbers, state: State, total: Upload, *, own: Algorithm) -> State:
-    def step(p: averaging.Numbers, state: Any, upload: Any) -> Any:
+def _server(params: SelectNumbers, state: SelectState, total: SelectUpload, *, own: Algorithm) -> SelectState:
+    def step(p: averaging.FedAvgNumbers, state: Any, upload: Any) -> Any:
         # A candidate that diverges keeps its last finite state, so that it does not end the others' run.
         new = own.server(p, state, upload)
         finite = is_finite(new)
@@ -177,21 +179,21 @@ def _server(params: Numbers, state: State, total: Upload, *, own: Algorithm) -> 
     states = params.map(step, state.states, total.uploads)
     known = total.counted.number > 0
     counted = jax.tree.map(lambda new, old: jnp.where(known, new, old), total.counted, state.counted)
-    return State(states, counted)
+    return SelectState(states, counted)
 
 
-def _result(params: Numbers, state: State, memory: Any, *, own: Algorithm) -> Any:
+def _result(params: SelectNumbers, state: SelectState, memory: Any, *, own: Algorithm) -> Any:
     each, best = (jax.tree.map(lambda x: x[_best(state)], tree) for tree in (params.each, state.states))
     return own.result(each._replace(model=params.model), best, memory)
 
 
-def _report(params: Numbers, state: State, *, by: By) -> dict[str, Any]:
+def _report(params: SelectNumbers, state: SelectState, *, by: By) -> dict[str, Any]:
     counted = state.counted
     number = jnp.where(counted.number > 0, counted.number, jnp.nan)
     return {"taken": _best(state), by: counted.scores / number, "counted": counted.number}
 
 
-def _best(state: State) -> Array:
+def _best(state: SelectState) -> Array:
     """Return the index of the best candidate, the first one of several that are equally good."""
     return state.counted.scores.argmin()
 
@@ -242,7 +244,7 @@ def select(candidates: Sequence[Algorithm], *, by: By = "errors", keep: float = 
     first, *others = candidates
     for each in candidates:
         check_algorithm(each)
-        plain = isinstance(each.params, averaging.Numbers) and each.client is averaging.client
+        plain = isinstance(each.params, averaging.FedAvgNumbers) and each.client is averaging.client
         if not plain or each.num_classes is None:
             raise ValueError(
                 "candidates: expected fedavg, fedprox, fedadam, fedyogi or fedadagrad of a model with "
@@ -259,7 +261,7 @@ def select(candidates: Sequence[Algorithm], *, by: By = "errors", keep: float = 
             )
     numbers = [each.params._replace(model=None) for each in candidates]
     each = jax.tree.map(lambda *leaves: jnp.stack([jnp.asarray(leaf) for leaf in leaves]), *numbers)
-    params = Numbers(first.params.model, each)
+    params = SelectNumbers(first.params.model, each)
     own = replace(first, params=None)
     return Algorithm(
         params,

@@ -19,7 +19,7 @@ from covfree.protocol.site_report import SiteReport, judge_means
 from covfree.protocol.sites_model import Means, class_means_of
 
 
-class Found(NamedTuple):
+class FoundMessage(NamedTuple):
     """What is kept in memory of a valid message, without its rows, while other messages are checked.
 
     Attributes:
@@ -47,7 +47,7 @@ class Checked(NamedTuple):
         bounds: the bounds ``max_count`` and ``max_norm`` in words, see `Collected`.
     """
 
-    found: dict[Any, Found]
+    found: dict[Any, FoundMessage]
     rejected: dict[Hashable, str]
     doubted: dict[Hashable, str]
     bounds: dict[str, str]
@@ -109,7 +109,7 @@ def check_messages(
         TypeError: if arrays are traced.
         ValueError: if messages differ in d, or ``before`` has another kind of messages than ``rules``.
     """
-    found: dict[Any, Found] = {}
+    found: dict[Any, FoundMessage] = {}
     rejected: dict[Hashable, str] = {}
     owners = {} if before is None else {text: c for c, text in before.receipts.items() if "-" in text}
     for client in clients:
@@ -127,7 +127,7 @@ def check_messages(
             received = letter.received
             (size,) = sizes_of(received)
             none = jax.tree.map(lambda leaf: leaf[:0].copy(), received.rows)
-            found[client] = Found(receipt, Kind.of(message), size, len(received.rows.label), none)
+            found[client] = FoundMessage(receipt, Kind.of(message), size, len(received.rows.label), none)
         except Exception as error:
             if isinstance(message, Message) and is_traced(*jax.tree.leaves(message)):
                 raise TypeError(

@@ -31,7 +31,7 @@ _FLAGS = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
 _NO_LINK = getattr(os, "O_NOFOLLOW", 0)
 
 
-class Sent(NamedTuple):
+class MessageFile(NamedTuple):
     """The content of a message file.
 
     Attributes:
@@ -130,7 +130,7 @@ def read_message(
     max_bytes: int | float = math.inf,
     max_rows: int | float = math.inf,
     links: bool = False,
-) -> Sent:
+) -> MessageFile:
     """Return the content of an untrusted message file.
 
     Raises:
@@ -141,7 +141,7 @@ def read_message(
     receipt = digest(message)
     if (identity := metadata.get("identity")) is not None:
         receipt = f"{receipt}-{identity}"
-    return Sent(message, metadata.get("client"), receipt)
+    return MessageFile(message, metadata.get("client"), receipt)
 
 
 def read(

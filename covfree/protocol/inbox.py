@@ -15,7 +15,7 @@ import jax
 from covfree.core.atomic import is_temporary, remove_abandoned
 from covfree.core.checks import check_above_zero
 from covfree.core.types import Message
-from covfree.protocol.files import SUFFIX, Sent, read_message, shown
+from covfree.protocol.files import SUFFIX, MessageFile, read_message, shown
 
 # The largest and the smallest derived bound on a file's size, in bytes, and the least number of files from
 # whose median size it is derived.
@@ -108,7 +108,7 @@ class Inbox(Mapping[str, Message]):
                 self._kept.pop(name, None)
         self.rejected = dict(self.unreadable)
 
-    def _read(self, name: str) -> Sent:
+    def _read(self, name: str) -> MessageFile:
         return read_message(self._files[name], **self._most)
 
     def _keep(self, name: str, message: Message) -> None:

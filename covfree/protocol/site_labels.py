@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Float
 
-from covfree.protocol.sites_model import Means, Model
+from covfree.protocol.sites_model import Means, SitesModel
 
 # If means are Gaussian and a site shifts all its means alike, the probability that any class of any honest
 # site counts as moved (see `Labels`) is at most this.
@@ -69,7 +69,7 @@ class Labels(NamedTuple):
         return f"{len(places)} of {self.known[i]} classes lie where others have another ({shown})"
 
 
-def label_test(means: Means, model: Model, place: np.ndarray) -> Labels:
+def label_test(means: Means, model: SitesModel, place: np.ndarray) -> Labels:
     """Test for each site whether its class means x_c lie at the other sites' centres g_c of the same classes.
 
     The means x_c and the centres g_c are whitened by `fit_model`; row r of ``means`` is of site ``place[r]``.

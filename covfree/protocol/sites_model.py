@@ -43,7 +43,7 @@ class Means(NamedTuple):
         return Means(*(part[kept] for part in self))
 
 
-class Model(NamedTuple):
+class SitesModel(NamedTuple):
     """The result of `fit_model`: how far each site's class means lie from the other sites'.
 
     A row is the mean of one class at one site. The centre of a class is a robust mean of the sites' means of
@@ -107,7 +107,7 @@ def deviation(
     return np.nan_to_num((values - median) / np.maximum(scale, error))
 
 
-def fit_model(means: Means, num_classes: int) -> Model:
+def fit_model(means: Means, num_classes: int) -> SitesModel:
     """Compare each site's class means with the other sites' means; a few bad sites change the result little.
 
     Site k sends the mean x_k of its n_k examples of a class. There are three steps:
@@ -160,7 +160,7 @@ def fit_model(means: Means, num_classes: int) -> Model:
         scale = np.exp(np.median(logs[:, best]))
         excess[compared] = (square / (size[:, best] * scale))[compared]
         variance = size[:, best] * scale / dim
-    return Model(white, near, means.mean - own, centre @ whitening, excess, variance, compared, norm)
+    return SitesModel(white, near, means.mean - own, centre @ whitening, excess, variance, compared, norm)
 
 
 def _geometric_median(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

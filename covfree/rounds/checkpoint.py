@@ -88,7 +88,7 @@ class Saved(NamedTuple):
     record: dict[str, Any]
 
 
-class Folder:
+class CheckpointFolder:
     """The folder of a `Checkpoint`, which only one run at a time may open.
 
     Raises:

@@ -38,7 +38,7 @@ class Group(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Federation:
+class ClientTable:
     """All clients' examples.
 
     Attributes:
@@ -56,7 +56,7 @@ class Federation:
     @classmethod
     def of(
         cls, features: Any, labels: Any, clients: Any, *, whole: bool, num_classes: int | None = None
-    ) -> Federation:
+    ) -> ClientTable:
         """Check the examples, and sort their indices by client.
 
         Args:

@@ -21,8 +21,8 @@ from covfree.core.types import PRNGKey
 from covfree.rounds import cohort
 from covfree.rounds.algorithm import Algorithm, check_algorithm
 from covfree.rounds.book import Book, Evaluation, Records
-from covfree.rounds.checkpoint import Checkpoint, Folder
-from covfree.rounds.data import Federation
+from covfree.rounds.checkpoint import Checkpoint, CheckpointFolder
+from covfree.rounds.data import ClientTable
 from covfree.rounds.memory import Placement, of_all, placed
 from covfree.rounds.schedule import Schedule, as_schedule
 from covfree.rounds.simulation import Held, Simulation
@@ -117,7 +117,7 @@ def run(
         checkpoint = Checkpoint(checkpoint)
     rounds = number_of_rounds(algorithm, rounds)
     key = _as_key(key)
-    federation = Federation.of(
+    federation = ClientTable.of(
         features, labels, clients, whole=algorithm.whole, num_classes=algorithm.num_classes
     )
     drawn = _schedule(algorithm, participation, federation.num_clients, rounds, key)
@@ -135,7 +135,7 @@ def run(
     book = Book(simulation, rounds, evaluate, stop)
     if checkpoint is not None:
         identity = simulation.identity(state, one)
-        book.folder, book.save_every = Folder(Path(checkpoint.folder), identity), checkpoint.every
+        book.folder, book.save_every = CheckpointFolder(Path(checkpoint.folder), identity), checkpoint.every
     try:
         if book.folder is not None:
             held = book.load(held)

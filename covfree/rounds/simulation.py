@@ -19,7 +19,7 @@ from covfree.rounds import cohort
 from covfree.rounds.adding import Parts, packed, size_in_bytes
 from covfree.rounds.algorithm import Algorithm, ClientData
 from covfree.rounds.checkpoint import Mark
-from covfree.rounds.data import Federation, Group
+from covfree.rounds.data import ClientTable, Group
 from covfree.rounds.memory import Placement, of_clients, updated
 from covfree.rounds.schedule import Schedule
 
@@ -39,7 +39,7 @@ class Held(NamedTuple):
     pending: Any
 
 
-class Round(NamedTuple):
+class SimulatedRound(NamedTuple):
     """The outcome of one round of a simulated federation.
 
     Attributes:
@@ -63,14 +63,14 @@ class Simulation(NamedTuple):
     """
 
     algorithm: Algorithm
-    federation: Federation
+    federation: ClientTable
     schedule: Schedule
     delays: int
     key: PRNGKey
     place: Placement
     each_client: bool
 
-    def round(self, number: int, held: Held) -> Round:
+    def round(self, number: int, held: Held) -> SimulatedRound:
         """Run a round. If all is finite in it, the memory in ``held`` is used up."""
         key = jax.random.fold_in(derive(self.key, "rounds"), number)
         sent = cohort.broadcast(self.algorithm, held.state)
@@ -121,7 +121,7 @@ class Simulation(NamedTuple):
         for who, new in [] if unsound else memories:
             # A −1 in ``who`` is padding or a client whose upload was lost.
             memory = updated(memory, who, new, self.place.memory)
-        return Round(Held(state, memory, pending), record, items, unsound)
+        return SimulatedRound(Held(state, memory, pending), record, items, unsound)
 
     def _answers(self, group: Group, sent: Any, memory: Any, key: PRNGKey, before: Any) -> cohort.Answers:
         return cohort.answers(

@@ -16,7 +16,7 @@ from covfree.core.types import AnyArray, PRNGKey
 from covfree.rounds import cohort
 from covfree.rounds.adding import is_table
 from covfree.rounds.algorithm import Algorithm, ClientData, check_algorithm
-from covfree.rounds.data import Federation
+from covfree.rounds.data import ClientTable
 from covfree.rounds.run import number_of_rounds
 from covfree.secure.client import STEPS, Client, public_of
 from covfree.secure.holders import nothing_left
@@ -169,7 +169,7 @@ def run_securely(
     check_algorithm(algorithm)
     number = number_of_rounds(algorithm, rounds)
     data = _own_data(
-        Federation.of(features, labels, clients, whole=algorithm.whole, num_classes=algorithm.num_classes)
+        ClientTable.of(features, labels, clients, whole=algorithm.whole, num_classes=algorithm.num_classes)
     )
     check_enough("clients", len(data))
     point = bound if isinstance(bound, Encoding) else FixedPoint(bound, len(data))
@@ -203,7 +203,7 @@ def _form(upload: Any) -> Any:
     return structure, *((np.shape(leaf), str(np.asarray(leaf).dtype)) for leaf in leaves)
 
 
-def _own_data(federation: Federation) -> dict[int, ClientData]:
+def _own_data(federation: ClientTable) -> dict[int, ClientData]:
     """Return each client's data, all padded to one size, so that one compilation serves all clients."""
     (features, labels, _), data = federation.examples, {}
     order = np.asarray(federation.examples.order)

@@ -54,7 +54,7 @@ class Part(NamedTuple):
         return Part(*(x[order[~out]] for x in self)), Part(*(x[order[out]] for x in self))
 
 
-class Start(NamedTuple):
+class PersonalStart(NamedTuple):
     """The model and the class means that all methods start from.
 
     Attributes:
@@ -90,7 +90,7 @@ class Personalised(NamedTuple):
 
 def personalised(
     method: str,
-    start: Start,
+    start: PersonalStart,
     train: Part,
     test: Part,
     *,
@@ -208,7 +208,7 @@ class Personalisation:
     rank: int = 32
     norms: Norms = "frozen"
 
-    def start(self, task: Task) -> Start:
+    def start(self, task: Task) -> PersonalStart:
         """Return what all methods start from: a model before training, and the class means of the features.
 
         The model is a linear head on an adapter or, if the task has a network, on this network.
@@ -238,7 +238,7 @@ class Personalisation:
                 return begun.at_temperature(finetune.adapter_model(result))
             return begun.at_temperature(model(network, result.feature_map.params, result.head))
 
-        return Start(begun.at_temperature(first), again, means)
+        return PersonalStart(begun.at_temperature(first), again, means)
 
     def __call__(self, method: str, task: Task, checkpoint: Path | None = None) -> Personalised:
         """Train by a method, and measure each client's accuracy on its own test examples (see `dealt`)."""

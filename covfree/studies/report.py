@@ -15,7 +15,7 @@ import numpy as np
 import covfree
 from covfree.studies.known import alternatives
 from covfree.studies.result import Result, Run, accuracy_cell
-from covfree.studies.table import Cell, Table, as_bytes, as_flops, as_seconds, percent
+from covfree.studies.table import Table, TableCell, as_bytes, as_flops, as_seconds, percent
 
 _BROKEN = ("bytes up", "bytes down", "per client", "client FLOPs", "client time", "server time", "best round")
 _TRAINED = ("start → algorithm", "start, %", "last, %", "gain", "best, %", "best round")
@@ -57,7 +57,7 @@ def table(results: Sequence[Result]) -> Table:
     return Table(columns, tuple(_line(result, down, seeds) for result in results), broken=_BROKEN)
 
 
-def _line(result: Result, down: bool, seeds: int) -> tuple[Cell, ...]:
+def _line(result: Result, down: bool, seeds: int) -> tuple[TableCell, ...]:
     more = {name: result.spread(lambda run, name=name: run.figures[name]) for name in _more(result)}
     sizes = [result.bytes()]
     sizes += [result.mean(lambda run: run.received)] if down else []
@@ -65,12 +65,12 @@ def _line(result: Result, down: bool, seeds: int) -> tuple[Cell, ...]:
     flops = result.mean(lambda run: run.client_flops)
     seconds = [result.median(lambda run: run.client_seconds), result.median(lambda run: run.server_seconds)]
     return (
-        Cell(result.title),
+        TableCell(result.title),
         accuracy_cell(result, seeds),
-        *(Cell(_shown(name, *spread), spread[0]) for name, spread in more.items()),
-        *(Cell(as_bytes(size), size) for size in sizes),
-        Cell(as_flops(flops), flops),
-        *(Cell(as_seconds(time), time) for time in seconds),
+        *(TableCell(_shown(name, *spread), spread[0]) for name, spread in more.items()),
+        *(TableCell(as_bytes(size), size) for size in sizes),
+        TableCell(as_flops(flops), flops),
+        *(TableCell(as_seconds(time), time) for time in seconds),
     )
 
 
@@ -84,7 +84,7 @@ def gain_of(run: Run) -> float:
     return run.accuracy - start_of(run)
 
 
-def _trained_line(result: Result) -> tuple[Cell, ...]:
+def _trained_line(result: Result) -> tuple[TableCell, ...]:
     diverged = any(run.diverged for run in result.runs)
     start, last, gain, best = (
         result.spread(value) for value in (start_of, lambda run: run.accuracy, gain_of, _best)
@@ -94,14 +94,14 @@ def _trained_line(result: Result) -> tuple[Cell, ...]:
     seconds = result.median(lambda run: run.client_seconds)
     best_round = result.median(lambda run: run.best["round"])
     return (
-        Cell(f"{result.title}{' (diverged)' if diverged else ''}"),
-        *(Cell(percent(*share), share[0]) for share in (start, last)),
-        Cell(f"{100 * gain[0]:+.2f}".replace("-", "−"), gain[0]),
-        Cell(percent(*best), best[0]),
-        Cell(f"{best_round:.0f}", best_round),
-        *(Cell(as_bytes(size), size) for size in sizes),
-        Cell(as_flops(flops), flops),
-        Cell(as_seconds(seconds), seconds),
+        TableCell(f"{result.title}{' (diverged)' if diverged else ''}"),
+        *(TableCell(percent(*share), share[0]) for share in (start, last)),
+        TableCell(f"{100 * gain[0]:+.2f}".replace("-", "−"), gain[0]),
+        TableCell(percent(*best), best[0]),
+        TableCell(f"{best_round:.0f}", best_round),
+        *(TableCell(as_bytes(size), size) for size in sizes),
+        TableCell(as_flops(flops), flops),
+        TableCell(as_seconds(seconds), seconds),
     )
 
 

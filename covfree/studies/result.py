@@ -14,7 +14,7 @@ from covfree.core.atomic import JsonLines
 from covfree.engine.bytes import SentBytes
 from covfree.studies.federation import Federation, LeftOut
 from covfree.studies.predictions import Predictions
-from covfree.studies.table import Cell, Table, percent
+from covfree.studies.table import Table, TableCell, percent
 
 # A line of a training's history: round, accuracy, bytes and seconds.
 Record = dict[str, Any]
@@ -174,11 +174,11 @@ def place_names(places: Sequence[tuple[str, Federation | None]]) -> tuple[str, .
     return tuple(name(*place) for place in places)
 
 
-def accuracy_cell(result: Result, seeds: int) -> Cell:
+def accuracy_cell(result: Result, seeds: int) -> TableCell:
     """Format an accuracy, mean ± deviation in percent; add the number of seeds if it is below ``seeds``."""
     number = len(result.runs)
     of = f" ({number} seed{'s' * (number > 1)})" if number < seeds else ""
-    return Cell(percent(*result.accuracy) + of, result.accuracy[0])
+    return TableCell(percent(*result.accuracy) + of, result.accuracy[0])
 
 
 def accuracy_table(results: Iterable[Result]) -> Table:
@@ -198,7 +198,7 @@ def accuracy_table(results: Iterable[Result]) -> Table:
     cells = {key: accuracy_cell(result, seeds[key[1]]) for key, result in every.items()}
     titles = {method: result.title for (method, _), result in every.items()}
     lines = tuple(
-        (Cell(title), *(cells.get((method, place), Cell("")) for place in places))
+        (TableCell(title), *(cells.get((method, place), TableCell("")) for place in places))
         for method, title in titles.items()
     )
     best = frozenset(

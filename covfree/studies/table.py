@@ -38,12 +38,12 @@ _LATEX = {
 }
 
 
-class Cell(str):
+class TableCell(str):
     """A table cell: a text, with the number by which an HTML page sorts the column; None for words."""
 
     number: float | int | None
 
-    def __new__(cls, text: str, number: float | int | None = None) -> Cell:
+    def __new__(cls, text: str, number: float | int | None = None) -> TableCell:
         """Make a cell from a text and its number."""
         cell = super().__new__(cls, text)
         cell.number = number
@@ -55,7 +55,7 @@ class Table(NamedTuple):
 
     Attributes:
         columns: names of the columns.
-        lines: rows of cells, each a plain text or a `Cell`.
+        lines: rows of cells, each a plain text or a `TableCell`.
         best: (line, column) of the cells to mark, from 0.
         broken: columns whose names the terminal breaks into several lines, so that the columns are narrow.
         sorted_by: the column that lines are sorted by, largest number first, or None.

@@ -13,7 +13,7 @@ EXAMPLES, ROWS, CLASSES, CLIENTS, PADDING = 80, 40, 6, 9, 7
 _COUNTS = (1, 3, 2, 5, 8)
 
 
-class Federation(NamedTuple):
+class SmallFederation(NamedTuple):
     """The examples of all clients in flat arrays, with features in float64.
 
     An example with a label or client below 0 is padding, and its features are NaN.
@@ -29,9 +29,9 @@ class Federation(NamedTuple):
         return (self.labels >= 0) & (self.clients >= 0)
 
     @property
-    def clean(self) -> Federation:
+    def clean(self) -> SmallFederation:
         """The federation without padding."""
-        return Federation(*(column[self.kept] for column in self))
+        return SmallFederation(*(column[self.kept] for column in self))
 
     @property
     def held(self) -> np.ndarray:
@@ -39,16 +39,16 @@ class Federation(NamedTuple):
         return np.isin(np.arange(CLASSES), self.labels[self.kept])
 
     @property
-    def padded_last(self) -> Federation:
+    def padded_last(self) -> SmallFederation:
         """The federation in another order: first the examples, then the padding."""
         return self.ordered(np.argsort(~self.kept, kind="stable"))
 
-    def ordered(self, order: np.ndarray) -> Federation:
+    def ordered(self, order: np.ndarray) -> SmallFederation:
         """Return the same examples in another order."""
-        return Federation(*(column[order] for column in self))
+        return SmallFederation(*(column[order] for column in self))
 
 
-def federation(dim: int, seed: int = 0, absent: int = 3, offset: float = 0.0) -> Federation:
+def federation(dim: int, seed: int = 0, absent: int = 3, offset: float = 0.0) -> SmallFederation:
     """Draw examples of Gaussian classes with one covariance, and assign them to clients.
 
     No client has the class ``absent``. Only one client has the next class, and one client holds a single
@@ -71,10 +71,10 @@ def federation(dim: int, seed: int = 0, absent: int = 3, offset: float = 0.0) ->
     features = centres[labels] + noise[0] @ mixing + 0.3 * noise[1]
     padding = 1 + rng.choice(EXAMPLES - 1, PADDING, replace=False)
     labels[padding[::2]], clients[padding[1::2]], features[padding] = -1, -1, np.nan
-    return Federation(features, labels.astype(np.int32), clients.astype(np.int32))
+    return SmallFederation(features, labels.astype(np.int32), clients.astype(np.int32))
 
 
-def degenerate(dim: int) -> dict[str, Federation]:
+def degenerate(dim: int) -> dict[str, SmallFederation]:
     """Return extreme federations by name, such as "one client", "one example" or "no example"."""
     features, labels, clients = federation(dim).padded_last
     features = np.nan_to_num(features)
@@ -83,13 +83,13 @@ def degenerate(dim: int) -> dict[str, Federation]:
     flat[:, 1:] = 3
     none = np.full_like(labels, -1)
     return {
-        "examples that are all equal": Federation(np.ones_like(features), labels, clients),
-        "clients with one example each": Federation(features, labels, place),
-        "one client": Federation(features, labels, 0 * clients),
-        "one class": Federation(features, np.where(labels >= 0, 2, -1).astype(np.int32), clients),
-        "features of which one varies": Federation(flat, labels, clients),
-        "one example": Federation(features, np.where(place == 0, labels, none), clients),
-        "no example": Federation(features, none, clients),
+        "examples that are all equal": SmallFederation(np.ones_like(features), labels, clients),
+        "clients with one example each": SmallFederation(features, labels, place),
+        "one client": SmallFederation(features, labels, 0 * clients),
+        "one class": SmallFederation(features, np.where(labels >= 0, 2, -1).astype(np.int32), clients),
+        "features of which one varies": SmallFederation(flat, labels, clients),
+        "one example": SmallFederation(features, np.where(place == 0, labels, none), clients),
+        "no example": SmallFederation(features, none, clients),
     }
 
 

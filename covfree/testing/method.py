@@ -25,7 +25,7 @@ from covfree.testing.case import (
     single,
     trace,
 )
-from covfree.testing.federations import CLASSES, Federation, corners, degenerate, federation
+from covfree.testing.federations import CLASSES, SmallFederation, corners, degenerate, federation
 from covfree.testing.head import finite, scaling, scores
 from covfree.testing.laws import (
     DOUBLE,
@@ -43,7 +43,7 @@ from covfree.testing.laws import (
 Reference: TypeAlias = Callable[[np.ndarray, np.ndarray, np.ndarray, int], Callable[[np.ndarray], Any]]
 
 
-class Task(NamedTuple):
+class MethodTask(NamedTuple):
     """Data on which a check runs a method: a head is fitted to examples of clients, and scores ``probes``.
 
     Attributes:
@@ -62,36 +62,36 @@ class Task(NamedTuple):
     step: Any = np.float64(0)
 
     @property
-    def federation(self) -> Federation:
-        """The examples as a `Federation`."""
-        return Federation(self.features, self.labels, self.clients)
+    def federation(self) -> SmallFederation:
+        """The examples as a `SmallFederation`."""
+        return SmallFederation(self.features, self.labels, self.clients)
 
     @property
     def held(self) -> np.ndarray:
         """Mask [classes] of the classes that have an example."""
         return self.federation.held
 
-    def times(self, matrix: np.ndarray) -> Task:
+    def times(self, matrix: np.ndarray) -> MethodTask:
         """Return the task with all features multiplied by a matrix."""
         return self._replace(features=self.features @ matrix, probes=self.probes @ matrix)
 
-    def of(self, federation: Federation) -> Task:
+    def of(self, federation: SmallFederation) -> MethodTask:
         """Return this task with the examples of ``federation`` in place of its own."""
-        return Task(*federation, self.probes, self.step)
+        return MethodTask(*federation, self.probes, self.step)
 
 
 @dataclass(frozen=True)
 class _About:
     key: PRNGKey
-    example: Task
+    example: MethodTask
 
     @property
-    def odd(self) -> dict[str, Task]:
+    def odd(self) -> dict[str, MethodTask]:
         """Tasks on unusual data, by name: degenerate federations, such as one client, and an absent class."""
         cases = degenerate(self.example.probes.shape[1]) | {"an absent class": self.example.federation}
         return {name: self.example.of(case) for name, case in cases.items()}
 
-    def fit(self, method: Any, task: Task) -> Any:
+    def fit(self, method: Any, task: MethodTask) -> Any:
         """Fit a head to the examples of ``task`` by ``method``.
 
         Where derivatives by the method's hyperparameters are taken, ``task.step`` is traced: multiples of it
@@ -108,7 +108,7 @@ class _About:
         return covfree.fit(method, *task[:3], num_classes=CLASSES, key=self.key)
 
 
-def _clean(task: Task) -> Task:
+def _clean(task: MethodTask) -> MethodTask:
     return task.of(task.federation.clean)
 
 
@@ -141,7 +141,7 @@ def learns(case: Case) -> None:
     apart = np.where(kept[:, None], centres[labels] + noise, np.nan)
     probes = np.zeros_like(case.example.probes)
     probes[:CLASSES] = centres
-    (found,) = case.compiled(Task(apart, labels, clients, probes))
+    (found,) = case.compiled(MethodTask(apart, labels, clients, probes))
     held = np.flatnonzero(case.example.federation.held)
     assert_same(found.seen[held].argmax(-1), held, "classes predicted at their centres")
 
@@ -209,7 +209,7 @@ def _plain(totals: Any) -> Any:
     return jax.tree.map(one, totals, is_leaf=lambda node: isinstance(node, Scatter | Rows))
 
 
-def _ordered(task: Task) -> Task:
+def _ordered(task: MethodTask) -> MethodTask:
     return task.of(task.federation.ordered(np.random.default_rng(0).permutation(len(task.labels))))
 
 
@@ -297,20 +297,20 @@ def check_method(
         exclude.setdefault("gradients", "derivatives take what the rule chose as given")
     differentiable = "gradients" not in exclude
 
-    def way(task: Task) -> dict[str, Any]:
+    def way(task: MethodTask) -> dict[str, Any]:
         away = np.random.default_rng(0).normal(size=task.features.shape)
         return {"numbers": np.float64(1), "features": np.where(task.federation.kept[:, None], away, 0)}
 
-    def draw(seed: int = 0, absent: int = 3) -> Task:
+    def draw(seed: int = 0, absent: int = 3) -> MethodTask:
         examples = federation(dim, seed, absent, offset=(0.0, 1.0, -3.0, 0.0)[seed])
         # A reference that draws random numbers must draw the method's. It gets no padding, so the method's
         # padding must come last, after all examples.
-        return Task(*(examples if seed == 2 and reference is None else examples.padded_last), probes)
+        return MethodTask(*(examples if seed == 2 and reference is None else examples.padded_last), probes)
 
-    def junk(task: Task) -> Task:
+    def junk(task: MethodTask) -> MethodTask:
         return task._replace(features=np.where(task.federation.kept[:, None], task.features, 1e30))
 
-    def formula(task: Task) -> Any:
+    def formula(task: MethodTask) -> Any:
         assert reference is not None
         return reference(*_clean(task)[:3], CLASSES)(task.probes)
 

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 
 from covfree.core.checks import check_positive, check_strength
-from covfree.testing.federations import Federation
+from covfree.testing.federations import SmallFederation
 
 
 class ShiftedClients(NamedTuple):
@@ -23,14 +23,14 @@ class ShiftedClients(NamedTuple):
     covariances: np.ndarray
     counts: np.ndarray
 
-    def draw(self, seed: int | np.random.Generator) -> Federation:
-        """Draw normally distributed examples, as a `Federation` without padding."""
+    def draw(self, seed: int | np.random.Generator) -> SmallFederation:
+        """Draw normally distributed examples, as a `SmallFederation` without padding."""
         rng = np.random.default_rng(seed)
         who, what = np.indices(self.counts.shape).reshape(2, -1).repeat(self.counts.ravel(), axis=1)
         noise = rng.standard_normal((len(who), self.means.shape[-1]))
         roots = np.linalg.cholesky(self.covariances)
         features = self.means[who, what] + np.einsum("nij,nj->ni", roots[who, what], noise)
-        return Federation(features, what.astype(np.int32), who.astype(np.int32))
+        return SmallFederation(features, what.astype(np.int32), who.astype(np.int32))
 
 
 def shifted_clients(

@@ -23,7 +23,7 @@ Reference: TypeAlias = Callable[[Rows], Rows]
 _DRAWS, _ERRORS = 4096, 6
 
 
-class Given(NamedTuple):
+class GivenRows(NamedTuple):
     """The input of a check: rows that the transform gets, and the seed of its PRNG key.
 
     ``step`` is added to each float of the transform, so that derivatives by these floats can be taken.
@@ -40,7 +40,7 @@ class _About:
     reference: Reference | None
 
 
-def _make(transform: Any, given: Given) -> Rows:
+def _make(transform: Any, given: GivenRows) -> Rows:
     def moved(leaf: Any) -> Any:
         if not jnp.issubdtype(jnp.result_type(leaf), jnp.inexact):
             return leaf
@@ -99,7 +99,7 @@ def splitting(case: Case) -> None:
 def independent(case: Case) -> None:
     """Random draws for different rows are independent."""
     before = select_rows(case.example.rows, np.zeros(len(case.example.rows.label), int))
-    sent = [case.direct(Given(before, np.int32(seed))) for seed in (1, 2)]
+    sent = [case.direct(GivenRows(before, np.int32(seed))) for seed in (1, 2)]
     for name in ("mean", "count"):
         one, other = (np.asarray(getattr(each, name)) for each in sent)
         drawn = (one != other).any()
@@ -110,8 +110,8 @@ def order(case: Case) -> None:
     """Reordered rows give the same means and counts, reordered likewise, unless the transform draws them."""
     before = select_rows(case.example.rows, used(case.example.rows))
     back = np.arange(len(before.label))[::-1]
-    one, other = (case.direct(Given(before, np.int32(seed))) for seed in (1, 2))
-    turned = case.direct(Given(select_rows(before, back), np.int32(1)))
+    one, other = (case.direct(GivenRows(before, np.int32(seed))) for seed in (1, 2))
+    turned = case.direct(GivenRows(select_rows(before, back), np.int32(1)))
     for name in ("mean", "count"):
         sent, drawn, moved = (np.asarray(getattr(each, name)) for each in (one, other, turned))
         if (sent == drawn).all():
@@ -125,7 +125,7 @@ def unbiased(case: Case) -> None:
     before = select_rows(case.example.rows, used(case.example.rows))
 
     def one(seed: Any) -> Any:
-        sent = _make(case.shared, Given(before, seed))
+        sent = _make(case.shared, GivenRows(before, seed))
         return jnp.concatenate([sent.mean, sent.count[:, None].astype(sent.mean.dtype)], axis=1)
 
     found = np.asarray(jax.jit(jax.vmap(one))(jnp.arange(_DRAWS)), np.float64)
@@ -204,10 +204,10 @@ def check_transform(
     >>> check_transform(covfree.count_noise("laplace", 0.5))
     """
 
-    def draw(seed: int = 0, absent: int = 3) -> Given:
-        return Given(table(dim, seed, absent), np.int32(seed))
+    def draw(seed: int = 0, absent: int = 3) -> GivenRows:
+        return GivenRows(table(dim, seed, absent), np.int32(seed))
 
-    def see(sent: Rows, given: Given) -> Any:
+    def see(sent: Rows, given: GivenRows) -> Any:
         kept = (given.rows.count > 0) & (given.rows.label >= 0)
         # Set padding to 0, so that its contents are not compared.
         return replace(

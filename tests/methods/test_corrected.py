@@ -20,7 +20,7 @@ from covfree.core.linalg import Scatter, factorise
 from covfree.engine.examples import over_examples
 from covfree.engine.parts import padded_rows
 from covfree.engine.totals import How, through
-from covfree.methods.refine.correction import Numbers, Plan, begin, finish, rank, take
+from covfree.methods.refine.correction import CorrectedNumbers, Plan, begin, finish, rank, take
 from covfree.methods.refine.descent import begin_descent, descend, last_point
 from covfree.statistics.softmax import SoftmaxSums, softmax_sums
 
@@ -375,14 +375,16 @@ def test_a_broken_metric_corrects_what_it_can():
         state = begin(None, (moments,), plan=plan)
         assert int(rank(state[0].metric)) == directions
         for value in (1.0, 0.9):
-            state = take(Numbers(None, 0.1), state, SoftmaxSums(jnp.array(value), slope, jnp.array(1.0)))
+            state = take(
+                CorrectedNumbers(None, 0.1), state, SoftmaxSums(jnp.array(value), slope, jnp.array(1.0))
+            )
         assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(state))
         moved = np.abs(state[0].descent.trial).max(1) > 0
         expected = np.arange(DIM + 1) == DIM if directions == 0 else np.arange(DIM + 1) != 2
         np.testing.assert_array_equal(moved, expected)
         assert all(
             np.isfinite(leaf).all()
-            for leaf in jax.tree.leaves(finish(Numbers(None, 0.1), None, *state, plan=plan))
+            for leaf in jax.tree.leaves(finish(CorrectedNumbers(None, 0.1), None, *state, plan=plan))
         )
 
 

@@ -96,7 +96,9 @@ def test_noise_has_the_deviation_that_the_promise_needs():
     assert promise.unit == "client"
     assert len(promise.releases) == 4
     state, _ = algorithm.init(algorithm.params, 60, jax.random.key(0))
-    zero = finetune.averaging.Update(jax.tree.map(jnp.zeros_like, state.own.trained), (), jnp.float32(2000.0))
+    zero = finetune.averaging.FedAvgUpload(
+        jax.tree.map(jnp.zeros_like, state.own.trained), (), jnp.float32(2000.0)
+    )
     changes = []
     for number in range(300):
         moved = algorithm.server(algorithm.params, state._replace(round=jnp.int32(number)), zero)

@@ -27,7 +27,7 @@ from covfree.rounds import (
     run,
     schedule,
 )
-from covfree.rounds.data import Federation
+from covfree.rounds.data import ClientTable
 
 KEY = jax.random.key(3)
 
@@ -251,11 +251,11 @@ def test_a_large_client_does_not_make_small_ones_sort_as_much():
     """Padded sizes, in numbers that a client's order of examples is sorted by."""
     features, labels = np.zeros((2600, 1), np.float32), np.zeros(2600, int)
     clients = np.repeat(np.arange(201), [8] * 200 + [1000])
-    sizes = Federation.of(features, labels, clients, whole=False).longest
+    sizes = ClientTable.of(features, labels, clients, whole=False).longest
     assert (sizes[:200].max(), sizes[200]) == (16, 1000)
     # Where that saves less than it costs to compile another function, all are of one size.
     three = np.repeat(np.arange(3), [8, 8, 1000])
-    few = Federation.of(features[:1016], labels[:1016], three, whole=False).longest
+    few = ClientTable.of(features[:1016], labels[:1016], three, whole=False).longest
     assert set(few) == {1000}
     # A large client changes nothing of what the others draw.
     means = finetune.fedavg(finetune.linear_model(finetune.random_head(1, 2, key=KEY)), 0.1, batch_size=3)

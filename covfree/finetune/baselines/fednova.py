@@ -9,13 +9,13 @@ import jax.numpy as jnp
 
 from covfree.core.types import PRNGKey
 from covfree.finetune import averaging
-from covfree.finetune.local import Training
+from covfree.finetune.local import LocalTraining
 from covfree.finetune.model import Model
 from covfree.finetune.optimisers import reach
 from covfree.rounds.algorithm import Algorithm, ClientData
 
 
-class Update(NamedTuple):
+class FedNovaUpload(NamedTuple):
     """A client's upload, in the symbols of `fednova`; all of its arrays are summed over clients.
 
     Attributes:
@@ -32,15 +32,17 @@ class Update(NamedTuple):
 
 
 def _client(
-    numbers: averaging.Numbers, sent: Any, data: ClientData, memory: tuple[()], key: PRNGKey
-) -> tuple[Update, tuple[()], dict[str, Any]]:
+    numbers: averaging.FedAvgNumbers, sent: Any, data: ClientData, memory: tuple[()], key: PRNGKey
+) -> tuple[FedNovaUpload, tuple[()], dict[str, Any]]:
     own, change, update = averaging.train(numbers, sent, data, key)
     length = reach(numbers.training.optimiser, own.steps, own.factor)
     change = averaging.scaled(update.weight / jnp.where(length > 0, length, 1), change)
-    return Update(change, update.statistics, update.weight, update.weight * length), (), own.metrics
+    return FedNovaUpload(change, update.statistics, update.weight, update.weight * length), (), own.metrics
 
 
-def _server(numbers: averaging.Numbers, state: averaging.State, total: Update) -> averaging.State:
+def _server(
+    numbers: averaging.FedAvgNumbers, state: averaging.FedAvgState, total: FedNovaUpload
+) -> averaging.FedAvgState:
     weight = total.weight
     length = averaging.mean(total.length, weight)
     direction = jax.tree.map(lambda x: length.astype(x.dtype) * x, averaging.mean(total.change, weight))
@@ -73,5 +75,5 @@ def fednova(
     Source: Wang et al. (2020), "Tackling the Objective Inconsistency Problem in Heterogeneous Federated
     Optimization", equation 7 and section 4.
     """
-    training = Training.of(client, **options)
+    training = LocalTraining.of(client, **options)
     return averaging.federated(model, training, server, weighting, "fednova", client=_client, server=_server)

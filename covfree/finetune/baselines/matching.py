@@ -32,7 +32,7 @@ class Layer(NamedTuple):
 
 
 class Networks(NamedTuple):
-    """Two networks with one hidden ReLU layer, which compute σ_i and p_i from a centre θ_i (see `Model`).
+    """Two networks with one hidden ReLU layer, for σ_i and p_i from a centre θ_i (see `MatchedModel`).
 
     Attributes:
         deviation: network from centre θ_i to the logits of σ_i, the standard deviation of each coordinate.
@@ -58,7 +58,7 @@ class Networks(NamedTuple):
         return cls(deviation, (layer(keys[2], dim, HIDDEN), layer(keys[3], HIDDEN, 1)))
 
 
-class Model(NamedTuple):
+class MatchedModel(NamedTuple):
     """The probabilistic model from which the clients' sets of prompts are drawn.
 
     Attributes:
@@ -76,17 +76,17 @@ def _logits(layers: tuple[Layer, Layer], x: Array) -> Array:
     return second(jax.nn.relu(first(x)))
 
 
-def _log_deviation(model: Model, centres: Array) -> Array:
+def _log_deviation(model: MatchedModel, centres: Array) -> Array:
     return jax.nn.log_sigmoid(_logits(model.networks.deviation, centres))
 
 
-def _logit_chance(model: Model) -> Array:
+def _logit_chance(model: MatchedModel) -> Array:
     """Compute log(p/(1 − p)) for each centre; p is the probability that a client has a copy of the centre."""
     return _logits(model.networks.chance, model.centres)[:, 0]
 
 
 def log_likelihood(
-    model: Model,
+    model: MatchedModel,
     prompts: Float[Array, "prompts dim"],
     assigned: Int[Array, " prompts"],
     open_to: Bool[Array, " centres"],
@@ -115,7 +115,7 @@ def log_likelihood(
     return jnp.where(kept, normal + chance[chosen], 0).sum() + absent
 
 
-def gains(model: Model, prompts: Float[Array, "prompts dim"]) -> Float[Array, "prompts centres"]:
+def gains(model: MatchedModel, prompts: Float[Array, "prompts dim"]) -> Float[Array, "prompts centres"]:
     """Return, for each prompt and centre, what the prompt adds to `log_likelihood` if that is its centre.
 
     For prompt w and centre i it is log N(w; θ_i, σ_i) + log(p_i/(1 − p_i)), without the constant with log 2π.
@@ -181,7 +181,7 @@ def summarise(
         size: the number of prompts in the pool; each client sends this many.
         used: [pool] which prompts of the pool some client trained; the matching leaves out the others. The
             mask's length is the largest size that a pool may have.
-        networks: the networks to start from, see `Model`.
+        networks: the networks to start from, see `MatchedModel`.
         sweeps: passes over the clients.
         learning_rate: Adam's learning rate.
 
@@ -198,7 +198,7 @@ def summarise(
     clients = rows // jnp.maximum(size, 1)
     open_to = kept[jnp.minimum(jnp.arange(rows) % jnp.maximum(size, 1), most - 1)]
     adam = optax.adam(learning_rate)
-    start = Model(table, networks)
+    start = MatchedModel(table, networks)
 
     def step(number: Array, carry: Any) -> Any:
         model, state, count, sound = carry
@@ -208,7 +208,7 @@ def summarise(
         sound &= (jnp.isfinite(matrix) | ~(kept[:, None] & open_to[None, :])).all()
         mine = assign(matrix, kept, open_to)
 
-        def loss(model: Model) -> Array:
+        def loss(model: MatchedModel) -> Array:
             return -log_likelihood(model, prompts, mine, open_to)
 
         updates, state = adam.update(jax.grad(loss)(model), state)

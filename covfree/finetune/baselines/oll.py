@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from covfree.finetune import averaging
-from covfree.finetune.local import Training
+from covfree.finetune.local import LocalTraining
 from covfree.finetune.model import Model
 from covfree.rounds.algorithm import Algorithm
 
@@ -34,5 +34,5 @@ def oll(
     Source: Fanì et al. (2025), "Resource-Efficient Personalization in Federated Learning with Closed-Form
     Classifiers", according to its abstract: local classifiers of only the locally relevant classes.
     """
-    training = Training.of(client, **options, own_classes=True)
+    training = LocalTraining.of(client, **options, own_classes=True)
     return averaging.federated(model, training, server, weighting, "oll")

@@ -14,19 +14,19 @@ from covfree.core.types import LinearHead, PRNGKey, Scalar
 from covfree.finetune import averaging
 from covfree.finetune.baselines.matching import Networks, summarise
 from covfree.finetune.baselines.prompts import without_padding
-from covfree.finetune.local import Training
+from covfree.finetune.local import LocalTraining
 from covfree.finetune.model import Model, check_model
 from covfree.rounds.algorithm import Algorithm, ClientData
 
 
 class _Numbers(NamedTuple):
     model: Model
-    training: Training
+    training: LocalTraining
     sweeps: Any
     learning_rate: Any
 
 
-class State(NamedTuple):
+class PFPTState(NamedTuple):
     """The server's state.
 
     Attributes:
@@ -44,7 +44,7 @@ class State(NamedTuple):
     round: jax.Array
 
 
-class Update(NamedTuple):
+class PFPTUpload(NamedTuple):
     """A client's upload: arrays that are summed over clients, and a table.
 
     Attributes:
@@ -60,24 +60,24 @@ class Update(NamedTuple):
     prompts: Table
 
 
-def _init(numbers: _Numbers, num_clients: int, key: PRNGKey) -> tuple[State, tuple[()]]:
+def _init(numbers: _Numbers, num_clients: int, key: PRNGKey) -> tuple[PFPTState, tuple[()]]:
     trained, kept = numbers.model.trained, numbers.model.frozen["kept"]
     networks = Networks.draw(trained["prompts"].shape[1], key)
     size = kept.sum(dtype=jnp.int32)
-    return State(trained["head"], trained["prompts"], size, networks, jnp.zeros((), jnp.int32)), ()
+    return PFPTState(trained["head"], trained["prompts"], size, networks, jnp.zeros((), jnp.int32)), ()
 
 
-def _kept(state: State) -> jax.Array:
+def _kept(state: PFPTState) -> jax.Array:
     return jnp.arange(len(state.pool)) < state.size
 
 
-def _broadcast(numbers: _Numbers, state: State) -> tuple[LinearHead, Table, jax.Array]:
+def _broadcast(numbers: _Numbers, state: PFPTState) -> tuple[LinearHead, Table, jax.Array]:
     return state.head, Table(state.pool, _kept(state)), state.round
 
 
 def _client(
     numbers: _Numbers, sent: Any, data: ClientData, memory: tuple[()], key: PRNGKey
-) -> tuple[Update, tuple[()], dict[str, Any]]:
+) -> tuple[PFPTUpload, tuple[()], dict[str, Any]]:
     head, pool, number = sent
     model = replace(numbers.model, frozen={**numbers.model.frozen, "kept": pool.kept})
     trained = {"prompts": pool.items, "head": head}
@@ -86,11 +86,11 @@ def _client(
     change = averaging.scaled(weight, jax.tree.map(jnp.subtract, head, own.trained["head"]))
     prompts, kept = own.trained["prompts"], pool.kept & (weight > 0)
     used = ((prompts != pool.items).any(1) & kept).astype(jnp.int32)
-    update = Update(change, weight, used, Table(prompts, kept))
+    update = PFPTUpload(change, weight, used, Table(prompts, kept))
     return update, (), own.metrics
 
 
-def _server(numbers: _Numbers, state: State, total: Update) -> State:
+def _server(numbers: _Numbers, state: PFPTState, total: PFPTUpload) -> PFPTState:
     state = state._replace(round=state.round + 1)
     table = total.prompts.items
     if not len(table):  # no upload arrived
@@ -106,12 +106,12 @@ def _server(numbers: _Numbers, state: State, total: Update) -> State:
     return state._replace(head=head, pool=pool, size=size)
 
 
-def _result(numbers: _Numbers, state: State, memory: tuple[()]) -> Model:
+def _result(numbers: _Numbers, state: PFPTState, memory: tuple[()]) -> Model:
     frozen = {**numbers.model.frozen, "kept": _kept(state)}
     return replace(numbers.model, trained={"prompts": state.pool, "head": state.head}, frozen=frozen)
 
 
-def _report(numbers: _Numbers, state: State) -> dict[str, Any]:
+def _report(numbers: _Numbers, state: PFPTState) -> dict[str, Any]:
     return {"prompts": state.size}
 
 
@@ -180,6 +180,6 @@ def pfpt(
         trained={**model.trained, "prompts": jnp.pad(prompts, ((0, padding), (0, 0)))},
         frozen={**model.frozen, "kept": jnp.pad(kept, (0, padding))},
     )
-    numbers = _Numbers(model, Training.of(client, **options), sweeps, learning_rate)
+    numbers = _Numbers(model, LocalTraining.of(client, **options), sweeps, learning_rate)
     functions = _init, _broadcast, _client, _server, _result
     return Algorithm(numbers, "pfpt", *functions, num_classes=model.num_classes, report=_report)

@@ -11,7 +11,7 @@ from jaxtyping import Array, Float
 
 from covfree.core.checks import check_positive, check_strength
 from covfree.core.types import PRNGKey, Scalar
-from covfree.finetune.local import Training, class_counts
+from covfree.finetune.local import LocalTraining, class_counts
 from covfree.finetune.model import Model, check_model, linear_features
 from covfree.finetune.personal import Own, Prototypes, own_models, same_state, train_own
 from covfree.rounds.algorithm import Algorithm, ClientData
@@ -19,12 +19,12 @@ from covfree.rounds.algorithm import Algorithm, ClientData
 
 class _Numbers(NamedTuple):
     model: Model
-    training: Training
+    training: LocalTraining
     prototypes: Prototypes
     strength: Any
 
 
-class Update(NamedTuple):
+class PrototypesUpload(NamedTuple):
     """The upload of a FedProto client; both arrays are summed over clients.
 
     Attributes:
@@ -45,7 +45,7 @@ def _held_near(
     model: Model,
     prototypes: Prototypes,
     strength: Scalar,
-    training: Training,
+    training: LocalTraining,
     client: Callable[..., Any],
     server: Callable[..., Any],
 ) -> Algorithm:
@@ -114,13 +114,13 @@ def fedcgs_personal(
             "prototypes: expected covfree.finetune.Prototypes(*covfree.class_means(features, labels, C)), "
             f"got {type(prototypes).__name__}"
         )
-    training = Training.of(client, **options)
+    training = LocalTraining.of(client, **options)
     return _held_near("fedcgs-personal", model, prototypes, strength, training, _near_means, same_state)
 
 
 def _near_prototypes(
     numbers: _Numbers, prototypes: Prototypes, data: ClientData, own: Own, key: PRNGKey
-) -> tuple[Update, Own, dict[str, Any]]:
+) -> tuple[PrototypesUpload, Own, dict[str, Any]]:
     def penalty(features: jax.Array, labels: jax.Array) -> jax.Array:
         return numbers.strength * prototypes.distance(features, labels)
 
@@ -128,7 +128,7 @@ def _near_prototypes(
     return _class_means(numbers, own, data), own, metrics
 
 
-def _class_means(numbers: _Numbers, own: Own, data: ClientData) -> Update:
+def _class_means(numbers: _Numbers, own: Own, data: ClientData) -> PrototypesUpload:
     """Make a client's upload, the class means of its features, with its own model in evaluation mode."""
     model, size = numbers.model, numbers.training.batch_size
     counts = class_counts(data, numbers.prototypes.mean.shape[0])
@@ -143,10 +143,10 @@ def _class_means(numbers: _Numbers, own: Own, data: ClientData) -> Update:
     batches = -(-data.num_examples // size)
     sums = jax.lax.fori_loop(0, batches, add, jnp.zeros_like(numbers.prototypes.mean))
     mean = sums / jnp.maximum(counts, 1)[:, None].astype(sums.dtype)
-    return Update(mean, (counts > 0).astype(sums.dtype))
+    return PrototypesUpload(mean, (counts > 0).astype(sums.dtype))
 
 
-def _averaged(numbers: _Numbers, state: Prototypes, total: Update) -> Prototypes:
+def _averaged(numbers: _Numbers, state: Prototypes, total: PrototypesUpload) -> Prototypes:
     held = total.holders > 0
     mean = total.mean / jnp.where(held, total.holders, 1)[:, None]
     # Keep the prototype of a class that no client of the round has.
@@ -191,5 +191,5 @@ def fedproto(
     check_positive("num_classes", num_classes)
     check_positive("dim", dim)
     start = Prototypes(jnp.zeros((num_classes, dim)), jnp.zeros(num_classes))
-    training = Training.of(client, **options)
+    training = LocalTraining.of(client, **options)
     return _held_near("fedproto", model, start, strength, training, _near_prototypes, _averaged)

@@ -11,12 +11,12 @@ from jax.tree_util import Partial
 
 from covfree.core.types import PRNGKey
 from covfree.finetune import averaging
-from covfree.finetune.local import Training, as_optimiser
+from covfree.finetune.local import LocalTraining, as_optimiser
 from covfree.finetune.model import Model
 from covfree.rounds.algorithm import Algorithm, ClientData
 
 
-class State(NamedTuple):
+class ScaffoldState(NamedTuple):
     """The server's state.
 
     Attributes:
@@ -25,12 +25,12 @@ class State(NamedTuple):
         num_clients: N, the number of clients that have examples.
     """
 
-    inner: averaging.State
+    inner: averaging.FedAvgState
     control: Any
     num_clients: jax.Array
 
 
-class Update(NamedTuple):
+class ScaffoldUpload(NamedTuple):
     """A client's upload; all of its arrays are summed over clients.
 
     Attributes:
@@ -39,7 +39,7 @@ class Update(NamedTuple):
             `scaffold`.
     """
 
-    inner: averaging.Update
+    inner: averaging.FedAvgUpload
     control: Any
 
 
@@ -60,19 +60,19 @@ def _corrected(client: Any) -> Any:
     return optax.chain(optax.GradientTransformationExtraArgs(init, update), client())
 
 
-def _init(numbers: averaging.Numbers, num_clients: int, key: PRNGKey) -> tuple[State, Any]:
+def _init(numbers: averaging.FedAvgNumbers, num_clients: int, key: PRNGKey) -> tuple[ScaffoldState, Any]:
     inner, _ = averaging.init(numbers, num_clients, key)
     zeros = jax.tree.map(jnp.zeros_like, inner.trained)
-    return State(inner, zeros, jnp.asarray(num_clients, jnp.float32)), zeros
+    return ScaffoldState(inner, zeros, jnp.asarray(num_clients, jnp.float32)), zeros
 
 
-def _broadcast(numbers: averaging.Numbers, state: State) -> Any:
+def _broadcast(numbers: averaging.FedAvgNumbers, state: ScaffoldState) -> Any:
     return averaging.broadcast(numbers, state.inner), state.control
 
 
 def _client(
-    numbers: averaging.Numbers, sent: Any, data: ClientData, memory: Any, key: PRNGKey
-) -> tuple[Update, Any, dict[str, Any]]:
+    numbers: averaging.FedAvgNumbers, sent: Any, data: ClientData, memory: Any, key: PRNGKey
+) -> tuple[ScaffoldUpload, Any, dict[str, Any]]:
     inner, control = sent
     correction = jax.tree.map(jnp.subtract, control, memory)
     own, _, update = averaging.train(numbers, inner, data, key, correction=correction)
@@ -83,18 +83,18 @@ def _client(
 
     remembered = jax.tree.map(mean, gradients, memory)
     moved = averaging.scaled(jnp.ones(()), jax.tree.map(jnp.subtract, remembered, memory))
-    return Update(update, moved), remembered, own.metrics
+    return ScaffoldUpload(update, moved), remembered, own.metrics
 
 
-def _server(numbers: averaging.Numbers, state: State, total: Update) -> State:
+def _server(numbers: averaging.FedAvgNumbers, state: ScaffoldState, total: ScaffoldUpload) -> ScaffoldState:
     inner = averaging.server(numbers, state.inner, total.inner)
     control = jax.tree.map(
         lambda c, moved: c + (moved / state.num_clients).astype(c.dtype), state.control, total.control
     )
-    return State(inner, control, state.num_clients)
+    return ScaffoldState(inner, control, state.num_clients)
 
 
-def _result(numbers: averaging.Numbers, state: State, memory: Any) -> Any:
+def _result(numbers: averaging.FedAvgNumbers, state: ScaffoldState, memory: Any) -> Any:
     return averaging.result(numbers, state.inner, ())
 
 
@@ -121,5 +121,5 @@ def scaffold(model: Model, client: Any = 0.01, server: Any = 1.0, **options: Any
     """
     descent = Partial(_corrected, as_optimiser("client", client))
     functions = {"init": _init, "broadcast": _broadcast, "client": _client, "server": _server}
-    training = Training.of(descent, **options)
+    training = LocalTraining.of(descent, **options)
     return averaging.federated(model, training, server, "uniform", "scaffold", **functions, result=_result)

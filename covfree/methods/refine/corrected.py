@@ -9,8 +9,8 @@ from covfree.core.checks import check_above_zero, check_integer
 from covfree.core.types import Head, LinearHead, Rows, Scalar
 from covfree.methods.method import Method, check_method
 from covfree.methods.refine.correction import (
+    CorrectedNumbers,
     Correction,
-    Numbers,
     Plan,
     answer,
     ask,
@@ -55,15 +55,17 @@ def _last(each: Round, plan: Plan) -> Round:
     return replace(each, client=client, server=server, numbers=numbers, head=True)
 
 
-def _merged(numbers: Numbers, message: Any, num_classes: int, *, merge: Any, plan: Plan) -> tuple[Correction]:
+def _merged(
+    numbers: CorrectedNumbers, message: Any, num_classes: int, *, merge: Any, plan: Plan
+) -> tuple[Correction]:
     return begin(numbers.first, merge(numbers.first, message, num_classes), plan=plan)
 
 
-def _message(numbers: Numbers, *examples: Any, message: Any) -> Any:
+def _message(numbers: CorrectedNumbers, *examples: Any, message: Any) -> Any:
     return message(numbers.first, *examples)
 
 
-def _report(numbers: Numbers, state: Any, *, first: Any) -> dict[str, Any]:
+def _report(numbers: CorrectedNumbers, state: Any, *, first: Any) -> dict[str, Any]:
     """Return the numbers that a round adds to the history of a `corrected` method.
 
     They are ``loss``, the lowest so far, and ``rank``, that of the shrunk covariance. Before the correction
@@ -75,7 +77,7 @@ def _report(numbers: Numbers, state: Any, *, first: Any) -> dict[str, Any]:
 
 
 def _flops(
-    numbers: Numbers, num_examples: int, dim: int, num_classes: int, *, first: Any, rounds: int
+    numbers: CorrectedNumbers, num_examples: int, dim: int, num_classes: int, *, first: Any, rounds: int
 ) -> int:
     own = 0 if first is None else first(numbers.first, num_examples, dim, num_classes)
     return own + 2 * rounds * num_examples * dim * num_classes
@@ -155,7 +157,7 @@ def corrected(method: Method[Any], rounds: int = 4, *, penalty: Scalar = 0.003) 
     step = Round(answer, take, ask, examples=True, head=True)
     return replace(
         method,
-        params=Numbers(method.params, penalty),
+        params=CorrectedNumbers(method.params, penalty),
         name=f"{method.name}-corrected",
         summary=summary,
         rounds=(*own, _last(every[-1], plan), scale, *(step,) * rounds),

@@ -75,7 +75,7 @@ class Asked(NamedTuple):
         return own if self.linear is None else own + self.linear(centred)
 
 
-class Numbers(NamedTuple):
+class CorrectedNumbers(NamedTuple):
     """The hyperparameters of a corrected method, which ``vmap`` may sweep.
 
     Attributes:
@@ -205,7 +205,7 @@ def _first_asked(known: Correction) -> Asked:
     return asked if asked.head is None else asked._replace(linear=None)
 
 
-def ask_losses(numbers: Numbers, state: tuple[Correction]) -> tuple[Asked, jax.Array]:
+def ask_losses(numbers: CorrectedNumbers, state: tuple[Correction]) -> tuple[Asked, jax.Array]:
     """Return what clients receive in the round that chooses β, the inverse temperature of h₀.
 
     These are h₀, the method's own head, and a unit: clients try fixed multiples of this unit as β.
@@ -214,7 +214,9 @@ def ask_losses(numbers: Numbers, state: tuple[Correction]) -> tuple[Asked, jax.A
     return _first_asked(known), known.unit
 
 
-def losses_of(numbers: Numbers, sent: tuple[Asked, jax.Array], rows: Rows, num_classes: int) -> ScaledLosses:
+def losses_of(
+    numbers: CorrectedNumbers, sent: tuple[Asked, jax.Array], rows: Rows, num_classes: int
+) -> ScaledLosses:
     """Compute what a client uploads so that the server can choose β, a factor of the head's scores h₀(x).
 
     It uploads, for each candidate of β, the loss of the scores β·h₀(x), summed over its examples (``rows``);
@@ -229,7 +231,9 @@ def _examples(rows: Rows) -> tuple[jax.Array, jax.Array, jax.Array]:
     return jnp.asarray(rows.mean), jnp.asarray(rows.label), jnp.asarray(rows.count)
 
 
-def take_losses(numbers: Numbers, state: tuple[Correction], total: ScaledLosses) -> tuple[Correction]:
+def take_losses(
+    numbers: CorrectedNumbers, state: tuple[Correction], total: ScaledLosses
+) -> tuple[Correction]:
     """Choose β, the factor of the scores of the method's head; return the server's state with it.
 
     ``total`` has the loss of all clients' examples for each candidate of β. Draw a parabola in log β through
@@ -254,17 +258,17 @@ def take_losses(numbers: Numbers, state: tuple[Correction], total: ScaledLosses)
     return (known._replace(scale=jnp.where(came, found, known.scale), descent=descent),)
 
 
-def ask(numbers: Numbers, state: tuple[Correction]) -> Asked:
+def ask(numbers: CorrectedNumbers, state: tuple[Correction]) -> Asked:
     """Return the broadcast of an L-BFGS step: the classifier whose loss and gradient clients compute."""
     return _asked(state[0])
 
 
-def answer(numbers: Numbers, asked: Asked, rows: Rows, num_classes: int) -> SoftmaxSums:
+def answer(numbers: CorrectedNumbers, asked: Asked, rows: Rows, num_classes: int) -> SoftmaxSums:
     """Sum the losses (−log softmax) of a client's examples, and their gradients, for the classifier sent."""
     return softmax_sums(asked.scores, *_examples(rows), asked.centre, num_classes)
 
 
-def take(numbers: Numbers, state: tuple[Correction], total: SoftmaxSums) -> tuple[Correction]:
+def take(numbers: CorrectedNumbers, state: tuple[Correction], total: SoftmaxSums) -> tuple[Correction]:
     """Take an L-BFGS step with ``total``, the clients' summed losses and gradients.
 
     If no client answered, return the same state.
@@ -280,7 +284,7 @@ def take(numbers: Numbers, state: tuple[Correction], total: SoftmaxSums) -> tupl
     return (known._replace(descent=jax.tree.map(lambda a, b: jnp.where(came, a, b), new, known.descent)),)
 
 
-def finish(numbers: Numbers, system: None, *state: Any, plan: Plan) -> Head:
+def finish(numbers: CorrectedNumbers, system: None, *state: Any, plan: Plan) -> Head:
     """Make the head from the server's state: β·h₀ plus the linear correction found so far.
 
     If the state has no `Correction` yet, make the method's own head h₀.

@@ -79,7 +79,7 @@ def _refined(
 ) -> Scatter:
     """Return the shrunk covariance of a method made by `refined`, as estimated before the refinement.
 
-    The arguments after ``numbers`` are the fields of the server's state, a `Progress`.
+    The arguments after ``numbers`` are the fields of the server's state, a `RefineProgress`.
     """
     return search.inverse.scatter if covariance is None else covariance
 

@@ -33,7 +33,7 @@ from covfree.methods.rounds import Round, bound, of_first, option
 from covfree.methods.within import moments_of
 
 
-class Progress(NamedTuple):
+class RefineProgress(NamedTuple):
     """The server's state while `refined` improves a head; the method's own head is the first.
 
     Attributes:
@@ -55,7 +55,7 @@ class Progress(NamedTuple):
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
-class Numbers:
+class RefinedNumbers:
     """A refined method's ``params``, which ``vmap`` may sweep.
 
     Attributes:
@@ -94,7 +94,7 @@ class RefinePlan:
         return min(most, num_classes, dim)
 
 
-def _begin(first: Any, state: tuple[Any, ...], total: Any, *, plan: RefinePlan) -> Progress:
+def _begin(first: Any, state: tuple[Any, ...], total: Any, *, plan: RefinePlan) -> RefineProgress:
     """Return the server's state before the first refinement, from the totals of the method's own rounds."""
     totals = (*state, total)
     moments = moments_of(totals[0])
@@ -103,15 +103,17 @@ def _begin(first: Any, state: tuple[Any, ...], total: Any, *, plan: RefinePlan) 
     if plan.gram is not None:
         system = gram_of(covariance, totals[0], option(plan.covariance, "within"), plan.gram)
     search = begin(factorise(system), right, plan.most(right.shape))
-    return Progress(moments, search, None, totals[2:], None if plan.gram is None else covariance)
+    return RefineProgress(moments, search, None, totals[2:], None if plan.gram is None else covariance)
 
 
-def _ask(numbers: Numbers, progress: Progress) -> tuple[jax.Array, jax.Array | None]:
+def _ask(numbers: RefinedNumbers, progress: RefineProgress) -> tuple[jax.Array, jax.Array | None]:
     """Return what the server sends in a round, directions V and class means or None: see `answer`."""
     return progress.search.directions, progress.moments.mean if progress.rows is None else None
 
 
-def _take(numbers: Numbers, progress: Progress, answer: Answer, *, plan: RefinePlan) -> Progress:
+def _take(
+    numbers: RefinedNumbers, progress: RefineProgress, answer: Answer, *, plan: RefinePlan
+) -> RefineProgress:
     """Improve the head's weights by the sum of the clients' answers; return the server's next state.
 
     If clients are missing, the sum is scaled up by degrees of freedom, as if the missing clients had the same
@@ -139,7 +141,7 @@ def _take(numbers: Numbers, progress: Progress, answer: Answer, *, plan: RefineP
 
 
 def _images(
-    numbers: Numbers,
+    numbers: RefinedNumbers,
     moments: Moments,
     search: Search,
     image: jax.Array,
@@ -163,7 +165,7 @@ def _images(
 
 
 def _finish(
-    numbers: Numbers,
+    numbers: RefinedNumbers,
     system: None,
     moments: Moments,
     search: Search,
@@ -183,17 +185,17 @@ def _finish(
     return (lda_head_of if plan.gram is None else ridge_head_of)(search.weight, moments)
 
 
-def _keep(progress: Progress, rows: Rows) -> Progress:
+def _keep(progress: RefineProgress, rows: Rows) -> RefineProgress:
     return progress._replace(rows=rows)
 
 
-def _report(numbers: Numbers, progress: Progress) -> dict[str, Any]:
+def _report(numbers: RefinedNumbers, progress: RefineProgress) -> dict[str, Any]:
     """Report the predicted error of the head's weights, as ``{"error": …}``; {} before the first answers."""
     return {"error": progress.search.error} if progress.search.span.shape[1] else {}
 
 
 def _flops(
-    numbers: Numbers, num_examples: int, dim: int, num_classes: int, *, plan: RefinePlan, rounds: int
+    numbers: RefinedNumbers, num_examples: int, dim: int, num_classes: int, *, plan: RefinePlan, rounds: int
 ) -> int:
     return 2 * num_examples * dim * min(dim, rounds * plan.most((dim, num_classes)))
 
@@ -289,7 +291,7 @@ def refined(
     products = Round(answer, bound(_take, plan=plan), _ask, examples=True, head=True)
     made: Any = replace(
         method,
-        params=Numbers(method.params, exact),
+        params=RefinedNumbers(method.params, exact),
         name=f"{method.name}-refined",
         rounds=(*own, *(products,) * rounds),
         system=None,

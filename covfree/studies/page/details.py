@@ -16,7 +16,7 @@ from covfree.studies.predictions import (
     expected_client_accuracy,
     measured_client_accuracy,
 )
-from covfree.studies.table import Cell, Table
+from covfree.studies.table import Table, TableCell
 
 # Number of classes that are shown one by one; if there are more, the worst are shown.
 _SHOWN = 30
@@ -94,8 +94,8 @@ def class_by_class(
     shown = [int(c) for c in np.argsort(-apart, kind="stable") if np.isfinite(apart[c])][:_SHOWN]
     lines = []
     for c in shown:
-        shares = [Cell(f"{share:.1f}", float(share)) for share in accuracy[:, c]]
-        lines.append((Cell(names[c]), *shares, Cell(f"{apart[c]:.1f}", float(apart[c]))))
+        shares = [TableCell(f"{share:.1f}", float(share)) for share in accuracy[:, c]]
+        lines.append((TableCell(names[c]), *shares, TableCell(f"{apart[c]:.1f}", float(apart[c]))))
     top = accuracy[:, shown].round(1)
     best = frozenset((int(row), int(i) + 1) for i, row in np.argwhere(top == top.max(0)))
     return Table(("class", *titles, "range"), tuple(lines), best, sorted_by=len(titles) + 1)

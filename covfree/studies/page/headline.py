@@ -9,7 +9,7 @@ from statistics import fmean, stdev
 from types import MappingProxyType
 from typing import NamedTuple
 
-from covfree.studies.table import Cell, as_bytes, percent
+from covfree.studies.table import TableCell, as_bytes, percent
 
 # A method that sends less than the best is mentioned if its accuracy is lower by at most this.
 _NEAR = 0.01
@@ -130,7 +130,7 @@ def _left_out(scored: Sequence[Scored]) -> list[str]:
     ]
 
 
-def behind(scored: Sequence[Scored]) -> list[Cell]:
+def behind(scored: Sequence[Scored]) -> list[TableCell]:
     """Return a table cell for each method: its accuracy minus the best method's, in percentage points.
 
     The cell has mean and standard deviation over seeds; the best method's cell says "best".
@@ -138,14 +138,14 @@ def behind(scored: Sequence[Scored]) -> list[Cell]:
     order, cells = ranked(scored), []
     for one in scored:
         if one is (order[0] if order else None):
-            cells.append(Cell("best", 0.0))
+            cells.append(TableCell("best", 0.0))
             continue
         apart = one.over(order[0]) if order else []
         if not apart or not isfinite(fmean(apart)):
-            cells.append(Cell("–", float("nan")))
+            cells.append(TableCell("–", float("nan")))
             continue
         text = percent(fmean(apart), stdev(apart) if len(apart) > 1 else None)
-        cells.append(Cell(text.replace("-", "−"), fmean(apart)))
+        cells.append(TableCell(text.replace("-", "−"), fmean(apart)))
     return cells
 
 
