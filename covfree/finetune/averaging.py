@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from typing import Any, Literal, NamedTuple, TypeAlias
 
 import jax
@@ -17,6 +16,7 @@ from covfree.finetune.baselines.prompts import without_padding
 from covfree.finetune.local import Local, LocalTraining, as_optimiser, made
 from covfree.finetune.model import Model, check_model
 from covfree.finetune.optimisers import adaptive, add_proximal
+from covfree.methods.rounds import bound
 from covfree.rounds.algorithm import Algorithm, ClientData
 
 Weighting: TypeAlias = Literal["examples", "uniform"]
@@ -237,13 +237,17 @@ def _torch_adam(rate: Any, weight_decay: Any = 0.0, **numbers: Any) -> optax.Gra
     return optax.chain(optax.add_decayed_weights(weight_decay), optax.adam(rate, **numbers))
 
 
+def _by_rule(rate: Any, *, rule: Any, **numbers: Any) -> optax.GradientTransformation:
+    return adaptive(rule, rate, **numbers)
+
+
 # The adaptive servers by name, and the numbers that they accept besides a learning rate.
 SERVERS: dict[str, tuple[Callable[..., Any], frozenset[str]]] = {
-    "fedadam": (partial(adaptive, "adam"), frozenset({"b1", "b2", "tau"})),
+    "fedadam": (bound(_by_rule, rule="adam"), frozenset({"b1", "b2", "tau"})),
     "fedadam-torch": (_torch_adam, frozenset({"b1", "b2", "eps", "weight_decay"})),
-    "fedadam-flower": (partial(adaptive, "adam-flower"), frozenset({"b1", "b2", "tau"})),
-    "fedyogi": (partial(adaptive, "yogi"), frozenset({"b1", "b2", "tau"})),
-    "fedadagrad": (partial(adaptive, "adagrad"), frozenset({"b1", "tau"})),
+    "fedadam-flower": (bound(_by_rule, rule="adam-flower"), frozenset({"b1", "b2", "tau"})),
+    "fedyogi": (bound(_by_rule, rule="yogi"), frozenset({"b1", "b2", "tau"})),
+    "fedadagrad": (bound(_by_rule, rule="adagrad"), frozenset({"b1", "tau"})),
 }
 
 

@@ -27,9 +27,9 @@ class Bound:
     function: Callable[..., Any]
     options: tuple[tuple[str, Any], ...]
 
-    def __call__(self, *arguments: Any) -> Any:
-        """Call the function with ``arguments`` and the options."""
-        return self.function(*arguments, **dict(self.options))
+    def __call__(self, *arguments: Any, **named: Any) -> Any:
+        """Call the function with the arguments and the options."""
+        return self.function(*arguments, **named, **dict(self.options))
 
 
 def bound(function: Callable[..., Any], /, **options: Any) -> Bound:

@@ -31,7 +31,7 @@ def case():
     networks = matching.Networks.draw(5, KEY)
     centres = jnp.asarray(rng.normal(size=(4, 5)), jnp.float32)
     prompts = jnp.asarray(rng.normal(size=(3, 5)), jnp.float32)
-    return matching.Model(centres, networks), prompts, jnp.array([True, True, True, False])
+    return matching.MatchedModel(centres, networks), prompts, jnp.array([True, True, True, False])
 
 
 def likelihood(model, prompts, assigned, number):
@@ -80,7 +80,7 @@ def test_gains_of_small_deviations_are_exact():
     deviation = zero, zero._replace(bias=jnp.full(dim, np.log(sigma / (1 - sigma)), jnp.float32))
     chance = zero, matching.Layer(jnp.zeros((dim, 1)), jnp.zeros(1))
     prompts = (rng.choice([-1.0, 1.0], (3, dim)) + 0.002 * rng.normal(size=(2, 3, dim))).astype(np.float32)
-    model = matching.Model(jnp.asarray(prompts[1]), matching.Networks(deviation, chance))
+    model = matching.MatchedModel(jnp.asarray(prompts[1]), matching.Networks(deviation, chance))
     got = np.diag(np.asarray(matching.gains(model, jnp.asarray(prompts[0])), float))
     apart = (prompts[0].astype(float) - prompts[1]) / sigma
     np.testing.assert_allclose(got, -dim * np.log(sigma) - 0.5 * (apart**2).sum(1), rtol=1e-5)
