@@ -138,6 +138,7 @@ def test_subsets_are_uniformly_random():
     assert np.abs(z).max() < 4.5
 
 
+@pytest.mark.slow
 def test_subset_means_of_sorted_features_estimate_their_covariance():
     # Over the deals, Σ̂ of the subsets averages to the examples' own covariance; a deal in order would not.
     size, num_subsets, draws = 12, 4, 4000

@@ -25,10 +25,11 @@ def made(alphas, *, predictions=False, more=None) -> studies.Study:
     [
         (made([0.1, 1.0]), {"accuracy_vs_alpha"}, False),
         (made([0.1], predictions=True), {"accuracy_vs_bytes"}, True),
-        (
+        pytest.param(
             made([0.1], more=studies.variants(["fedcof"], {"shrinkage": [0.1, 1.0]})),
             {"accuracy_vs_bytes", "accuracy_vs_shrinkage"},
             False,
+            marks=pytest.mark.slow,
         ),
     ],
 )
@@ -76,6 +77,7 @@ def test_the_page_tells_the_federations_and_a_folder_may_be_text(tmp_path):
         assert f'<th scope="row">{name}</th><td>{value}</td>' in text
 
 
+@pytest.mark.slow
 def test_data_need_to_know_only_the_studys_seeds(tmp_path):
     study = made([0.1])
     known = {name: {3: load(3)}.__getitem__ for name, load in study.datasets.items()}
