@@ -103,7 +103,7 @@ def image_table(
 
     Returns:
         The image set, in the order of the tables. Files that are in no table are ignored silently. Classes
-        are sorted, as numbers if all are numbers. The fingerprint is computed as by `image_folder`.
+        are sorted, as numbers if all consist of digits. The fingerprint is computed as by `image_folder`.
 
     Raises:
         ValueError: if a column is missing, a value is empty, or two files or lines have the same name.

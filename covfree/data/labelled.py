@@ -139,10 +139,10 @@ def labelled(
     }
 
 
-def by_number(names: Iterable[str]) -> list[str]:
-    """Sort names as numbers if all are whole numbers, else as strings."""
+def by_number(names: Iterable[str], is_number: Callable[[str], bool] = str.isdecimal) -> list[str]:
+    """Sort names as numbers if ``is_number`` of all, else as strings."""
     names = sorted(names)
-    if all(name.isascii() and name.lstrip("-").isdecimal() for name in names):
+    if all(map(is_number, names)):
         names.sort(key=int)
     return names
 

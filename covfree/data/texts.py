@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import hashlib
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -134,10 +134,15 @@ def load_texts(
     items = [(text, example) for text, example in items if text is not None]
     if not items:
         raise ValueError(f"{path}: expected texts, found none")
-    kept, fields = labelled(path, "texts", [example for _, example in items], class_names, by_number)
+    kept, fields = labelled(path, "texts", [example for _, example in items], class_names, _sorted)
     if len(kept) < len(items):
         ignored += ("validation split",)
     return TextSet(name=path.stem, texts=tuple(items[place][0] for place in kept), ignored=ignored, **fields)
+
+
+def _sorted(labels: Iterable[str]) -> list[str]:
+    # Unlike the classes of `image_table`, numbers may be negative; heads and features hold either order.
+    return by_number(labels, lambda label: label.isascii() and label.removeprefix("-").isdecimal())
 
 
 def _table(path: Path, names: Mapping[str, str]) -> Iterator[_Item]:

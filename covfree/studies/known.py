@@ -51,16 +51,16 @@ def is_own(name: str) -> bool:
 def alternatives(name: str) -> list[str]:
     """Return the names of the methods among which clients choose; [name] if there is no choice.
 
-    ``-or-`` separates methods only after a whole one: not in ``my-or-dir/mine.py:function``.
+    ``-or-`` does not separate methods within a whole one, such as ``my-or-dir/mine.py:function``.
     """
-    found, begun = list[str](), ""
+    found, parts = list[str](), name.split(JOINT)
     known = {*registry(), *entry_points(group=GROUP).names} if JOINT in name else set[str]()
-    for part in name.split(JOINT):
-        begun = f"{begun}{JOINT}{part}" if begun else part
-        if ".py:" in begun or begun.partition(":")[0].strip() in known:
-            found.append(begun)
-            begun = ""
-    return [*found, begun] if begun else found
+    while parts:
+        begun = (JOINT.join(parts[:end]) for end in range(1, len(parts) + 1))
+        whole = (each for each in begun if ".py:" in each or each.partition(":")[0].strip() in known)
+        found.append(next(whole, parts[0]))
+        del parts[: found[-1].count(JOINT) + 1]
+    return found
 
 
 def _entry(name: str, make: Any, title: str | None = None) -> Entry[Method]:

@@ -66,6 +66,10 @@ BAD = {
     "mine.py:raises:power=much": "mine.py:raises:power=much: KeyError: 'much'",
     "absent.py:cautious": "expected a Python file, got 'absent.py', which is not there",
     "median": "unknown method 'median'",
+    "fedcof-or-": "unknown method ''",
+    "-or-fedcof": "unknown method ''",
+    "fedcofx-or-fedncm": "unknown method 'fedcofx'",
+    "mine-or-fedcof": "unknown method 'mine'",
 }
 
 

@@ -101,6 +101,20 @@ def test_other_columns_and_names_with_extensions(landmarks):
 
 
 @pytest.mark.parametrize(
+    ("labels", "order"),
+    [("10 2 9", "2 9 10"), ("10 2 -1", "-1 10 2"), ("10 --1 2", "--1 10 2"), ("٣ 10 2", "2 ٣ 10")],
+)
+def test_labels_are_numbered_as_heads_hold_them(landmarks, labels, order):
+    (landmarks / "mine.csv").write_text(
+        "user_id,image_id,class\n"
+        + "".join(
+            f"u,{name},{label}\n" for name, label in zip(("0a", "0b", "1c"), labels.split(), strict=True)
+        )
+    )
+    assert image_table(landmarks / "train", landmarks / "mine.csv").class_names == tuple(order.split())
+
+
+@pytest.mark.parametrize(
     ("table", "error", "message"),
     [
         (

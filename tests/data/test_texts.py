@@ -101,6 +101,12 @@ def test_numbers_as_labels_and_clients(file):
     assert texts.clients.tolist() == ["3", "3", "3"]
 
 
+def test_labels_are_numbered_as_heads_hold_them(file):
+    for labels, order in (("-1 10 2", "-1 2 10"), ("-1 --1 10 2", "--1 -1 10 2"), ("٣ 10 2", "10 2 ٣")):
+        texts = load_texts(file(".csv", "text,label\n" + "".join(f"t,{each}\n" for each in labels.split())))
+        assert texts.class_names == tuple(order.split())
+
+
 def test_columns_by_other_names_and_long_texts(file):
     """As the file calls them; a text may be longer than the limit of Python's csv, which stays as it was."""
     limit, long = csv.field_size_limit(), "word " * 50_000
