@@ -91,7 +91,7 @@ def image_table(
     image_column: str = "image_id",
     label_column: str = "class",
 ) -> ImageSet:
-    """Open images whose clients and classes are listed in tables (comma-separated values).
+    """Open images whose clients and classes are listed in tables (``.csv``, or ``.tsv`` with tabs).
 
     Args:
         folder: the folder of the images, at any depth.
@@ -115,7 +115,7 @@ def image_table(
             continue
         needed = columns if split == "train" else columns[:2]
         try:
-            lines = list(read_table(Path(table), needed, columns))
+            lines = list(read_table(Path(table), needed, columns, ragged=True))
             if not lines:
                 raise ValueError("expected a line for each image, got none")
             for place, values in lines:

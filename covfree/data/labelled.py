@@ -153,7 +153,7 @@ def few(names: Sequence[str]) -> str:
 
 
 def read_table(
-    path: Path, needed: Sequence[str], others: Sequence[str], hint: str = ""
+    path: Path, needed: Sequence[str], others: Sequence[str], hint: str = "", *, ragged: bool = False
 ) -> Iterator[tuple[str, dict[str, str]]]:
     """Yield for each line of a CSV or TSV file its place, such as "line 2", and its values by column.
 
@@ -162,6 +162,7 @@ def read_table(
         needed: the columns that the file must have.
         others: columns that it may have. Any further columns are ignored.
         hint: the end of the error if a column is missing.
+        ragged: whether a line may lack the values of further columns, and have more values that are empty.
     """
     form: dict[str, Any] = {"delimiter": "\t", "quoting": csv.QUOTE_NONE} if path.suffix == ".tsv" else {}
     # Spreadsheets write a byte order mark before the first name; utf-8-sig drops it.
@@ -173,7 +174,8 @@ def read_table(
             raise ValueError(f"expected columns {' and '.join(needed)} once each, got {list(names)}{hint}")
         for row in rows:
             place = f"line {rows.line_num}"
-            if None in row or None in row.values():
-                found = "more" if None in row else "fewer"
+            more = row.pop(None, [])
+            if (any(more) if ragged else more) or None in map(row.get, columns if ragged else names):
+                found = "more" if more else "fewer"
                 raise ValueError(f"{place}: expected {len(names)} values, got {found}")
             yield place, {name: row[name] for name in columns}

@@ -176,8 +176,8 @@ class CheckpointFolder:
         if differing:
             raise ValueError(
                 f"checkpoint: expected a run of the same algorithm over the same clients; {self._folder} "
-                f"is of one that differs in {', '.join(differing)}. Call with the arguments of that run to "
-                "go on; give another folder, or delete this one, to start anew"
+                f"is of one that differs in {', '.join(differing)}. Call with the arguments of that run, in "
+                "its version of covfree, to go on; give another folder, or delete this one, to start anew"
             )
 
     def close(self) -> None:

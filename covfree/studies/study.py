@@ -266,9 +266,12 @@ class Study:
         kept, cells, done = RunFile(Path(self.folder) / RUNS), set(self.cells), dict[Cell, Run]()
         for run, method in kept.runs:
             if prints.get(run.method, method) != method:
-                what = f"another method named {run.method!r} (its settings or code differ)"
-                text = f"holds runs of {what}; rename this method, or give the study another folder"
-                raise ValueError(f"{kept.path}: {text}")
+                what = f"{run.method!r} of another version of covfree, or with other settings"
+                remedy = "give another folder (--out)"
+                if not isinstance(self.methods[run.method], Variant) or is_own(run.method):
+                    what = f"another method named {run.method!r} (its settings or code differ)"
+                    remedy = "rename this method, or give the study another folder"
+                raise ValueError(f"{kept.path}: holds runs of {what}; {remedy}")
             assert run.federation is not None
             cell = Cell(run.dataset, run.seed, run.federation, run.method)
             if cell in cells and (lacking := set(self.figures) - set(run.figures)):

@@ -100,6 +100,13 @@ def test_other_columns_and_names_with_extensions(landmarks):
     assert (images.class_names, images.labels.tolist(), images.is_test) == (("crow", "owl"), [1, 0], None)
 
 
+def test_lines_may_differ_in_length_where_nothing_is_read(landmarks):
+    table = landmarks / "mine.csv"
+    table.write_text("user_id,image_id,class,note\nA,0a,owl\nB,0b,crow,,\n")
+    images = image_table(landmarks / "train", table)
+    assert (images.class_names, images.labels.tolist()) == (("crow", "owl"), [1, 0])
+
+
 @pytest.mark.parametrize(
     ("labels", "order"),
     [("10 2 9", "2 9 10"), ("10 2 -1", "-1 10 2"), ("10 --1 2", "--1 10 2"), ("٣ 10 2", "2 ٣ 10")],
@@ -124,6 +131,7 @@ def test_labels_are_numbered_as_heads_hold_them(landmarks, labels, order):
         ),
         ("user_id,image_id,class\n,0a,1\n", ValueError, "line 2 has no 'user_id'"),
         ("user_id,image_id,class\n1,0a\n", ValueError, "mine.csv: line 2: expected 3 values, got fewer"),
+        ("user_id,image_id,class\n1,0a,snow, owl\n", ValueError, "line 2: expected 3 values, got more"),
         ("user_id,image_id,class\n", ValueError, "expected a line for each image, got none"),
         ("", ValueError, r"expected columns image_id .*, got \[\]"),
         ("user_id,image_id,class\n1,0a,1\n2,zz,1\n", FileNotFoundError, r"1 of 2 images .* 'zz'"),

@@ -361,7 +361,8 @@ run(adding(), *DATA, key=KEY, rounds=1000, participation=0.5, checkpoint=sys.arg
             "features": (2 * features, labels, clients),
         }.get(other, DATA)
         key = jax.random.key(4) if other == "key" else KEY
-        text = f"checkpoint: expected .* differs in {what} Call with the arguments of that run to go on; "
+        how = "Call with the arguments of that run, in its version of covfree, to go on; "
+        text = f"checkpoint: expected .* differs in {what} {how}"
         with pytest.raises(ValueError, match=text):
             run(algorithm, *data, key=key, rounds=2, participation=drawn, checkpoint=tmp_path)
 

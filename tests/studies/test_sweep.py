@@ -236,6 +236,14 @@ def test_methods_as_variants_gives_them():
     assert without_times(made) == without_times(plain)
 
 
+def test_runs_of_a_named_method_by_another_version_need_another_folder(tmp_path):
+    """The user cannot rename covfree's own method."""
+    few = {"seeds": (0,), "federations": FEDERATIONS[:1], "folder": tmp_path}
+    runs(methods=studies.variants(["fedcof"], {"shrinkage": [0.1]}), **few)
+    with pytest.raises(ValueError, match=r"of 'fedcof' of another version of covfree.*; give .* \(--out\)$"):
+        runs(methods=studies.variants(["fedcof"]), **few)
+
+
 def test_seeds_may_be_any_integers_of_an_iterator(tmp_path):
     data = {name: lambda seed: load_digits(seed=seed) for name in ("a", "b")}
     places = [studies.Federation(5, "inner_dirichlet", 1.0)]
