@@ -17,7 +17,7 @@ def main() -> None:
         sys.exit(f"covfree: the command line needs {', '.join(missing)}: {how_to_get('cli')}")
     from covfree.core.interrupts import handle_signals
 
-    handle_signals()  # before imports that take a second
+    handle_signals()  # before imports that take a second; jax was imported with the package
     from covfree.cli.app import app
     from covfree.studies import console
 

@@ -62,7 +62,9 @@ def _floats(message: Message) -> tuple[Any, Any]:
 
 @jax.jit  # never run; `eval_shape` of a compiled function looks at a method once
 def _floats_of_one(method: Method[Any], features: jax.Array, labels: jax.Array, key: PRNGKey) -> Any:
-    return _floats(method.made(features, labels, 1, key))
+    # The shapes do not depend on the numbers, of which a swept method has arrays.
+    params = jax.tree.map(lambda leaf: jnp.ravel(leaf)[0], method.params)
+    return _floats(replace(method, params=params).made(features, labels, 1, key))
 
 
 def _of_messages(floats: tuple[Any, Any], *, num_rows: int, num_clients: int) -> SentBytes:

@@ -112,7 +112,7 @@ def linear_part(head: Any) -> LinearHead:
     """Return a linear head, or that of a `StudentHead`; raise for other heads."""
     inner = head.linear if isinstance(head, StudentHead) else head
     if not isinstance(inner, LinearHead):
-        raise TypeError(f"head: expected a linear head, got {type(inner).__name__}")
+        raise TypeError(f"head: expected a linear head or a Student head, got {type(inner).__name__}")
     return inner
 
 

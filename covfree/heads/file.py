@@ -242,7 +242,7 @@ def _without_term(head: Any) -> tuple[Any, dict[str, Any]]:
     linear = head.linear
     if linear.present is not None:
         raise ValueError(
-            "head: expected a linear term that scores all classes (present = None), got one with a mask"
+            "head: expected a linear term for all classes (present = None), got one with a mask in present"
         )
     return head.head, dict(zip(_TERM, (linear.weight, linear.bias, head.scale), strict=True))
 

@@ -307,7 +307,7 @@ class TestBadInput:
             (lambda: ft.fednova(quadratic(), optax.sgd), "client: expected an optax transformation"),
             (lambda: ft.fedadam(quadratic(), b2=-0.1), "b2"),
             (lambda: ft.fedadam(quadratic(), form="adam"), "form: expected one of"),
-            (lambda: ft.linear_model(None), "head: expected a linear head, got NoneType"),
+            (lambda: ft.linear_model(None), "head: expected a linear head or a Student head, got NoneType"),
         ],
     )
     def test_an_error_says_what_is_wrong(self, make, message, untyped):

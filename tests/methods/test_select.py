@@ -117,6 +117,15 @@ def test_messages_of_matrices():
     assert [len(option(each.client, "steps") or ()) for each in method.rounds[:-1]] == [2, 2]
 
 
+def test_candidates_may_use_the_same_message_otherwise():
+    """QDA needs each class's covariance, the oracle their sum: clients send both alike."""
+    for candidates in ([covfree.qda(), covfree.fedcof_oracle()], [covfree.fedcof_oracle(), covfree.qda()]):
+        method = covfree.select(candidates)
+        assert method.summary.matrices == "each"
+    kinds = {type(fit(each)) for each in candidates}
+    assert type(fit(method)) in kinds
+
+
 def test_what_candidates_share_is_done_once():
     heads = "lda", covfree.student(0.3), covfree.student(1.0)
     method = covfree.select([covfree.fedcof(gamma, head=head) for gamma in (0.1, 1.0) for head in heads])

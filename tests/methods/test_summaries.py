@@ -1,6 +1,7 @@
 """How examples become rows: sizes known in advance, one client as among all, and operations."""
 
 import dataclasses
+from dataclasses import replace
 
 import deployed
 import federations
@@ -19,6 +20,7 @@ from covfree.methods import (
     send_class_means,
     send_mixtures,
 )
+from covfree.methods.summary import gram_matrices
 
 KEY = jax.random.key(2)
 MEANS = [
@@ -177,6 +179,16 @@ def test_operations_grow_with_the_examples(summary):
         ),
         (lambda: send_mixtures(0), ValueError, "num_components: expected an integer of at least 1, got 0"),
         (lambda: send_mixtures(2, "round"), ValueError, "covariance: expected one of .*, got 'round'"),
+        (
+            lambda: replace(gram_matrices(len), matrices="row"),
+            ValueError,
+            "matrices: expected one of .*'each'.*, got 'row'",
+        ),
+        (
+            lambda: replace(gram_matrices(len), message=None),
+            ValueError,
+            "merge: expected None, as clients send no message",
+        ),
     ],
 )
 def test_errors(make, error, text):

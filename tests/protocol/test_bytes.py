@@ -1,6 +1,8 @@
 """Bytes up: the arrays that clients really send, and the papers' formulas."""
 
 import deployed
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from classifiers import ONE_SHOT
@@ -97,6 +99,13 @@ def test_a_head_that_holds_all_rows_is_received_as_such():
         for make in (covfree.fedcof, covfree.fedcof_oracle)
     ]
     assert received[0] == received[1]
+
+
+def test_a_swept_method_sends_what_one_sends():
+    _, labels, clients = ragged()
+    swept = jax.vmap(covfree.afl)(jnp.array([0.1, 1.0, 10.0]))
+    one = covfree.sent_bytes(covfree.afl(), labels, clients, dim=DIM)
+    assert covfree.sent_bytes(swept, labels, clients, dim=DIM) == one
 
 
 def test_padding_rows_are_not_sent():

@@ -173,11 +173,13 @@ def select(candidates: Sequence[Method[H]], *, by: By = "errors", keep: float = 
     )
     merges = tuple(each.summary.merge for each in candidates)
     merge = bound(_merged, merges=merges, tracks=tracks, maker=maker)
+    # If one candidate needs each class's covariance, their sum does not suffice.
+    summary = next((each.summary for each in candidates if each.summary.matrices == "each"), first.summary)
     receives = any(each.received is not None for each in candidates)
     made: Any = Method(
         params=tuple(each.params for each in candidates),
         name="-or-".join(dict.fromkeys(each.name for each in candidates)),
-        summary=_of_rest(first.summary, keep, merge),
+        summary=_of_rest(summary, keep, merge),
         rounds=(*own, count),
         system=None,
         head=bound(counting.finish, maker=maker),
@@ -205,7 +207,9 @@ def _check(candidates: tuple[Method[Any], ...], keep: float) -> None:
                 f"candidates: expected methods that were not made by select, got {each.name!r}; list all "
                 "candidates in one call"
             )
-        if each.sends != first.sends or replace(each.summary, merge=first.summary.merge) != first.summary:
+        # The server's use of messages may differ.
+        sent, other = (replace(one.summary, merge=None, matrices=None) for one in (each, first))
+        if each.sends != first.sends or sent != other:
             other = " with other settings" if each.sends == first.sends else ""
             raise ValueError(
                 f"candidates: expected methods whose clients send the same; {first.name!r} sends "
