@@ -38,6 +38,7 @@ from covfree.deployment import (
 from covfree.deployment.differences import differences
 from covfree.deployment.envelope import unseal, write
 from covfree.deployment.folder import clock, without
+from covfree.deployment.machine import check_folder
 from covfree.deployment.site import extractor_of
 from covfree.methods import registry
 from covfree.privacy import Promise
@@ -294,9 +295,11 @@ def join_command(
     if name not in description.sites:
         told = ", the name of the file of --key" if site is None else ""
         raise ValueError(f"--site: expected one of {', '.join(description.sites)}, got {name!r}{told}")
-    # Check the key before features are computed.
+    # Check the key and the folder before features are computed.
     check_key(key, private, description.sites, name)
-    with _options(features="features", images="images"):
+    with _options(folder="state"):
+        check_folder(state, description, name)
+    with _options(features="features", images="images", **{str(features): f"features: {features}"}):
         own, algorithm = load_site(description, state, features=features, images=images, weights=weights)
     if features is not None and description.extractor and not {*description.extractor} & {*own.uses}:
         known = description.extractor.get("backbone") in BACKBONES
@@ -386,7 +389,7 @@ def _options(**named: str) -> Iterator[None]:
     """Begin errors about an argument with the option that gives it, as in ``_options(folder="state")``."""
     try:
         yield
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, FileNotFoundError) as error:
         name, colon, text = str(error).partition(":")
         if name not in named:
             raise

@@ -17,7 +17,7 @@ from jax.dtypes import canonicalize_dtype
 
 from covfree.core.atomic import lock, remove_abandoned
 from covfree.deployment.description import Description
-from covfree.deployment.envelope import Refused, write
+from covfree.deployment.envelope import SERVER, Refused, write
 from covfree.deployment.private import PrivateSteps
 from covfree.deployment.steps import Steps
 from covfree.rounds.algorithm import Algorithm
@@ -48,7 +48,7 @@ class Machine:
         algorithm: Algorithm | None,
         now: Callable[[], float],
     ) -> None:
-        """Lock the folder, and load the state in it, from a file that is called ``name``.
+        """Lock the folder, and load the state in it; ``name`` is the machine's, a site's or `SERVER`.
 
         Raises:
             ValueError: if another process uses the folder, it belongs to another machine or federation, or
@@ -65,27 +65,17 @@ class Machine:
             given = self._algorithm, sites, description.key(), description.example, most
             self._steps = Steps(*given, private=description.private is not None)
         self.folder = Path(folder)
-        self._path = self.folder / f"{name}{SUFFIX}"
-        if self.folder.is_file():
-            raise ValueError(f"folder: expected a folder for this machine's state, got the file {folder}")
+        self._path = self.folder / f"{_stem(name)}{SUFFIX}"
+        check_folder(self.folder, description, name)  # before it is made
         self.folder.mkdir(parents=True, exist_ok=True)
         remove_abandoned(self.folder)
         self._lock = (self.folder / "lock").open("ab")
         try:
             if not lock(self._lock):
                 raise ValueError(f"folder: expected one that no other process uses, got {folder}")
-            own = self.folder / "federation"
-            if own.exists() and (found := own.read_text()) != description.identity:
-                raise ValueError(
-                    f"folder: expected a new one, or one of federation {description.identity[:12]}…; "
-                    f"{folder} holds the state of federation {found[:12]}…: take another folder"
-                )
-            if others := [path.stem for path in self.folder.glob(f"*{SUFFIX}") if path != self._path]:
-                raise ValueError(
-                    f"folder: expected one of its own for each machine, got {folder}, which holds the state "
-                    f"of another ({others[0]}{SUFFIX})"
-                )
-            write(own, description.identity.encode())
+            check_folder(self.folder, description, name)
+            write(self.folder / "machine", name.encode())
+            write(self.folder / "federation", description.identity.encode())
             try:
                 self._load()
             except (Unlike, KeyError) as error:
@@ -114,6 +104,31 @@ class Machine:
     def __exit__(self, *_: object) -> None:
         """Release the folder for another process."""
         self._lock.close()
+
+
+def check_folder(folder: Path, description: Description, name: str) -> None:
+    """Raise ValueError if a folder holds the state of another machine than ``name``, or federation."""
+    if folder.is_file():
+        raise ValueError(f"folder: expected a folder for this machine's state, got the file {folder}")
+    own, machine = folder / "federation", folder / "machine"
+    if own.exists() and (found := own.read_text()) != description.identity:
+        raise ValueError(
+            f"folder: expected a new one, or one of federation {description.identity[:12]}…; "
+            f"{folder} holds the state of federation {found[:12]}…: take another folder"
+        )
+    if machine.exists():
+        others = {machine.read_text()} - {name}
+    else:  # new, or of a draft of 0.1.0
+        others = {path.stem for path in folder.glob(f"*{SUFFIX}")} - {_stem(name)}
+    if others:
+        raise ValueError(
+            f"folder: expected one of its own for each machine, got {folder}, which holds the state of "
+            f"another ({min(others)})"
+        )
+
+
+def _stem(name: str) -> str:
+    return "state" if name == SERVER else name
 
 
 def unflattened(like: Any, arrays: Mapping[str, np.ndarray], name: str) -> Any:

@@ -62,7 +62,7 @@ class Server(Standing):
         """
         if public_key(key) != description.server:
             raise ValueError("key: expected the private key of the description's server, got another")
-        super().__init__(description, folder, "state", key, algorithm, now)
+        super().__init__(description, folder, SERVER, key, algorithm, now)
 
     def open(self) -> bytes:
         """Open the round and return its broadcast; while the round is open, return the same broadcast.

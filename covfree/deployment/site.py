@@ -181,6 +181,10 @@ def _settings(chosen: Backbone, found: Weights) -> dict[str, Any]:
 def _uses(path: Path, arrays: dict[str, np.ndarray]) -> dict[str, Any]:
     if not {"features", "labels"} <= set(arrays) or arrays["features"].ndim != 2:
         raise ValueError(f"{path}: expected features [n, d] and labels [n], got arrays {sorted(arrays)}")
+    rows = arrays["features"].shape[:1]
+    for name in ("labels", "is_test"):
+        if name in arrays and arrays[name].shape != rows:
+            raise ValueError(f"{path}: expected {name} {[*rows]}, as features, got {[*arrays[name].shape]}")
     key: Any = {}
     if "key" in arrays:
         try:

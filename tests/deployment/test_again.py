@@ -10,7 +10,7 @@ import pytest
 from machines import draw_keys, examples
 
 from covfree.cli.app import run
-from covfree.deployment import load_key
+from covfree.deployment import Description, Server, load_key
 from covfree.deployment.envelope import seal, unseal
 
 SITES = ("berlin", "oslo")
@@ -83,10 +83,19 @@ def test_commands_given_again_say_what_they_found_and_what_to_do(finished, capsy
         assert "take another folder" in text
     # Folders of other machines of this federation.
     for words, holds in ((joining("shared", "oslo", "berlin"), "berlin"), (serving("shared", "oslo"), "oslo"),
-                         (joining("shared", "oslo", "s"), "state")):  # fmt: skip
+                         (joining("shared", "oslo", "s"), "server")):  # fmt: skip
         text = told(words)
         assert text.startswith("covfree: --state: expected one of its own for each machine, got ")
-        assert f"which holds the state of another ({holds}.message)" in text
+        assert f"which holds the state of another ({holds})" in text
+    # From their first use, before there is state in them; and folders of a draft, which stored no name.
+    with Server(Description.load("other/federation.json"), "new", load_key("server.key")) as server:
+        server.open()
+    assert run([*joining("other", "oslo", "o"), "--wait", "0"]) == 3
+    Path("berlin/machine").unlink()
+    for words, holds in ((joining("other", "oslo", "new"), "server"), (serving("other", "o"), "oslo"),
+                         (joining("shared", "oslo", "berlin"), "berlin")):  # fmt: skip
+        assert f"which holds the state of another ({holds})" in told(words)
+    assert run(joining("shared", "berlin", "berlin")) == 0
     # A shared folder without its description is not a new one, and another's end is not this one's.
     description = Path("shared/federation.json").read_bytes()
     Path("shared/federation.json").unlink()

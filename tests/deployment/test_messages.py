@@ -36,6 +36,7 @@ def made(tmp_path_factory):
     key = {"backbone": "resnet-tiny", "weights": "0" * 64, "dtype": "float32"}
     np.savez("own.npz", **data, class_names=NAMES, key=json.dumps(key))
     np.savez("bare.npz", **data, class_names=NAMES)
+    np.savez("short.npz", **data | {"labels": np.array([0, 1])}, class_names=NAMES)
     np.savez("nameless.npz", **data)
     Path("classes.txt").write_text("\n".join(NAMES))
     Path("others.txt").write_text("blue\ngrey\ndark")
@@ -118,6 +119,8 @@ def made(tmp_path_factory):
         (f"{JOIN.replace('shared', 'nofolder')} --features own.npz", "nofolder: no federation.json; check"),
         ("join", "--features: expected features or images, got neither"),
         ("join --features own.npz --images x", "--features: expected features or images, got both"),
+        ("join --features short.npz", "--features: short.npz: expected labels [4], as features, got [2]"),
+        ("join --features nix.npz", "--features: nix.npz: no such file"),
         ("join --images nophotos", "--images: expected a folder with one folder of images a class, got"),
         ("join --images own.npz", "got 'own.npz', a file"),
         (

@@ -156,6 +156,12 @@ def test_a_site_whose_photos_changed_since(tiny, capsys):
     assert "here): names, sizes or modification times of images in oslo changed; remove it or write" in told
     assert told.rstrip().endswith("again, or give it as a file of features as it is")
     assert run([*join[:-1], "--features", "o/features.npz"]) == 3
+    # The folder of another machine stays as it is.
+    Path("o/features.npz").unlink()
+    join[join.index("oslo.key")] = "berlin.key"
+    assert run([*join, "photos/berlin"]) == 2
+    assert "--state: expected one of its own for each machine" in capsys.readouterr().err
+    assert not Path("o/features.npz").exists()
 
 
 def test_what_no_network_can_be(tmp_path):
