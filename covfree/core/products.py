@@ -18,8 +18,8 @@ _SMALLEST = 128
 _FEWEST = 64
 
 
-def product(left: Float[Array, "a b"], right: Float[Array, "b c"]) -> Float[Array, "a c"]:
-    """Multiply matrices in full precision: without TF32 or bfloat16 on accelerators."""
+def product(left: Float[Array, "*a b"], right: Float[Array, "b c"]) -> Float[Array, "*a c"]:
+    """Multiply a matrix, or several, by another in full precision: no TF32 or bfloat16 on accelerators."""
     return jnp.matmul(left, right, precision=jax.lax.Precision.HIGHEST)
 
 
