@@ -188,7 +188,10 @@ def new_command(
     keys = public_keys(sites, public_key(server))
     options = {each.name: f"private: {each.name}" for each in fields(PrivateSums)}
     options |= {each.name: each.name.replace("_", "-") for each in fields(Description)}
-    with _options(**options, method="algorithm"):
+    options |= {"method": "algorithm", "holders": "sums: holders", "releases": "private: epsilon"}
+    if deadline is not None and not deadline > 0:
+        raise ValueError(f"--deadline: expected a number above 0, got {deadline}")
+    with _options(**options):
         description = Description(
             algorithm,
             tuple(uses.pop("class_names")),
@@ -209,11 +212,12 @@ def new_command(
             sums=_numbers("sums", sums if private is None else sums or "", SecureSums),
             private=_numbers("private", private, PrivateSums),
         )
+        promised = None if description.promise is None else _promised(description, description.promise)
     shared.mkdir(parents=True, exist_ok=True)
     description.save(file)
     say(f"wrote {file}: {', '.join(description.sites)}; {algorithm}; identity {description.identity}")
-    if description.promise is not None:
-        say(_promised(description, description.promise))
+    if promised is not None:
+        say(promised)
 
 
 @app.command("serve")
@@ -299,6 +303,9 @@ def join_command(
     check_key(key, private, description.sites, name)
     with _options(folder="state"):
         check_folder(state, description, name)
+    if (images is None) == (features is None):
+        got = "neither" if images is None else "both"
+        raise ValueError(f"expected --images or --features, got {got}")
     with _options(features="features", images="images", **{str(features): f"features: {features}"}):
         own, algorithm = load_site(description, state, features=features, images=images, weights=weights)
     if features is not None and description.extractor and not {*description.extractor} & {*own.uses}:

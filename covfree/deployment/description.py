@@ -17,7 +17,7 @@ import jax
 import numpy as np
 
 from covfree.core.atomic import replacing
-from covfree.core.checks import check_choice, check_positive, check_type
+from covfree.core.checks import check_above_zero, check_choice, check_positive, check_type
 from covfree.deployment.envelope import check_keys
 from covfree.deployment.named import algorithm_named, method_named
 from covfree.deployment.private import Exact, PrivateSums
@@ -123,12 +123,12 @@ class Description:
                 )
             if self.sums.neighbours not in (None, len(self.sites) - 1):
                 raise ValueError(
-                    "neighbours: expected None with private (each site shares masks with all others), as the "
-                    f"server could learn sums of fewer sites otherwise, got {self.sums.neighbours}"
+                    "sums: neighbours: expected None with private (each site shares masks with all others), "
+                    f"as the server could learn sums of fewer sites otherwise, got {self.sums.neighbours}"
                 )
             if self.sums.holders is not None:
                 raise ValueError(
-                    f"holders: expected None with private, whose noise hides each site, got "
+                    f"sums: holders: expected None with private, whose noise hides each site, got "
                     f"{self.sums.holders}"
                 )
         made = self._made(None)
@@ -154,6 +154,8 @@ class Description:
                         f"holders: expected at most the number of sites, {len(self.sites)}, got "
                         f"{self.sums.holders}"
                     )
+                if self.sums.bound is not None:
+                    check_above_zero("bound", self.sums.bound)
                 self.session(0, 1)
                 self.words  # noqa: B018
             except ValueError as error:

@@ -70,7 +70,7 @@ class PrivateSums:
                 "private: expected unit=client, no weight, no projection, as training hides whole sites; "
                 f"got unit={self.unit}, weight={self.weight}, projection={self.projection}"
             )
-        return private_updates(
+        made = private_updates(
             epsilon=self.epsilon,
             delta=self.delta,
             clip=self.clip,
@@ -79,6 +79,11 @@ class PrivateSums:
             num_clients=num_sites,
             neighbours=self.neighbours,
         )
+        if self.clip <= 1:
+            raise ValueError(
+                f"clip: expected above 1, as an upload includes the site's weight, 1; got {self.clip}"
+            )
+        return made
 
     def _honest(self, fewest: int) -> int:
         if self.honest is None and fewest == 1:

@@ -17,9 +17,10 @@ NAMES = ("blue", "dark", "grey")
 NEW = "new other --sites keys --key server.key --like own.npz"
 SUMS = f"{NEW} --fewest 3 --sums"
 PRIVATE = f"{NEW} --fewest 3 --algorithm fedcof --private"
+NOISED = f"{PRIVATE} epsilon=8:delta=1e-6:clip=9"
 JOIN = "join shared --key oslo.key --state o --out o.npz"
 # What each command of the table below begins with.
-WORDS = {"new": NEW, "sums": SUMS, "private": PRIVATE, "join": JOIN}
+WORDS = {"new": NEW, "sums": SUMS, "private": PRIVATE, "noised": NOISED, "join": JOIN}
 
 
 @pytest.fixture(scope="module")
@@ -108,6 +109,16 @@ def made(tmp_path_factory):
             "private epsilon=8:delta=1e-6:clip=9 --algorithm fedcof-refined",
             "--algorithm: expected one whose head is a function of class sums",
         ),
+        (
+            "private epsilon=1e300:delta=1e-6:clip=9",
+            "--private: epsilon: expected a sum of ρ whose ε is finite",
+        ),
+        ("noised --sums bound=-1", "--sums: bound: expected a finite number above 0, got -1"),
+        ("noised --sums bound=nan", "--sums: bound: expected a finite number above 0, got nan"),
+        ("noised --sums holders=3", "--sums: holders: expected None with private"),
+        ("noised --sums neighbours=1", "--sums: neighbours: expected None with"),
+        ("sums bound=1e4:holders=1", "--sums: holders: expected at least 3 clients, got 1"),
+        ("new --deadline -1", "--deadline: expected a number above 0, got -1.0"),
         ("status nofolder", "nofolder: no federation.json; check the path, or wait for covfree federation"),
         ("join --features own.npz --key rome.key --site oslo",
          "--key: expected the private key of 'oslo' in the description, got another, in rome.key"),
@@ -117,8 +128,8 @@ def made(tmp_path_factory):
             "--state: expected a folder that nobody else can read, got shared/s in shared",
         ),
         (f"{JOIN.replace('shared', 'nofolder')} --features own.npz", "nofolder: no federation.json; check"),
-        ("join", "--features: expected features or images, got neither"),
-        ("join --features own.npz --images x", "--features: expected features or images, got both"),
+        ("join", "expected --images or --features, got neither"),
+        ("join --features own.npz --images x", "expected --images or --features, got both"),
         ("join --features short.npz", "--features: short.npz: expected labels [4], as features, got [2]"),
         ("join --features nix.npz", "--features: nix.npz: no such file"),
         ("join --images nophotos", "--images: expected a folder with one folder of images a class, got"),
@@ -137,6 +148,7 @@ def test_a_message_says_what_is_wrong_and_what_to_do(made, words, text, capsys):
         words = f"{WORDS.get(first, first)}{space}{rest}"
     assert run(["federation", *shlex.split(words)]) == 2
     assert text in capsys.readouterr().err
+    assert not Path("other").exists()
 
 
 def test_sites_are_told_what_hides_their_uploads(made, capsys):

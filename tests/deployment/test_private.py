@@ -94,6 +94,8 @@ def test_training_is_private_for_sites_inside_the_masks(tmp_path):
     ("fields", "why"),
     [
         ({"sums": None}, "private: expected sums beside it"),
+        ({"algorithm": "fedadam", "rounds": 2, "promise": PrivateSums(9.0, 1e-5, clip=1.0, unit="client")},
+         "clip: expected above 1, as an upload includes the site's weight, 1; got 1.0"),
         ({"sums": SecureSums(neighbours=2)}, "neighbours: expected None with private"),
         ({"sums": SecureSums(holders=3)}, "holders: expected None with private, whose noise hides each site"),
         ({"algorithm": "fedadam", "rounds": 2}, "private: expected unit=client"),
@@ -103,7 +105,7 @@ def test_training_is_private_for_sites_inside_the_masks(tmp_path):
         ({"judge_sites": True}, "judge_sites: expected an algorithm whose sites send class means"),
         ({"algorithm": "qda-means"}, "method: expected one whose head"),
     ],
-)
+)  # fmt: skip
 def test_what_promises_nothing_is_an_error(fields, why, tmp_path):
     with pytest.raises(ValueError, match=why):
         make(tmp_path, **fields)
