@@ -51,16 +51,19 @@ def is_own(name: str) -> bool:
 def alternatives(name: str) -> list[str]:
     """Return the names of the methods among which clients choose; [name] if there is no choice.
 
-    ``-or-`` does not separate methods within a whole one, such as ``my-or-dir/mine.py:function``.
+    ``-or-`` does not separate methods within a whole one, such as ``my-or-dir/mine.py:function``; nor at all
+    if no part is a known method, as in names that are given in Python.
     """
-    found, parts = list[str](), name.split(JOINT)
+    found, parts, some = list[str](), name.split(JOINT), False
     known = {*registry(), *entry_points(group=GROUP).names} if JOINT in name else set[str]()
     while parts:
         begun = (JOINT.join(parts[:end]) for end in range(1, len(parts) + 1))
         whole = (each for each in begun if ".py:" in each or each.partition(":")[0].strip() in known)
-        found.append(next(whole, parts[0]))
+        one = next(whole, None)
+        some |= one is not None
+        found.append(parts[0] if one is None else one)
         del parts[: found[-1].count(JOINT) + 1]
-    return found
+    return found if some else [name]
 
 
 def _entry(name: str, make: Any, title: str | None = None) -> Entry[Method]:
