@@ -188,6 +188,7 @@ def test_bfloat16_and_one_operation_at_a_time(name):
         assert relative_error(wanted, one_by_one) < 1e-5
 
 
+@pytest.mark.slow
 def test_init(images):
     chosen = backbone("resnet")
     params = chosen.init(jax.random.key(0))

@@ -208,6 +208,7 @@ class TestStructure:
 # Rounding. At the end: from here on XLA optimises.
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("optimised")
 @pytest.mark.parametrize("offset", [0.0, 1000.0])
 def test_class_means_equal_the_oracle(precision, offset):
@@ -220,6 +221,7 @@ def test_class_means_equal_the_oracle(precision, offset):
     np.testing.assert_array_equal(means[ABSENT], 0)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("optimised")
 @pytest.mark.parametrize("offset", [0.0, 1000.0])
 def test_class_covariances_equal_the_oracle(precision, offset):
@@ -233,6 +235,7 @@ def test_class_covariances_equal_the_oracle(precision, offset):
     np.testing.assert_array_equal(actual[ABSENT], 0)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("optimised")
 def test_half_precision_is_summed_in_float32():
     """bfloat16: tests/methods/test_contracts.py."""
@@ -248,6 +251,7 @@ def test_half_precision_is_summed_in_float32():
     FLOAT32.assert_close(covariances, oracle.class_covariances(rounded, labels, CLASSES))
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("optimised")
 def test_sums_of_many_examples_keep_their_digits():
     num_examples = 10**6
@@ -261,6 +265,7 @@ def test_sums_of_many_examples_keep_their_digits():
         assert_close(first_moments(rows, 1).mean, [[np.float32(value)]], 1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("optimised")
 @given(
     seeds, st.sampled_from([np.nan, np.inf, -np.inf, 1e38, 0.0]), st.sampled_from([-1, -7, CLASSES, 10**6])
@@ -275,6 +280,7 @@ def test_padding_changes_nothing_bit_for_bit(seed, value, label):
         np.testing.assert_array_equal(a, b)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("optimised")
 @pytest.mark.usefixtures("untyped")  # a batch of GramStatistics has axes that its annotations lack
 def test_vmap_over_clients():
