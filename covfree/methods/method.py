@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from covfree.core.checks import check_above_zero
+from covfree.core.checks import check_above_zero, check_choice
 from covfree.core.keys import derive
 from covfree.core.linalg import Scatter
 from covfree.core.types import AnyArray, H, Head, LinearHead, Message, Rows, Scalar, is_traced
@@ -83,6 +83,9 @@ class Method(Generic[H]):
             raise TypeError(f"head: expected a function, got {self.head!r}")
         if not isinstance(self.summary, Summary):
             raise TypeError(f"summary: expected a Summary, got {self.summary!r}")
+        check_choice("matrices", self.summary.matrices, (None, "gram", "solution", "each", "sum"))
+        if self.summary.merge is not None and self.summary.message is None:
+            raise ValueError("merge: expected None, as clients send no message; got a function")
         if any(each.examples for each in self.rounds[: self.rounds_over_rows]):
             raise ValueError("rounds: expected all rounds over rows to come before rounds over examples")
 

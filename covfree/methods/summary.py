@@ -10,7 +10,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from covfree.core.checks import check_choice
 from covfree.core.types import Message, Rows, accumulation_dtype
 from covfree.estimators.analytic import local_solution
 from covfree.statistics import class_covariances, class_means, count_rows, gram
@@ -63,11 +62,6 @@ class Summary:
     merge: Merge | None = None
     matrices: Literal["gram", "solution", "each", "sum"] | None = None
     counts: bool = False
-
-    def __post_init__(self) -> None:
-        check_choice("matrices", self.matrices, (None, "gram", "solution", "each", "sum"))
-        if self.merge is not None and self.message is None:
-            raise ValueError("merge: expected None, as clients send no message; got a function")
 
     @property
     def stays(self) -> bool:

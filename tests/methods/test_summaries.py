@@ -20,7 +20,6 @@ from covfree.methods import (
     send_class_means,
     send_mixtures,
 )
-from covfree.methods.summary import gram_matrices
 
 KEY = jax.random.key(2)
 MEANS = [
@@ -180,12 +179,12 @@ def test_operations_grow_with_the_examples(summary):
         (lambda: send_mixtures(0), ValueError, "num_components: expected an integer of at least 1, got 0"),
         (lambda: send_mixtures(2, "round"), ValueError, "covariance: expected one of .*, got 'round'"),
         (
-            lambda: replace(gram_matrices(len), matrices="row"),
+            lambda: replace(covfree.fed3r(), summary=replace(covfree.fed3r().summary, matrices="row")),
             ValueError,
             "matrices: expected one of .*'each'.*, got 'row'",
         ),
         (
-            lambda: replace(gram_matrices(len), message=None),
+            lambda: replace(covfree.fed3r(), summary=replace(covfree.fed3r().summary, message=None)),
             ValueError,
             "merge: expected None, as clients send no message",
         ),
