@@ -1,120 +1,153 @@
-"""The checkpoint of a run over rows that are read part by part: a file from which the run can be resumed."""
+"""Checkpoints of a run, saved by orbax in a folder; a resumed run has the same result to the bit."""
 
 from __future__ import annotations
 
-import json
-import re
-from collections.abc import Mapping, Sequence
+import hashlib
+import logging
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
-from zipfile import BadZipFile
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from covfree.core.atomic import remove_abandoned, replacing
-from covfree.core.sums import Compensated
-from covfree.engine.parts import Parts, digest
-from covfree.engine.shapes import Passed
-from covfree.methods import Method
+from covfree.core.atomic import lock
+from covfree.core.optional import optional
+
+# Errors show the values of arrays with at most this many numbers, and only the shapes of larger ones.
+_FEW = 4
 
 
-class StreamState(NamedTuple):
-    """The progress of a run.
+def digest(arrays: Iterable[np.ndarray]) -> str:
+    """Compute a checksum of the arrays' values, data types and shapes."""
+    state = hashlib.blake2b(digest_size=16)
+    for array in arrays:
+        state.update(f"{array.dtype}{array.shape}".encode())
+        state.update(np.ascontiguousarray(array).tobytes())
+    return state.hexdigest()
+
+
+class Mark(NamedTuple):
+    """A fingerprint of one setting or array of a run; if it differs, a saved run cannot be resumed.
 
     Attributes:
-        round: the number of rounds that are done.
-        server: the server's state after these rounds.
-        running: the sums of the current round so far (`Compensated`); None if all rounds are done.
-        part: the index of the part of the rows that the current round adds next.
+        shown: the text that errors show.
+        checksum: a checksum of the values; empty if ``shown`` identifies the setting.
     """
 
-    round: int
-    server: tuple[Any, ...]
-    running: Any
-    part: int = 0
+    shown: str
+    checksum: str = ""
+
+    @classmethod
+    def of(cls, array: Any) -> Mark:
+        """Make the fingerprint of an array. ``shown`` has its values if they are few, else type and shape."""
+        array = np.asarray(array)
+        shown = str(array) if array.size <= _FEW else f"{array.dtype}{list(array.shape)}"
+        return cls(shown, digest([array]))
+
+    def beside(self, ours: Mark) -> str:
+        """Return a text on how this mark, of a saved run, differs from ``ours``, the mark of the present run.
+
+        An example is "0.1 there, 0.2 here".
+        """
+        if self.shown != ours.shown:
+            return f"{self.shown or 'none'} there, {ours.shown or 'none'} here"
+        return f"other values of {ours.shown}" if ours.shown else "not the same as in the checkpoint"
 
 
-def identity_of(
-    method: Method[Any], parts: Parts, forms: Sequence[Passed], *, num_classes: int, part_rows: int
-) -> dict[str, str]:
-    """Return named values that identify a run: it is resumed only from a checkpoint with the same values."""
-
-    def described(value: Any) -> str:
-        # Remove the memory addresses in the repr of functions: they differ between processes.
-        return re.sub(r" at 0x[0-9a-f]+", "", repr(value))
-
-    structure = jax.tree.structure(method.params)
-    return {
-        "method": method.name,
-        "the method's numbers": digest(np.asarray(leaf) for leaf in jax.tree.leaves(method.params)),
-        "the method's parts": described((method.rounds, structure)),
-        "num_classes": str(num_classes),
-        "part_rows": str(part_rows),
-        "totals": ", ".join(
-            f"{leaf.dtype}{list(leaf.shape)}" for form in forms for leaf in form.upload.leaves
-        ),
-        **parts.identity(),
-    }
-
-
-def save_state(
-    path: Path, state: StreamState, rejected: Mapping[str, str], identity: Mapping[str, str]
-) -> None:
-    """Write a run's progress ``state``, the reasons for rejected files, and the run's identity to a file.
-
-    The file is replaced as a whole or not at all.
-    """
-    about = {
-        "identity": identity,
-        "rejected": dict(rejected),
-        "round": state.round,
-        "part": state.part,
-    }
-    leaves = jax.tree.leaves((state.server, state.running))
-    arrays = {f"leaf{index}": np.asarray(leaf) for index, leaf in enumerate(leaves)}
-    remove_abandoned(path.parent)
-    with replacing(path) as file:
-        np.savez(file, about=np.frombuffer(json.dumps(about).encode(), np.uint8), **arrays)  # pyright: ignore[reportArgumentType]
-
-
-def load_state(
-    path: Path, identity: Mapping[str, str], forms: Sequence[Passed]
-) -> tuple[StreamState, dict[str, str]] | None:
-    """Read a run's progress from the file of `save_state`; return None if there is no such file.
+class CheckpointFolder:
+    """A folder in which a run saves its progress, and which only one run at a time may open.
 
     Args:
-        path: the file.
-        identity: the run's `identity_of`.
-        forms: for each round, the shapes of what clients and server exchange.
-
-    Returns:
-        The progress, and for each message file that was rejected, the reason.
+        folder: the folder; it is made if needed, and locked until `close`.
 
     Raises:
-        ValueError: if the file is no checkpoint, or is of another run: its values differ from ``identity``.
+        ValueError: if another run has opened the folder, or a file has its name.
     """
-    if not path.exists():
-        return None
-    try:
-        with np.load(path, allow_pickle=False) as file:
-            about = json.loads(file["about"].tobytes())
-            leaves = [jnp.asarray(file[f"leaf{index}"]) for index in range(len(file.files) - 1)]
-            theirs, done = about["identity"], about["round"]
-    except (BadZipFile, EOFError, KeyError, ValueError) as error:
-        raise ValueError(f"checkpoint: expected the saved state of a run, which {path} is not") from error
-    differing = [name for name in {**identity, **theirs} if identity.get(name) != theirs.get(name)]
-    if differing:
-        name = differing[0]
-        raise ValueError(
-            f"checkpoint: expected a run of the same method over the same rows; {path} is of one that "
-            f"differs in {', '.join(differing)} ({name}: {theirs.get(name)} there, {identity.get(name)} "
-            "here); delete it to start anew"
+
+    def __init__(self, folder: Path) -> None:
+        self._ocp = optional("orbax.checkpoint", "rounds")
+        # Silence orbax, which logs a warning for each file.
+        logging.getLogger("absl").setLevel(logging.ERROR)
+        if folder.exists() and not folder.is_dir():
+            raise ValueError(f"checkpoint: expected a folder, but {folder} is a file")
+        folder.mkdir(parents=True, exist_ok=True)
+        self.folder, self._lock = folder, (folder / "lock").open("ab")
+        if not lock(self._lock):
+            self._lock.close()
+            raise ValueError(f"checkpoint: expected a folder of no other run, but one writes to {folder} now")
+        options = self._ocp.CheckpointManagerOptions(max_to_keep=1, enable_async_checkpointing=False)
+        self._manager = self._ocp.CheckpointManager(folder.resolve(), options=options)
+
+    def save(self, step: int, tree: Any, about: Mapping[str, Any], identity: Mapping[str, Mark]) -> None:
+        """Save the arrays in ``tree`` in place of those saved before, as a whole or not at all.
+
+        Args:
+            step: a number that grows from one save to the next.
+            tree: a pytree of arrays.
+            about: other data of the run, as JSON has them.
+            identity: fingerprints of the run, which `load` compares.
+        """
+        args = self._ocp.args
+        leaves = {f"leaf{index}": leaf for index, leaf in enumerate(jax.tree.leaves(tree))}
+        # Save only the shapes of arrays of size 0, which orbax cannot save.
+        empty = {name: leaf for name, leaf in leaves.items() if np.size(leaf) == 0}
+        shapes = {name: [list(leaf.shape), str(leaf.dtype)] for name, leaf in empty.items()}
+        kept = {name: leaf for name, leaf in leaves.items() if name not in empty} or {"none": np.zeros(1)}
+        about = {**about, "identity": dict(identity), "empty": shapes}
+        self._manager.save(
+            step, args=args.Composite(arrays=args.StandardSave(kept), about=args.JsonSave(about))
         )
-    left = iter(leaves)
-    server = forms[done - 1].state.filled(left) if done else ()
-    running = None
-    if done < len(forms):
-        running = Compensated(forms[done].upload.filled(left), forms[done].upload.filled(left))
-    return StreamState(done, server, running, about["part"]), about["rejected"]
+
+    def load(
+        self, identity: Callable[[Mapping[str, Any]], Mapping[str, Mark]]
+    ) -> tuple[list[jax.Array], dict[str, Any]] | None:
+        """Return the saved leaves of the tree, and ``about``; None if nothing is saved.
+
+        Args:
+            identity: function from ``about`` to the fingerprints of the present run.
+
+        Raises:
+            ValueError: if the fingerprints differ from those of the saved run.
+        """
+        step, args = self._manager.latest_step(), self._ocp.args
+        if step is None:
+            return None
+        about = self._manager.restore(step, args=args.Composite(about=args.JsonRestore()))["about"]
+        self._check({name: Mark(*mark) for name, mark in about["identity"].items()}, identity(about))
+        arrays = self._manager.restore(step, args=args.Composite(arrays=args.StandardRestore()))["arrays"]
+        arrays.pop("none", None)
+        for name, (shape, dtype) in about["empty"].items():
+            arrays[name] = jnp.zeros(shape, dtype)
+        # Orbax commits arrays to a device, so that `jit` would compile every function again: uncommit them.
+        return [jnp.asarray(np.asarray(arrays[f"leaf{index}"])) for index in range(len(arrays))], about
+
+    def _check(self, theirs: Mapping[str, Mark], ours: Mapping[str, Mark]) -> None:
+        differing = [
+            f"{name} ({theirs.get(name, Mark('')).beside(ours.get(name, Mark('')))})"
+            for name in {**ours, **theirs}
+            if theirs.get(name) != ours.get(name)
+        ]
+        if differing:
+            raise ValueError(
+                f"checkpoint: expected the same run as before; {self.folder} is of one that differs in "
+                f"{', '.join(differing)}. Call with the arguments of that run, in its version of covfree, to "
+                "go on; give another folder, or delete this one, to start anew"
+            )
+
+    def clear(self) -> None:
+        """Delete what is saved."""
+        for step in self._manager.all_steps():
+            self._manager.delete(step)
+
+    def close(self, *, remove_empty: bool = False) -> None:
+        """Unlock the folder; with ``remove_empty``, remove it if nothing is in it."""
+        nothing = self._manager.latest_step() is None
+        self._manager.close()
+        if remove_empty and nothing:
+            (self.folder / "lock").unlink(missing_ok=True)
+            with suppress(OSError):
+                self.folder.rmdir()
+        self._lock.close()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import hashlib
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
@@ -15,6 +14,7 @@ import numpy as np
 from covfree.core.checks import check_row_structure
 from covfree.core.row_types import RowTypes
 from covfree.core.types import Rows
+from covfree.engine.checkpoint import Mark, digest
 from covfree.engine.senders import numbers_of, numbers_of_messages, senders
 from covfree.protocol.checks import Rules, as_received
 from covfree.protocol.door import check_messages
@@ -143,7 +143,7 @@ class TableParts:
                 raise ValueError(reason)
         return padded_rows(self._as_received(part), self._size)
 
-    def identity(self) -> Mapping[str, str]:
+    def identity(self) -> Mapping[str, Mark]:
         """Identify the table: return its shapes and a digest.
 
         The digest covers all labels, counts and clients, but only some of the means.
@@ -158,8 +158,8 @@ class TableParts:
 
         leaves = jax.tree.leaves(self._rows)
         return {
-            "rows": ", ".join(f"{leaf.dtype}{list(leaf.shape)}" for leaf in leaves),
-            "the rows' values": digest(values for leaf in leaves for values in looked_at(leaf)),
+            "rows": Mark(", ".join(f"{leaf.dtype}{list(leaf.shape)}" for leaf in leaves)),
+            "the rows' values": Mark("", digest(values for leaf in leaves for values in looked_at(leaf))),
         }
 
 
@@ -276,12 +276,13 @@ class FolderParts:
             self._last = name, self._types.cast(received.rows)
         return self._last[1]
 
-    def identity(self) -> Mapping[str, str]:
+    def identity(self) -> Mapping[str, Mark]:
         """Identify the folder: return the number of its files, and a digest of their names and contents."""
         files = (f"{name}\0{each.receipt}" for name, each in self._found.items())
+        found = digest(np.frombuffer(file.encode(), np.uint8) for file in files)
         return {
-            "number of files": str(len(self._found)),
-            "the files' names and digests": digest(np.frombuffer(file.encode(), np.uint8) for file in files),
+            "number of files": Mark(str(len(self._found))),
+            "the files' names and digests": Mark("", found),
         }
 
 
@@ -298,12 +299,3 @@ def bad_value(rows: Rows, start: int, types: RowTypes, *, num_classes: int) -> s
     except (TypeError, ValueError) as error:
         return re.sub(r"\brow (\d+)", lambda match: f"row {start + int(match[1])}", str(error), count=1)
     return None
-
-
-def digest(arrays: Iterable[np.ndarray]) -> str:
-    """Compute a checksum of the arrays' values, data types and shapes."""
-    state = hashlib.blake2b(digest_size=16)
-    for array in arrays:
-        state.update(f"{array.dtype}{array.shape}".encode())
-        state.update(np.ascontiguousarray(array).tobytes())
-    return state.hexdigest()

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import re
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -12,16 +13,17 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 import jax
+import numpy as np
 
 from covfree.core.checks import check_positive, check_type
 from covfree.core.forms import Form
 from covfree.core.optional import optional
 from covfree.core.sums import Compensated
 from covfree.core.types import Rows
-from covfree.engine.checkpoint import StreamState, identity_of, load_state, save_state
+from covfree.engine.checkpoint import CheckpointFolder, Mark, digest
 from covfree.engine.parts import FolderParts, LostMessage, Parts, TableParts
 from covfree.engine.reading import add_part, ahead
-from covfree.engine.shapes import passed
+from covfree.engine.shapes import Passed, passed
 from covfree.engine.totals import How, through
 from covfree.methods import Method
 from covfree.methods.rounds import Round
@@ -51,9 +53,9 @@ class Stream(NamedTuple):
             messages. With `Method.whole_clients`, the rows of a client must be adjacent in a table; in a
             folder, each file is a client.
         part_rows: rows of a part; the last part is padded to this number.
-        checkpoint: a file from which an interrupted run is resumed, with the same result to the bit. It
-            is written every half minute and on any error, and removed at the end. The checkpoint of another
-            run raises a `ValueError`.
+        checkpoint: a folder from which an interrupted run is resumed, with the same result to the bit. The
+            run is saved there every half minute and on any error, and removed at the end. The checkpoint of
+            another run raises a `ValueError`. Needs the ``rounds`` extra.
         progress: whether to show a progress bar on standard error (needs the ``cli`` extra).
         dim: d; by default, the dimension that all rows share.
         max_count: the largest number of examples that a message in a folder may claim, see `collect`.
@@ -77,6 +79,22 @@ class Stream(NamedTuple):
     judge_sites: bool = False
 
 
+class _State(NamedTuple):
+    """The progress of a run.
+
+    Attributes:
+        round: the number of rounds that are done.
+        server: the server's state after these rounds.
+        running: the sums of the current round so far (`Compensated`); None if all rounds are done.
+        part: the index of the part of the rows that the current round adds next.
+    """
+
+    round: int
+    server: tuple[Any, ...]
+    running: Any
+    part: int = 0
+
+
 def over_stream(
     method: Method[Any], stream: Stream, num_classes: int, finish: Callable[..., Result]
 ) -> Result:
@@ -87,16 +105,25 @@ def over_stream(
     error the checkpoint stays.
     """
     parts = _cut(method, stream, num_classes)
-    while True:
-        try:
-            return _once(method, parts, stream, num_classes, finish)
-        except LostMessage as lost:
-            if not isinstance(parts, FolderParts):
-                raise
-            # Begin again without the message file that was lost.
-            parts.leave_out(lost)
-            if stream.checkpoint is not None:
-                Path(stream.checkpoint).unlink(missing_ok=True)
+    folder = None if stream.checkpoint is None else CheckpointFolder(Path(stream.checkpoint))
+    try:
+        while True:
+            try:
+                result = _once(method, parts, stream, num_classes, folder, finish)
+                break
+            except LostMessage as lost:
+                if not isinstance(parts, FolderParts):
+                    raise
+                # Begin again without the message file that was lost.
+                parts.leave_out(lost)
+                if folder is not None:
+                    folder.clear()
+        if folder is not None:
+            folder.clear()
+        return result
+    finally:
+        if folder is not None:
+            folder.close(remove_empty=True)
 
 
 @dataclass
@@ -114,8 +141,8 @@ class _Reading:
     parts: Parts
     how: How
     show: Callable[[int, int], None]
-    save: Callable[[StreamState], None]
-    state: StreamState
+    save: Callable[[_State], None]
+    state: _State
 
     def __call__(self, each: Round, params: Any, sent: Any) -> Any:
         """Compute the round ``each`` on all parts of the rows that are not in ``self.state`` yet.
@@ -142,25 +169,31 @@ class _Reading:
 
 
 def _once(
-    method: Method[Any], parts: Parts, stream: Stream, num_classes: int, finish: Callable[..., Result]
+    method: Method[Any],
+    parts: Parts,
+    stream: Stream,
+    num_classes: int,
+    folder: CheckpointFolder | None,
+    finish: Callable[..., Result],
 ) -> Result:
     # Before any row is read, `passed` raises an error if a round uploads a `Table` of rows, not sums.
     forms = passed(method, lambda: parts.padding, num_classes)
-    path = None if stream.checkpoint is None else Path(stream.checkpoint)
-    state, identity = StreamState(0, (), _nothing(forms[0].upload)), {}
-    if path is not None:
-        identity = identity_of(method, parts, forms, num_classes=num_classes, part_rows=stream.part_rows)
-        before = load_state(path, identity, forms)
-        if before is not None:
-            state, rejected = before
-            parts.rejected.update(rejected)
-    saved = time.monotonic()
+    state, identity = _State(0, (), _nothing(forms[0].upload)), {}
+    if folder is not None:
+        identity = _identity(method, parts, forms, num_classes=num_classes, part_rows=stream.part_rows)
+        if found := folder.load(lambda _: identity):
+            state = _loaded(*found, forms)
+            parts.rejected.update(found[1]["rejected"])
+    saved, at = time.monotonic(), (state.round, state.part)
 
-    def save(state: StreamState) -> None:
-        nonlocal saved
-        if path is not None and time.monotonic() - saved > _EVERY:
-            save_state(path, state, parts.rejected, identity)
-            saved = time.monotonic()
+    def save(state: _State, *, now: bool = False) -> None:
+        nonlocal saved, at
+        place = (state.round, state.part)
+        if folder is None or place == at or not (now or time.monotonic() - saved > _EVERY):
+            return
+        about = {"round": state.round, "part": state.part, "rejected": dict(parts.rejected)}
+        folder.save(state.round * len(parts.places) + state.part, state[1:3], about, identity)
+        saved, at = time.monotonic(), place
 
     with _bar(stream.progress, len(forms), parts) as show:
         reading = _Reading(parts, How(num_classes, method.whole_clients), show, save, state)
@@ -169,19 +202,46 @@ def _once(
                 one = method.rounds[number : number + 1]
                 server = through(one, method.params, reading, reading.state.server)
                 left = forms[number + 1 :]
-                reading.state = StreamState(number + 1, server, _nothing(left[0].upload) if left else None)
-            result = jax.block_until_ready(finish(*reading.state.server))
+                reading.state = _State(number + 1, server, _nothing(left[0].upload) if left else None)
+            return jax.block_until_ready(finish(*reading.state.server))
         except BaseException:
-            state = reading.state
             # `add_part` gives the old sums' memory to the new ones (it donates them). An interrupt within it
-            # loses both: then write nothing, so that the file keeps its earlier state.
-            lost = any(leaf.is_deleted() for leaf in jax.tree.leaves(state.running))
-            if path is not None and not lost and (state.round or state.part):
-                save_state(path, state, parts.rejected, identity)
+            # loses both: then write nothing, so that the folder keeps its earlier state.
+            if not any(leaf.is_deleted() for leaf in jax.tree.leaves(reading.state.running)):
+                save(reading.state, now=True)
             raise
-    if path is not None:
-        path.unlink(missing_ok=True)
-    return result
+
+
+def _loaded(leaves: list[jax.Array], about: Mapping[str, Any], forms: Sequence[Passed]) -> _State:
+    """Return the progress that a checkpoint has, with ``forms`` for each round, see `passed`."""
+    left, done = iter(leaves), about["round"]
+    server = forms[done - 1].state.filled(left) if done else ()
+    running = None
+    if done < len(forms):
+        running = Compensated(forms[done].upload.filled(left), forms[done].upload.filled(left))
+    return _State(done, server, running, about["part"])
+
+
+def _identity(
+    method: Method[Any], parts: Parts, forms: Sequence[Passed], *, num_classes: int, part_rows: int
+) -> dict[str, Mark]:
+    """Return fingerprints of a run: it is resumed only from a checkpoint with the same ones."""
+
+    def described(value: Any) -> str:
+        # Remove the memory addresses in the repr of functions: they differ between processes.
+        return re.sub(r" at 0x[0-9a-f]+", "", repr(value))
+
+    numbers, structure = jax.tree.flatten(method.params)
+    uploads = ", ".join(f"{leaf.dtype}{list(leaf.shape)}" for form in forms for leaf in form.upload.leaves)
+    return {
+        "method": Mark(method.name),
+        "the method's numbers": Mark("", digest(np.asarray(leaf) for leaf in numbers)),
+        "the method's parts": Mark("", described((method.rounds, structure))),
+        "num_classes": Mark(str(num_classes)),
+        "part_rows": Mark(str(part_rows)),
+        "totals": Mark(uploads),
+        **parts.identity(),
+    }
 
 
 def _nothing(form: Form) -> Compensated:

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from covfree.core.checks import check_positive
-from covfree.rounds.checkpoint import CheckpointFolder, Saved
+from covfree.rounds.checkpoint import RunFolder, Saved
 from covfree.rounds.simulation import Held, Simulation
 
 Records = list[dict[str, Any]]
@@ -69,7 +69,7 @@ class Book:
     records: Records = field(default_factory=list)
     items: list[list[int]] = field(default_factory=list)
     stopped: str | None = None
-    folder: CheckpointFolder | None = None
+    folder: RunFolder | None = None
     save_every: int = 1
     saved: int = 0
 

@@ -12,9 +12,8 @@ import numpy as np
 
 from covfree.core.compiling import jit
 from covfree.core.doors import as_array, as_int32
-from covfree.engine.parts import digest
+from covfree.engine.checkpoint import Mark, digest
 from covfree.rounds.algorithm import is_classes
-from covfree.rounds.checkpoint import Mark
 from covfree.rounds.cohort import Examples, Members
 
 # A function is compiled for each size to which clients are padded. Two sizes are merged if this adds fewer

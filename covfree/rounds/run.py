@@ -21,7 +21,7 @@ from covfree.core.types import PRNGKey
 from covfree.rounds import cohort
 from covfree.rounds.algorithm import Algorithm, check_algorithm
 from covfree.rounds.book import Book, Evaluation, Records
-from covfree.rounds.checkpoint import Checkpoint, CheckpointFolder
+from covfree.rounds.checkpoint import Checkpoint, RunFolder
 from covfree.rounds.data import ClientTable
 from covfree.rounds.memory import Placement, of_all, placed
 from covfree.rounds.schedule import Schedule, as_schedule
@@ -135,7 +135,7 @@ def run(
     book = Book(simulation, rounds, evaluate, stop)
     if checkpoint is not None:
         identity = simulation.identity(state, one)
-        book.folder, book.save_every = CheckpointFolder(Path(checkpoint.folder), identity), checkpoint.every
+        book.folder, book.save_every = RunFolder(Path(checkpoint.folder), identity), checkpoint.every
     try:
         if book.folder is not None:
             held = book.load(held)

@@ -14,11 +14,10 @@ from covfree.core.forms import zeros_of
 from covfree.core.keys import derive
 from covfree.core.sums import Compensated
 from covfree.core.types import PRNGKey
-from covfree.engine.parts import digest
+from covfree.engine.checkpoint import Mark, digest
 from covfree.rounds import cohort
 from covfree.rounds.adding import Parts, packed, size_in_bytes
 from covfree.rounds.algorithm import Algorithm, ClientData
-from covfree.rounds.checkpoint import Mark
 from covfree.rounds.data import ClientTable, Group
 from covfree.rounds.memory import Placement, of_clients, updated
 from covfree.rounds.schedule import Schedule
