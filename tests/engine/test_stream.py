@@ -556,7 +556,9 @@ def test_a_folder_with_another_file_is_another_run(tmp_path):
     with reading(STOP, after=2, source=parts.FolderParts), pytest.raises(OSError, match="disk"):
         totals(FEDCOF, folder, checkpoint=tmp_path / "run")
     save_message(by_hand(mean=np.ones((2, DIM))), tmp_path / "one-more.safetensors")
-    with pytest.raises(ValueError, match=r"differs in number of files \(9 there, 10 here\), the files' names and digests"):
+    with pytest.raises(
+        ValueError, match=r"differs in number of files \(9 there, 10 here\), the files' names and digests"
+    ):
         totals(FEDCOF, Inbox(tmp_path), checkpoint=tmp_path / "run")
 
 
