@@ -122,11 +122,16 @@ def test_a_path_may_have_the_word_that_joins_a_choice(cli, folder):
     (folder / "my-or-dir").mkdir()
     (folder / "mine.py").rename(folder / "my-or-dir" / "mine.py")
     own = "my-or-dir/mine.py:cautious"
-    result = cli(*SMALL, "--methods", f"{own},fedncm-or-{own}", "--seeds", "1", "--format", "json")
+    methods = ("--methods", f"{own},fedncm-or-{own}", "--report", "page.html")
+    result = cli(*SMALL, *methods, "--seeds", "1", "--format", "json")
     assert result.code == 0, result.err
     alone, choice = json.loads(result.out)["results"]
     assert (alone["method"], alone["title"]) == (own, "cautious")
     assert choice["title"] == f"Clients' choice: fedncm, {own}"
+    # On a narrow page the name breaks at its signs.
+    broken = 'my<span class="or">-or-</span>dir/<wbr>mine.py:<wbr>cautious'
+    page = (folder / "page.html").read_text(encoding="utf-8")
+    assert f'<th scope="row">Clients&#x27; choice: fedncm, {broken}</th>' in page
 
 
 @pytest.mark.parametrize("asked", BAD)

@@ -6,6 +6,7 @@ import json
 import re
 import shlex
 from collections.abc import Mapping
+from html import escape
 from pathlib import Path, PurePath
 from typing import Any
 
@@ -35,7 +36,7 @@ def as_html(page: Mapping[str, Any]) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters |= {"shown": shown, "unbroken": unbroken}
+    environment.filters |= {"shown": shown, "unbroken": unbroken, "breakable": breakable}
     return environment.get_template("page.html.jinja").render(page=page)
 
 
@@ -61,6 +62,16 @@ def unbroken(text: str) -> str:
     '0.3_% for 2.1_MB'
     """
     return re.sub(r"(?<=[\d±]) (?=[±%]|\d|[kMG]?B\b|points)", "\N{NO-BREAK SPACE}", text)
+
+
+def breakable(text: str) -> str:
+    """Return a text as HTML in which names may break after ``/``, ``:`` and ``-or-``, long words after ``_``.
+
+    >>> breakable("a/b.py:f_g-or-fedcof")
+    'a/<wbr>b.py:<wbr>f_g<span class="or">-or-</span>fedcof'
+    """
+    broken = re.sub(r"(?:[/:]|(?<=\w{6})_(?=\w{6}))(?=\w)", r"\g<0><wbr>", escape(text))
+    return broken.replace("-or-", '<span class="or">-or-</span>')
 
 
 def command_line(command: str, settings: Mapping[str, Any]) -> str:
