@@ -5,7 +5,6 @@ from covfree.core.sums import Table as Table
 from covfree.methods.fed3r import fed3r as fed3r
 from covfree.methods.fed3r_random import fed3r_random as fed3r_random
 from covfree.methods.fedcof import fedcof as fedcof
-from covfree.methods.fedcof import fedcof_oracle as fedcof_oracle
 from covfree.methods.fedncm import fedncm as fedncm
 from covfree.methods.field.afl import afl as afl
 from covfree.methods.field.components import fedcof_components as fedcof_components
@@ -21,6 +20,7 @@ from covfree.methods.field.sampled import fedpft as fedpft
 from covfree.methods.field.stsa import stsa_e as stsa_e
 from covfree.methods.local_heads import send_heads as send_heads
 from covfree.methods.method import Method as Method
+from covfree.methods.oracle import fedcof_oracle as fedcof_oracle
 from covfree.methods.registry import registry as registry
 from covfree.methods.residuals import fedcof_residuals as fedcof_residuals
 from covfree.methods.rounds import Factor as Factor

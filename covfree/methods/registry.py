@@ -9,7 +9,7 @@ from covfree.core.types import Scalar
 from covfree.estimators import Shrinkage
 from covfree.methods.fed3r import fed3r
 from covfree.methods.fed3r_random import fed3r_random
-from covfree.methods.fedcof import fedcof, fedcof_oracle
+from covfree.methods.fedcof import fedcof
 from covfree.methods.fedncm import fedncm
 from covfree.methods.field.afl import afl
 from covfree.methods.field.components import fedcof_components
@@ -22,6 +22,7 @@ from covfree.methods.field.safle import safle
 from covfree.methods.field.sampled import ccvr, fedpft
 from covfree.methods.field.stsa import stsa_e
 from covfree.methods.method import Method
+from covfree.methods.oracle import fedcof_oracle
 from covfree.methods.refine.corrected import corrected
 from covfree.methods.refine.refined import refined
 from covfree.methods.residuals import fedcof_residuals
