@@ -52,7 +52,7 @@ def test_settings_may_be_of_numpy_and_paths(tmp_path):
     study = dataclasses.replace(made([0.1]), seeds=np.arange(1), settings=own)
     page, *_ = studies.illustrate(study, study.runs(), tmp_path)
     shown = re.findall(r"<td>(.*?)</td>", page.read_text(encoding="utf-8"))
-    assert {"0.5", "0, 1", "a/b", "{&#34;at&#34;: &#34;c&#34;}"} <= set(shown)
+    assert {"0.5", "0, 1", "a/<wbr>b", "{&quot;at&quot;: &quot;c&quot;}"} <= set(shown)
 
 
 def test_no_runs_make_no_page(tmp_path):
