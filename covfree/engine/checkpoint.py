@@ -110,13 +110,19 @@ class CheckpointFolder:
             identity: function from ``about`` to the fingerprints of the present run.
 
         Raises:
-            ValueError: if the fingerprints differ from those of the saved run.
+            ValueError: if the fingerprints differ from those of the saved run, or the folder holds other data.
         """
         step, args = self._manager.latest_step(), self._ocp.args
         if step is None:
             return None
-        about = self._manager.restore(step, args=args.Composite(about=args.JsonRestore()))["about"]
-        self._check({name: Mark(*mark) for name, mark in about["identity"].items()}, identity(about))
+        try:
+            about = self._manager.restore(step, args=args.Composite(about=args.JsonRestore()))["about"]
+            theirs = {name: Mark(*mark) for name, mark in about["identity"].items()}
+        except (KeyError, ValueError, TypeError, OSError) as error:
+            raise ValueError(
+                f"checkpoint: expected the saved state of a run, which {self.folder / str(step)} is not"
+            ) from error
+        self._check(theirs, identity(about))
         arrays = self._manager.restore(step, args=args.Composite(arrays=args.StandardRestore()))["arrays"]
         arrays.pop("none", None)
         for name, (shape, dtype) in about["empty"].items():

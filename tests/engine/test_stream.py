@@ -571,6 +571,12 @@ def test_a_file_is_no_folder_of_a_checkpoint(tmp_path):
     (tmp_path / "notes").write_text("mine")
     totals(FEDCOF, table(), checkpoint=tmp_path)
     assert [file.name for file in tmp_path.iterdir()] == ["notes"]
+    # A folder of a class of images, say, whose name is a number, as are the names of orbax's folders.
+    (tmp_path / "3").mkdir()
+    (tmp_path / "3" / "image.png").write_bytes(b"")
+    with pytest.raises(ValueError, match=r"checkpoint: expected the saved state of a run, which .*3 is not"):
+        totals(FEDCOF, table(), checkpoint=tmp_path)
+    assert (tmp_path / "3" / "image.png").exists()
 
 
 # While it runs
