@@ -110,7 +110,7 @@ class CheckpointFolder:
             identity: function from ``about`` to the fingerprints of the present run.
 
         Raises:
-            ValueError: if the fingerprints differ from those of the saved run, or the folder holds other data.
+            ValueError: if the saved run has other fingerprints, or the folder holds other data.
         """
         step, args = self._manager.latest_step(), self._ocp.args
         if step is None:
