@@ -21,7 +21,6 @@ from covfree.deployment import (
     Description,
     Folder,
     PrivateSums,
-    Refused,
     SecureSums,
     Server,
     Stopped,
@@ -36,7 +35,7 @@ from covfree.deployment import (
     stopping,
 )
 from covfree.deployment.differences import differences
-from covfree.deployment.envelope import unseal, write
+from covfree.deployment.envelope import write
 from covfree.deployment.folder import clock, without
 from covfree.deployment.machine import check_folder
 from covfree.deployment.site import extractor_of
@@ -54,7 +53,7 @@ app = typer.Typer(
 # The exit code if there is no head yet; a message says why.
 _NO_HEAD = 3
 # What a federation leaves in the shared folder beside its description, see `Folder`.
-_MESSAGES = ("asks", "answers", "end.message", "stop.message")
+_MESSAGES = ("asks", "answers", "round.message", "end.message", "stop.message")
 
 Part = TypeVar("Part", SecureSums, PrivateSums)
 Shared = Annotated[Path, typer.Argument(help="The shared folder.")]
@@ -356,7 +355,7 @@ def stop_command(
 
 @app.command("status")
 def status_command(shared: Shared) -> None:
-    """Tell which round is open, until when, and which sites have answered it; signatures are checked.
+    """Tell which round is open, until when, whose answers the server took, and why it set others aside.
 
     The exit code is 0 if the federation has ended, 3 if not.
     """
@@ -378,15 +377,22 @@ def status_command(shared: Shared) -> None:
     except Stopped as error:
         print(f"stopped: {error}")
         raise typer.Exit(_NO_HEAD) from None
-    asked = folder.asked()
-    if asked is None:
+    about = folder.standing()
+    if about is None:
         print("no round is open yet")
         raise typer.Exit(_NO_HEAD)
-    turn, expires = asked["turn"], asked["expires"]
+    turn, expires = about["turn"], about["expires"]
     print(f"{own.named(turn)} is open" + ("" if expires is None else f" until {clock(expires)}"))
     for site in own.sites:
-        reason = asked["left_out"].get(site)
-        found = _answered(folder, asked, site) if reason is None else f"left out: {reason}"
+        found = "not yet"
+        if site in about["left_out"]:
+            found = f"left out: {about['left_out'][site]}"
+        elif site in about["taken"]:
+            found = "answered"
+        elif about["aside"].get(site):
+            found = f"set aside: {about['aside'][site]}"
+        elif (folder.answers(turn) / f"{site}.message").exists():
+            found = "sent; the server has not read it yet"
         print(f"  {site}: {found}")
     raise typer.Exit(_NO_HEAD)
 
@@ -429,23 +435,6 @@ def _promised(own: Description, promise: Promise) -> str:
     helpers = max(1, 2 * session.threshold - session.degree)
     masks = f"this federation's masks hide single uploads if fewer than {helpers} sites help a lying server"
     return str(promise).replace(UNMASKED, masks)
-
-
-def _answered(folder: Folder, asked: dict[str, Any], site: str) -> str:
-    path = folder.answers(asked["turn"]) / f"{site}.message"
-    if not path.exists():
-        return "not yet"
-    try:
-        about = unseal(folder.read(path), folder.description.sites).about
-    except Refused as error:
-        return f"not sound: {error}"
-    if about["sender"] != site:
-        return f"wrong: signed by {about['sender']}"
-    if any(about.get(name) != asked[name] for name in ("federation", "turn")):
-        return "wrong: it answers another round or federation"
-    if about.get("nonce") != asked["nonce"]:  # it came before the round was opened again
-        return "answered" if site in asked.get("taken", ()) else "not yet"
-    return "left this sum; its own command says why" if about.get("left") is True else "answered"
 
 
 def _head_file(head: Any, server: Server) -> bytes:

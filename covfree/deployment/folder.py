@@ -28,6 +28,7 @@ class Folder:
 
     ``federation.json`` is the description. ``asks/`` has the server's broadcast of each turn (a step of a
     round, see `Description.place`). ``answers/`` has a folder for each turn, with a file from each site.
+    ``round.message`` says which turn is open and which answers the server took, see `Server.standing`.
     ``end.message`` is the last broadcast; ``stop.message`` says why the server stopped before the last round.
     Files that others wrote are read without following links, up to the description's ``max_bytes``.
     """
@@ -54,6 +55,11 @@ class Folder:
     def answers(self, turn: int) -> Path:
         """Return the path of the folder with a turn's answers."""
         return self.path / "answers" / f"{turn:05d}"
+
+    @property
+    def round(self) -> Path:
+        """The path of the message that says which turn is open, see `Server.standing`."""
+        return self.path / f"round{SUFFIX}"
 
     @property
     def end(self) -> Path:
@@ -118,13 +124,9 @@ class Folder:
             raise Refused(f"path: {shown(path)}: expected at most {most} bytes, got {size}")
         return data
 
-    def asked(self) -> dict[str, Any] | None:
-        """Return the metadata of the server's latest valid broadcast of a turn; None if there is none."""
-        for path in reversed(_new(self.path / "asks", {})):
-            about = self._about(path, "ask")
-            if about is not None and type(about.get("turn")) is int:
-                return about
-        return None
+    def standing(self) -> dict[str, Any] | None:
+        """Return the metadata of the message of `Server.standing`; None if there is no valid one."""
+        return self._about(self.round, "round")
 
 
 def serve(
@@ -167,8 +169,8 @@ def serve(
 
 def _check_state(server: Server, folder: Folder) -> None:
     """Raise ValueError if the shared folder is at a later round than the server's own folder."""
-    asked, named = folder.asked(), server.description.named
-    turn = -1 if asked is None else asked["turn"]
+    standing, named = folder.standing(), server.description.named
+    turn = -1 if standing is None else standing["turn"]
     if server.finished or not (folder.ended or turn > server.turn):
         return
     place = f"has ended ({folder.end.name})" if folder.ended else f"is at {named(turn)}"
@@ -191,14 +193,20 @@ def _serve(
             with suppress(TooFew):
                 server.close()
         if len(server.history) == closed:
-            folder.put(folder.ask(turn), server.open())
+            asked, aside = server.open(), dict[str, str]()
+            folder.put(folder.round, server.standing(aside))
+            folder.put(folder.ask(turn), asked)
             until = "all sites answer" if server.expires is None else clock(server.expires)
             say(f"{named(turn)} is open until {until}")
             while True:
                 # Also take answers to the previous round, so that a late one is recorded as set aside.
-                for number in (turn - 1, turn):
-                    for path in _new(folder.answers(number), seen):
-                        _take(server, folder, path, say)
+                for path in _new(folder.answers(turn - 1), seen):
+                    _take(server, folder, path, say)
+                new = _new(folder.answers(turn), seen)
+                for path in new:
+                    aside[path.stem] = _take(server, folder, path, say)
+                if new:
+                    folder.put(folder.round, server.standing(aside))
                 if not server.missing or server.is_over:
                     break
                 folder.check_stop()
@@ -250,17 +258,20 @@ def _new(where: Path, seen: dict[str, tuple[int, int, int]]) -> list[Path]:
     return found
 
 
-def _take(server: Server, folder: Folder, path: Path, say: Say) -> None:
+def _take(server: Server, folder: Folder, path: Path, say: Say) -> str:
+    """Give a file to the server; return why it is no answer of the site that its name says, or ""."""
     try:
         data = folder.read(path, server.most_bytes)
     except (Refused, OSError) as error:
         say(f"{shown(path.name)}: set aside: {error}")
-        return
+        return str(error)
     receipt = server.take(data)
     if receipt.reason is None:
         say(f"site {receipt.site} answered ({len(data):,} bytes), {len(server.taken)} in all")
-    elif not receipt.reason.startswith("doubled: the same") and "is closed" not in receipt.reason:
+        return "" if receipt.site == path.stem else f"it is signed by {receipt.site}"
+    if not receipt.reason.startswith("doubled: the same") and "is closed" not in receipt.reason:
         say(f"{shown(path.name)}, by the name of {receipt.site}: set aside: {receipt.reason}")
+    return receipt.reason
 
 
 def join(

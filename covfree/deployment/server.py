@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from os import PathLike
 from typing import Any
 
@@ -26,7 +26,7 @@ from covfree.secure import STEPS
 from covfree.secure.holders import nothing_left
 
 _LEFT = "left: the site takes no further part in this sum; its own command says why"
-_LEFT_AGAIN = "doubled: the same message again: this site has no part in this sum"
+_LEFT_AGAIN = "doubled: the same message again, or late: this site has no part in this sum"
 
 
 class Server(Standing):
@@ -79,7 +79,6 @@ class Server(Standing):
             return path.read_bytes()
         limit = self.description.deadline
         about = self._about("ask", None if limit is None else self._now() + limit)
-        about["taken"] = sorted(self.taken)
         arrays = dict[str, Any]()
         if self._step in ("answer", "mask"):
             leaves = jax.tree.leaves(self._steps.broadcast(self._state))
@@ -267,6 +266,16 @@ class Server(Standing):
         """Make the last broadcast: it says that all is done, and carries ``content``, the head's file."""
         about = {**self._about("end", None), "stopped": self.stopped, "nonce": "", "counted": self.counted}
         return seal(self._key, about, {"file": np.frombuffer(content, np.uint8)})
+
+    def standing(self, aside: Mapping[str, str]) -> bytes:
+        """Make the message that says which round is open, and which sites' answers were taken.
+
+        It carries ``aside`` too: for each other site, why its answer was set aside.
+        """
+        if self._asked is None:
+            raise ValueError("standing: expected an open round; call open")
+        about = {**self._asked, "kind": "round", "taken": sorted(self.taken), "aside": dict(aside)}
+        return seal(self._key, about, {})
 
     def stop(self, reason: str) -> bytes:
         """Make the message that tells sites that the federation stops before its end, and why."""

@@ -99,7 +99,7 @@ def test_commands_given_again_say_what_they_found_and_what_to_do(finished, capsy
     # A shared folder without its description is not a new one, and another's end is not this one's.
     description = Path("shared/federation.json").read_bytes()
     Path("shared/federation.json").unlink()
-    assert "shared holds messages of another federation (asks, answers, end.message)" in told(
+    assert "shared holds messages of another federation (asks, answers, round.message, end.message)" in told(
         command("new", "shared", *NEW)
     )
     shutil.copy("other/federation.json", "shared")

@@ -373,42 +373,50 @@ def test_a_site_that_was_not_in_the_first_round_is_not_waited_for(tmp_path, caps
         with pytest.raises(Refused, match="left out by the server: all rounds need the sites of the first"):
             clients["york"].answer(asked)
         folder = Folder(tmp_path)
-        folder.put(folder.ask(5), asked)
-        folder.put(folder.answers(5) / "york.message", clients["rome"].answer(asked))
+        folder.put(folder.round, server.standing({}))
         assert run(["federation", "status", str(tmp_path)]) == 3
         assert "york: left out: all rounds need the sites of the first" in capsys.readouterr().out
 
 
-def test_status_believes_a_site_about_itself_alone(tmp_path, capsys):
+def test_status_says_what_the_server_took(tmp_path, capsys, monkeypatch):
     with make(tmp_path / "machines", deadline=60) as machines:
-        server, own = machines.server(), machines.description
+        server, clients, own = machines.server(), machines.clients(), machines.description
         own.save(tmp_path / "federation.json")
-        folder, asked = Folder(tmp_path), server.open()
-        folder.put(folder.ask(0), asked)
-        # What is signed by the server, but no broadcast of a round, is passed over.
-        folder.put(folder.ask(99), server.stop("why"))
-        assert folder.asked()["turn"] == 0
-        answer = machines.client("rome").answer(asked)
-        about = unseal(answer, own.sites).about
+        folder = Folder(tmp_path)
 
-        def told(signer: str = "rome", **changes) -> str:
-            text = {**about, "sender": signer, "left": True, **changes}
-            folder.put(folder.answers(0) / "rome.message", seal(machines.key(signer), text, {}))
+        def lines() -> dict[str, str]:
             assert run(["federation", "status", str(tmp_path)]) == 3
-            (line,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("  rome: ")]
-            return line.removeprefix("  rome: ")
+            found = capsys.readouterr().out.splitlines()
+            return dict(line.strip().split(": ", 1) for line in found if line.startswith("  "))
 
-        assert told() == "left this sum; its own command says why"
-        assert told("oslo") == "wrong: signed by oslo"
-        assert told(turn=1) == told(federation="0") == "wrong: it answers another round or federation"
-        # It left before the round was opened again.
-        assert told(nonce="0") == "not yet"
-        # An answer to an earlier opening counts if the server took it then.
-        assert told(left=False, nonce="0") == "not yet"
-        assert server.take(answer).reason is None
-        machines.now.seconds += 61
-        folder.put(folder.ask(0), server.open())
-        assert told(left=False) == "answered"
+        def look(_) -> None:
+            """As the server waits between two looks into the folder: send something, or see what it says."""
+            asked = folder.read(folder.ask(0))
+            if not server.taken:
+                sent = {site: clients[site].answer(asked) for site in ("berlin", "rome")}
+                about = {**unseal(sent["rome"], own.sites).about, "left": True}
+                # An answer; one that others sign; a site that leaves; another site's answer.
+                sent |= {"oslo": clients["oslo"].answer(asked)[:-1], "wien": sent["berlin"]}
+                sent["rome"] = seal(machines.key("rome"), about, {})
+                for site, data in sent.items():
+                    folder.put(folder.answers(0) / f"{site}.message", data)
+                assert lines() == dict.fromkeys(sent, "sent; the server has not read it yet") | {
+                    "york": "not yet"
+                }
+                return
+            found = lines()
+            assert found["berlin"] == "answered"
+            assert found["oslo"].startswith("set aside: signature: expected that of 'oslo', got another")
+            assert found["rome"].startswith("set aside: left: the site takes no further part in this sum")
+            assert found["wien"].startswith("set aside: doubled: the same message")
+            raise KeyboardInterrupt
+
+        monkeypatch.setattr("covfree.deployment.folder.time.sleep", look)
+        with pytest.raises(KeyboardInterrupt):
+            serve(server, folder, lambda head: b"", say=lambda text: None)
+        # What others sign is not the server's word.
+        folder.round.write_bytes(seal(machines.key("oslo"), folder.standing() or {}, {}))
+        assert folder.standing() is None
 
 
 def test_too_few_says_how_many_are_enough():
