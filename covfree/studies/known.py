@@ -15,7 +15,7 @@ from covfree.methods import Method, registry
 
 # Packages register methods in this group of entry points: ``name = "package.module:function"``.
 GROUP = "covfree.methods"
-# The family of methods that are not covfree's: what their clients send is not known before they run.
+# The family of functions that are not covfree's: what clients send depends on the methods that they return.
 _FAMILY = "other"
 # Joins the names of methods among which clients choose one: ``fedcof-or-fedcof-student``.
 JOINT = "-or-"
@@ -46,6 +46,25 @@ def is_own(name: str) -> bool:
     This is so for ``fedcof:shrinkage=1-or-mine``, because of ``mine``.
     """
     return any(each.partition(":")[0] not in registry() for each in alternatives(name))
+
+
+def like(method: Method[Any]) -> str:
+    """Return the name of a registered method whose clients send the same as those of ``method``.
+
+    If there is none, return the method's own name, which joins the names of methods in which clients choose.
+    """
+
+    def sent(one: Method[Any]) -> Any:
+        return one.summary.name, one.summary.matrices, one.one_shot
+
+    def unlike(name: str) -> tuple[bool, bool, int]:
+        one = made[name]
+        rounds = abs(len(one.rounds) - len(method.rounds))
+        return one.summary != method.summary, one.name != method.name, rounds
+
+    made = {name: entry.make() for name, entry in registry().items()}
+    alike = [name for name, one in made.items() if sent(one) == sent(method)]
+    return min(alike, key=unlike, default=method.name)
 
 
 def alternatives(name: str) -> list[str]:

@@ -12,6 +12,7 @@ from covfree.data import FeatureSet
 from covfree.data.dataset import StrPath
 from covfree.methods import Method
 from covfree.studies import report
+from covfree.studies.known import is_own, like
 from covfree.studies.page import page_of, write_page
 from covfree.studies.plots import accuracy, curve, sweep
 from covfree.studies.progress import say
@@ -19,6 +20,7 @@ from covfree.studies.result import Result, Run, accuracy_table, place_names, sum
 from covfree.studies.source import on_no_client
 from covfree.studies.study import Study
 from covfree.studies.table import Format, show
+from covfree.studies.variants import Variant
 
 
 def present(
@@ -35,7 +37,7 @@ def present(
     ``config`` is stored with the results. With ``page``, an HTML page is written to this path; ``given`` are
     the options in the command that the page shows.
     """
-    results = summarise(runs, study.titles)
+    results = _summarised(study, runs)
     content = report.as_json(config, report.environment(), results)
     lost, title = _left_out(results), _title(study, results)
     table = accuracy_table(results) if _is_several(study) else report.table(results)
@@ -75,8 +77,7 @@ def illustrate(study: Study, runs: Iterable[Run], folder: StrPath) -> list[Path]
     Raises:
         ValueError: if there are no runs.
     """
-    kinds = {name: way.name for name, way in study.methods.items() if isinstance(way, Method)}
-    results = [replace(result, kind=kinds.get(result.method, "")) for result in summarise(runs, study.titles)]
+    results = _summarised(study, runs)
     if not results:
         once = "; an iterator is read once: give list(study.runs())" if isinstance(runs, Iterator) else ""
         raise ValueError(f"runs: expected at least one run, got none{once}")
@@ -86,6 +87,14 @@ def illustrate(study: Study, runs: Iterable[Run], folder: StrPath) -> list[Path]
     shown = {**_federations(study), "methods": list(study.methods), "seeds": seeds, **study.settings}
     write_page(page_of(None, title, results, study.datasets, shown, {}, _failed(study)), page)
     return [page, *_plot(study, results, folder, title)]
+
+
+def _summarised(study: Study, runs: Iterable[Run]) -> list[Result]:
+    """Summarise runs; results of methods that have no registered name say which are like them."""
+    ways = study.methods.items()
+    kinds = {name: like(way) for name, way in ways if isinstance(way, Method)}
+    kinds |= {name: like(way.method) for name, way in ways if isinstance(way, Variant) and is_own(name)}
+    return [replace(result, kind=kinds.get(result.method, "")) for result in summarise(runs, study.titles)]
 
 
 def _federations(study: Study) -> dict[str, Any]:

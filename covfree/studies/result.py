@@ -94,7 +94,7 @@ class Run:
 class Result:
     """A method's runs on one federation, over all seeds; computes means, medians and standard deviations.
 
-    ``kind`` is the name that the library gives to the method, if a study in Python calls it otherwise.
+    ``kind`` names a registered method whose clients send the same, if ``method`` is not such a name itself.
     """
 
     method: str

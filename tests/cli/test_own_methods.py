@@ -132,6 +132,9 @@ def test_a_path_may_have_the_word_that_joins_a_choice(cli, folder):
     broken = 'my<span class="or">-or-</span>dir/<wbr>mine.py:<wbr>cautious'
     page = (folder / "page.html").read_text(encoding="utf-8")
     assert f'<th scope="row">Clients&#x27; choice: fedncm, {broken}</th>' in page
+    # In the picture both have the mark of what clients send.
+    assert ">class means</text>" in page
+    assert ">other</text>" not in page
 
 
 @pytest.mark.parametrize("asked", BAD)

@@ -1,5 +1,6 @@
 """The picture of accuracy against bytes: everything can be read, whatever the results are."""
 
+from dataclasses import replace
 from functools import cache
 from math import nan
 
@@ -8,12 +9,14 @@ import numpy as np
 import pytest
 
 import covfree
+from covfree import methods
 from covfree.methods import registry
 from covfree.studies import Result, Run
+from covfree.studies.known import like
 from covfree.studies.plots import style as figures
 from covfree.studies.plots.accuracy import draw, plot
 from covfree.studies.plots.placing import place_labels, side_by_side
-from covfree.studies.plots.points import FAMILIES
+from covfree.studies.plots.points import FAMILIES, OTHER, Point
 
 TITLES = {name: entry.title for name, entry in registry().items()}
 LONG = "a$b$ " + "very long name " * 9 + "x" * 99
@@ -102,6 +105,27 @@ def test_families_have_a_colour_and_a_mark_of_their_own_and_every_method_has_a_f
     family = {family.title: family for family in FAMILIES}
     drawn_colours = [container[0].get_color() for container in figure.axes[0].containers]
     assert drawn_colours == [family[entry.family].colour for entry in registry().values()]
+
+
+def test_a_method_has_the_family_of_what_its_clients_send():
+    """Of a name of its own, a family by its summary: as a registered method that sends the same."""
+    for entry in registry().values():
+        assert registry()[like(entry.make())].family == entry.family
+    means, sums = covfree.fedcof(), methods.keep_examples()
+    own = {
+        "class means": means,
+        "means and variances": replace(means, summary=methods.send_class_means(covariance="diagonal")),
+        "several means or directions": replace(means, summary=methods.send_directions(8)),
+        "Gram matrices": replace(means, summary=sums),
+        "several rounds of sums": replace(means, summary=sums, rounds=4 * means.rounds),
+        "heads of clients": replace(means, summary=methods.send_heads()),
+    }
+    for title, method in own.items():
+        assert Point(like(replace(method, name="mine")), "", 1, 1, None).family.title == title
+    another = replace(means.summary, name="Medians")
+    assert Point(like(replace(means, name="mine", summary=another)), "", 1, 1, None).family is OTHER
+    choice = covfree.select([replace(means, name="mine"), means])
+    assert Point(like(choice), "", 1, 1, None).family.title == "class means"
 
 
 def test_what_clients_receive_is_counted_if_any_receives():

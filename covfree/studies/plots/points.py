@@ -58,7 +58,9 @@ class Point(NamedTuple):
     @property
     def family(self) -> Family:
         """The `Family` of the method, by the kind of statistics that its clients send."""
-        entry = registry().get(alternatives(self.method)[0].partition(":")[0])
+        # Clients that choose among methods send the same for all of them.
+        entries = (registry().get(name.partition(":")[0]) for name in alternatives(self.method))
+        entry = next(filter(None, entries), None)
         return OTHER if entry is None else next(each for each in FAMILIES if each.title == entry.family)
 
 
