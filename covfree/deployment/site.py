@@ -112,7 +112,6 @@ def load_site(
     # Check the weights before features are computed, as the computation takes long.
     chosen, known = check_weights(description, description.extractor.get("backbone"), weights)
     file = Path(folder) / "features.npz"
-    file.parent.mkdir(parents=True, exist_ok=True)
     found = image_folder(images, class_names=description.class_names)
     extract(found, chosen.name, file, weights=known, dtype=description.extractor["dtype"])
     return read_site(file, description), None

@@ -148,6 +148,7 @@ def test_a_site_whose_photos_changed_since(tiny, capsys):
     join += ["--wait", "0", "--weights", tiny, "--images"]
     assert run([*join, "photos"]) == 2
     assert "class 'berlin' is none of class_names: blue, dark, grey" in capsys.readouterr().err
+    assert not Path("o").exists()
     assert run([*join, "photos/oslo"]) == 3
     os.utime("photos/oslo/blue/0.png", (1, 1))
     capsys.readouterr()
