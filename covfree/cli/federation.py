@@ -37,7 +37,6 @@ from covfree.deployment import (
 from covfree.deployment.differences import differences
 from covfree.deployment.envelope import write
 from covfree.deployment.folder import clock, without
-from covfree.deployment.machine import check_folder
 from covfree.deployment.site import extractor_of
 from covfree.methods import registry
 from covfree.privacy import Promise
@@ -298,15 +297,14 @@ def join_command(
     if name not in description.sites:
         told = ", the name of the file of --key" if site is None else ""
         raise ValueError(f"--site: expected one of {', '.join(description.sites)}, got {name!r}{told}")
-    # Check the key and the folder before features are computed.
-    check_key(key, private, description.sites, name)
-    with _options(folder="state"):
-        check_folder(state, description, name)
+    check_key(key, private, description.sites, name)  # before features are computed
     if (images is None) == (features is None):
         got = "neither" if images is None else "both"
         raise ValueError(f"expected --images or --features, got {got}")
-    with _options(features="features", images="images", **{str(features): f"features: {features}"}):
-        own, algorithm = load_site(description, state, features=features, images=images, weights=weights)
+    given: dict[str, Any] = {"features": features, "images": images, "weights": weights}
+    options = {"folder": "state", str(features): f"features: {features}", **{each: each for each in given}}
+    with _options(**options):
+        own, algorithm = load_site(description, name, state, **given)
     if features is not None and description.extractor and not {*description.extractor} & {*own.uses}:
         known = description.extractor.get("backbone") in BACKBONES
         how = f"--spec {shared / 'federation.json'}" if known else "--backbone …"

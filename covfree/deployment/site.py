@@ -17,6 +17,7 @@ from covfree.data.extract import extractor_key
 from covfree.data.image_set import ImageSet
 from covfree.deployment.description import Description
 from covfree.deployment.differences import differences
+from covfree.deployment.machine import check_folder
 from covfree.rounds.algorithm import Algorithm
 
 # Entries of a feature file's ``key`` that describe its examples, and so differ between sites.
@@ -69,6 +70,7 @@ def read_site(path: str | PathLike[str], description: Description) -> SiteData:
 
 def load_site(
     description: Description,
+    site: str,
     folder: str | PathLike[str],
     *,
     features: str | PathLike[str] | None = None,
@@ -79,6 +81,7 @@ def load_site(
 
     Args:
         description: the federation.
+        site: the site's name in the description.
         folder: the site's own folder, where the features of images are kept.
         features: a file of ``covfree extract``, see `read_site`.
         images: instead of ``features``, a folder of images with a subfolder for each class.
@@ -86,12 +89,14 @@ def load_site(
             `covfree.backbones.hub.find_weights`.
 
     Raises:
-        ValueError: if not exactly one of ``features`` and ``images`` is given, if a network is trained but
-            ``features`` is given, or if images or weights do not fit the description.
+        ValueError: if the folder holds the state of another machine or federation, if not exactly one of
+            ``features`` and ``images`` is given, if a network is trained but ``features`` is given, or if
+            images or weights do not fit the description.
     """
     from covfree.data.folders import image_folder
     from covfree.studies.extraction import extract
 
+    check_folder(Path(folder), description, site)  # before features are computed and written there
     if (images is None) == (features is None):
         got = "neither" if images is None else "both"
         raise ValueError(f"features: expected features or images, got {got}")

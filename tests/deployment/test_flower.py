@@ -77,7 +77,7 @@ def test_a_network_trained_over_flower_is_the_simulation_s(tmp_path):
         flower.run("first")
         flower.wait_for(tmp_path / "head.npz")
     network = load_network(own, weights)
-    parts = [load_site(own, tmp_path, **nodes[site])[0] for site in sites]
+    parts = [load_site(own, site, tmp_path, **nodes[site])[0] for site in sites]
     features, labels = (np.concatenate([part[i] for part in parts]) for i in range(2))
     algorithm, clients = own.make_algorithm(network), np.repeat(np.arange(2), 6)
     expected = covfree.rounds.run(algorithm, features, labels, clients, key=own.key(), rounds=2).result

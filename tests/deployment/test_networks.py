@@ -82,7 +82,7 @@ def test_commands_train_a_network_as_the_simulation_does_to_the_bit(tiny, tmp_pa
 
     own = Description.load("shared/federation.json")
     network = load_network(own, tiny)
-    parts = [load_site(own, name, images=f"photos/{name}", weights=tiny)[0] for name in SIZES]
+    parts = [load_site(own, name, name, images=f"photos/{name}", weights=tiny)[0] for name in SIZES]
     assert parts[0].features.shape == (6, 16, 16, 3)
     simulated = covfree.rounds.run(
         own.make_algorithm(network),
@@ -132,7 +132,9 @@ def test_the_site_app_of_flower_answers_with_a_network(tiny, tmp_path, monkeypat
         message = app.Message(content, dst_node_id=1, message_type="query.round")
         context = app.Context(1, 1, config, app.RecordDict(), {})
         reply = answer(message, context).content["covfree"]["message"]
-        site, same = load_site(own, tmp_path / "own", images=tmp_path / "photos" / "berlin", weights=tiny)
+        site, same = load_site(
+            own, "berlin", tmp_path / "own", images=tmp_path / "photos" / "berlin", weights=tiny
+        )
         private = load_key(tmp_path / "berlin.key"), site.features, site.labels
         with Client(own, "berlin", tmp_path / "own", *private, algorithm=same) as client:
             assert client.answer(asked) == reply

@@ -14,7 +14,7 @@ def answer(message: Message, context: Context) -> Message:
     config = {name: str(value) for name, value in context.node_config.items()}
     own = Description.load(config["federation"])
     given = {name: config[name] for name in ("features", "images", "weights") if name in config}
-    site, algorithm = load_site(own, config["state"], **given)
+    site, algorithm = load_site(own, config["site"], config["state"], **given)
     arguments = config["site"], config["state"], load_key(config["key"]), site.features, site.labels
     with Client(own, *arguments, uses=site.uses, algorithm=algorithm) as client:
         try:
