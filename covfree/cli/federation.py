@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import secrets
 import tempfile
 from collections.abc import Iterator
@@ -27,6 +28,7 @@ from covfree.deployment import (
     TooFew,
     extractor_in,
     join,
+    load_key,
     load_network,
     load_site,
     new_key,
@@ -68,27 +70,23 @@ def key_command(
 ) -> None:
     """Draw a key pair: a private key to keep, and a public key for the person who starts the federation.
 
+    If the private key's file exists, only the public key is written: give the same command if it was lost.
+
     Example:
       covfree federation key berlin.key
     """
     beside = out.with_suffix(".pub")
     if out.suffix.casefold() == beside.suffix or not out.parent.is_dir():
         raise ValueError(f"expected a file such as site.key in a folder that is there, got {str(out)!r}")
-    try:
-        public = new_key(out)
-        try:
-            with beside.open("x", encoding="ascii") as file:
-                file.write(f"{public}\n")
-        except OSError as error:
-            out.unlink()  # only this call has seen it
-            if not isinstance(error, FileExistsError):
-                beside.unlink(missing_ok=True)
-            raise
-    except FileExistsError as error:
+    if os.path.lexists(beside):
         raise ValueError(
-            f"{error.filename} exists, and a key is never replaced: use it, or give another name than {out}"
-        ) from error
-    say(f"wrote {out}, which you must keep secret, and the public key {beside}")
+            f"{beside} exists, and a key is never replaced: use it, or give another name than {out}"
+        )
+    there = os.path.lexists(out)
+    public = public_key(load_key(out)) if there else new_key(out)
+    write(beside, f"{public}\n".encode())
+    what = f"the public key of {out}" if there else f"{out}, which you must keep secret, and the public key"
+    say(f"wrote {what}: {beside}")
 
 
 @app.command("new")

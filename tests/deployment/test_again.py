@@ -148,12 +148,20 @@ def test_a_key_pair_is_never_written_over(tmp_path, monkeypatch, capsys):
     assert run(command("key", "site.key")) == 0
     kept = Path("site.pub").read_text()
     Path("link.pub").symlink_to("nowhere")
-    for name, there in (("site.key", "site.key"), ("site.pem", "site.pub"), ("link.key", "link.pub")):
+    for name, there in (("site.key", "site.pub"), ("site.pem", "site.pub"), ("link.key", "link.pub")):
         capsys.readouterr()
         assert run(command("key", name)) == 2
         assert f"{there} exists, and a key is never replaced: use it, or" in capsys.readouterr().err
     assert Path("site.pub").read_text() == kept
     assert not any(Path(name).exists() for name in ("site.pem", "link.key", "nowhere"))
+    # A public key that was lost is made again.
+    private = Path("site.key").read_bytes()
+    Path("site.pub").unlink()
+    assert run(command("key", "site.key")) == 0
+    assert (Path("site.key").read_bytes(), Path("site.pub").read_text()) == (private, kept)
+    Path("wrong.key").write_text("no key")
+    assert run(command("key", "wrong.key")) == 2
+    assert not Path("wrong.pub").exists()
     assert run(command("key", "other.PUB")) == 2
     assert "expected a file such as site.key" in capsys.readouterr().err
     assert run(command("key", "nowhere/site.key")) == 2

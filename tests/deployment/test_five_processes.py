@@ -78,7 +78,8 @@ def test_four_sites_and_a_server_by_the_commands_of_the_page(tmp_path, monkeypat
     assert "--sites: expected a folder with" in capsys.readouterr().err
     for name in ("server", *SITES):
         shutil.move(f"{name}.pub", "keys")
-    assert run(KEY) == 2  # a key is never replaced
+    assert run(KEY) == 0  # the private key stays, its public key is written again
+    assert Path("berlin.pub").read_text() == Path("keys/berlin.pub").read_text()
     assert run([*NEW, "--max-examples", "100"]) == 0
     assert run(NEW) == 2  # nor a federation
     assert run(STATUS) == 3
