@@ -364,8 +364,7 @@ def status_command(shared: Shared) -> None:
     print("noise: " + ("none" if own.promise is None else _promised(own, own.promise)))
     if (last := folder.last()) is not None:
         print("ended")
-        # Drafts of 0.1.0 did not say whose uploads counted.
-        if text := without(own.sites, last.get("counted", own.sites)):
+        if text := without(own.sites, last["counted"]):
             print(text)
         return
     try:

@@ -309,7 +309,7 @@ class Client(Machine):
         about, arrays = unseal(self._path.read_bytes(), self.description.sites)
         before, after = (unflattened(memory, arrays, name) for name in ("before", "after"))
         came = tuple(arrays["came"].tolist())
-        number, why = about.get("gone", (-1, ""))  # drafts of 0.1.0 did not write it
+        number, why = about["gone"]
         secret = arrays["secret"].tobytes()
         self._kept = _Kept(before, after, about["computed"], secret, came, (number, why))
         self.turn, self._asked, self._answer = about["turn"], about, arrays["answer"].tobytes()

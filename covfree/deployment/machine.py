@@ -65,7 +65,7 @@ class Machine:
             given = self._algorithm, sites, description.key(), description.example, most
             self._steps = Steps(*given, private=description.private is not None)
         self.folder = Path(folder)
-        self._path = self.folder / f"{_stem(name)}{SUFFIX}"
+        self._path = self.folder / f"{'state' if name == SERVER else name}{SUFFIX}"
         check_folder(self.folder, description, name)  # before it is made
         self.folder.mkdir(parents=True, exist_ok=True)
         remove_abandoned(self.folder)
@@ -74,8 +74,7 @@ class Machine:
             if not lock(self._lock):
                 raise ValueError(f"folder: expected one that no other process uses, got {folder}")
             check_folder(self.folder, description, name)
-            write(self.folder / "machine", name.encode())
-            write(self.folder / "federation", description.identity.encode())
+            write(self.folder / "federation", f"{description.identity} {name}".encode())
             try:
                 self._load()
             except (Unlike, KeyError) as error:
@@ -110,25 +109,19 @@ def check_folder(folder: Path, description: Description, name: str) -> None:
     """Raise ValueError if a folder holds the state of another machine than ``name``, or federation."""
     if folder.is_file():
         raise ValueError(f"folder: expected a folder for this machine's state, got the file {folder}")
-    own, machine = folder / "federation", folder / "machine"
-    if own.exists() and (found := own.read_text()) != description.identity:
+    if not (file := folder / "federation").exists():
+        return
+    found, _, machine = file.read_text().partition(" ")
+    if found != description.identity:
         raise ValueError(
             f"folder: expected a new one, or one of federation {description.identity[:12]}…; "
             f"{folder} holds the state of federation {found[:12]}…: take another folder"
         )
-    if machine.exists():
-        others = {machine.read_text()} - {name}
-    else:  # new, or of a draft of 0.1.0
-        others = {path.stem for path in folder.glob(f"*{SUFFIX}")} - {_stem(name)}
-    if others:
+    if machine != name:
         raise ValueError(
             f"folder: expected one of its own for each machine, got {folder}, which holds the state of "
-            f"another ({min(others)})"
+            + (f"another ({machine})" if machine else "a draft of covfree 0.1.0, which cannot go on")
         )
-
-
-def _stem(name: str) -> str:
-    return "state" if name == SERVER else name
 
 
 def unflattened(like: Any, arrays: Mapping[str, np.ndarray], name: str) -> Any:
