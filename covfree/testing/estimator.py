@@ -223,7 +223,7 @@ def check_estimator(
             ``merging`` if the estimate is a sum of terms that scale differently.
 
     Raises:
-        AssertionError: if a law is broken, with its name, its statement, and the numbers.
+        AssertionError: if laws are broken, with the name and statement of each, and the numbers.
         ValueError: if ``exclude`` contains an unknown law, or a reason is missing.
 
     >>> import covfree

@@ -21,7 +21,7 @@ DOUBLE = 1e-6
 
 
 def hold(laws: Sequence[Law], name: str, subject: Any, exclude: Mapping[str, str] | None) -> None:
-    """Run the laws on a subject, one by one; raise an error at the first that is broken.
+    """Run the laws on a subject, one by one; raise one error for all that are broken.
 
     Args:
         laws: all laws of the check.
@@ -30,7 +30,7 @@ def hold(laws: Sequence[Law], name: str, subject: Any, exclude: Mapping[str, str
         exclude: laws to leave out, each with the reason why it does not apply.
 
     Raises:
-        AssertionError: with the first law that is broken, its statement, and the numbers.
+        AssertionError: with each law that is broken, its statement, and the numbers.
         ValueError: if ``exclude`` contains an unknown law, or a reason is missing.
     """
     exclude = {} if exclude is None else exclude
@@ -40,6 +40,7 @@ def hold(laws: Sequence[Law], name: str, subject: Any, exclude: Mapping[str, str
             raise ValueError(f"exclude: expected laws among {names}, got {law!r}")
         if not isinstance(reason, str) or not reason:
             raise ValueError(f"exclude: expected the reason why {law!r} is no law here, got {reason!r}")
+    broken, cause = dict[str, list[str]](), None  # statements of laws, by what was found
     for law in laws:
         if law.__name__ in exclude:
             continue
@@ -49,7 +50,11 @@ def hold(laws: Sequence[Law], name: str, subject: Any, exclude: Mapping[str, str
         except Exception as error:
             what = "" if isinstance(error, AssertionError) else f"raised {type(error).__name__}: "
             says = " ".join((inspect.getdoc(law) or "").split())
-            raise AssertionError(f"{name} breaks the law {law.__name__!r}. {says}\n{what}{error}") from error
+            broken.setdefault(f"{what}{error}", []).append(f"{name} breaks the law {law.__name__!r}. {says}")
+            cause = cause or error
+    if broken:
+        told = ("\n".join((*says, found)) for found, says in broken.items())
+        raise AssertionError(";\n".join(told)) from cause
 
 
 def _numbers(leaf: Any) -> np.ndarray:

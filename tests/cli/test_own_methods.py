@@ -1,6 +1,7 @@
 """A user's own methods on the command line: functions in a file, and those that packages name."""
 
 import json
+import re
 import sys
 
 import pytest
@@ -107,7 +108,7 @@ def test_a_file_that_was_changed_holds_other_methods(cli, folder):
 
 
 @pytest.mark.slow
-def test_check_names_the_law_that_a_method_breaks(cli, folder):
+def test_check_names_all_laws_that_a_method_breaks(cli, folder):
     (program,) = programs("docs/your-own.md")
     (folder / "paged.py").write_text(program)
     sound = cli(*SMALL, "--methods", "paged.py:balanced:shrinkage=0.3", "--seeds", "1", "--check")
@@ -116,6 +117,10 @@ def test_check_names_the_law_that_a_method_breaks(cli, folder):
     result = cli(*SMALL, "--methods", "mine.py:in_a_unit", "--check")
     assert result.is_one_line
     assert "--check: mine.py:in_a_unit: method 'fedcof' breaks the law 'scaling'" in result.err
+    result = cli(*SMALL, "--methods", "mine.py:spread", "--check")
+    assert result.is_one_line
+    laws = re.findall("breaks the law '(.*?)'", result.err)
+    assert laws == ["finite", "scaling"]
 
 
 def test_a_path_may_have_the_word_that_joins_a_choice(cli, folder):

@@ -164,6 +164,25 @@ def test_what_breaks_a_law_is_caught(law):
         check(BROKEN[law], law)
 
 
+def test_all_broken_laws_are_told_and_what_is_found_twice_is_told_once():
+    both = broken_head(lambda head, _: replace(head, weight=-head.weight, present=None))
+    with pytest.raises(AssertionError) as caught:
+        check(both, "scores", "finite", "learns")
+    found = str(caught.value)
+    assert re.findall("breaks the law '(.*?)'. [FSW]", found) == ["finite", "learns"]
+    assert "that differ;\nmethod 'distance' breaks" in found
+
+    def failing(params, system, moments):
+        raise RuntimeError("no head")
+
+    with pytest.raises(AssertionError) as caught:
+        check(replace(SOUND, head=failing), "scores", "pure", "learns")
+    *laws, error = str(caught.value).split("\n")
+    assert [line.split("'")[3] for line in laws] == ["scores", "pure", "learns"]
+    assert error == "raised RuntimeError: no head"
+    assert str(caught.value.__cause__) == "no head"
+
+
 def test_rounds_over_examples_have_no_rows_to_split():
     check(covfree.corrected(covfree.fedcof(), 2), "splitting")
 
