@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import secrets
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import MISSING, fields
@@ -34,15 +33,13 @@ from covfree.deployment import (
     new_key,
     public_key,
     serve,
+    status,
     stopping,
 )
 from covfree.deployment.differences import differences
 from covfree.deployment.envelope import write
-from covfree.deployment.folder import clock, without
+from covfree.deployment.folder import new_file
 from covfree.deployment.site import extractor_of
-from covfree.methods import registry
-from covfree.privacy import Promise
-from covfree.privacy.accounting import UNMASKED
 from covfree.studies.extraction import backbone_of, names_in
 from covfree.studies.known import JOINT
 from covfree.studies.names import arguments
@@ -53,8 +50,6 @@ app = typer.Typer(
 )
 # The exit code if there is no head yet; a message says why.
 _NO_HEAD = 3
-# What a federation leaves in the shared folder beside its description, see `Folder`.
-_MESSAGES = ("asks", "answers", "round.message", "end.message", "stop.message")
 
 Part = TypeVar("Part", SecureSums, PrivateSums)
 Shared = Annotated[Path, typer.Argument(help="The shared folder.")]
@@ -149,15 +144,7 @@ def new_command(
       covfree federation new shared --sites keys --key server.key --class-names classes.txt
       --backbone efficientnet-lite0 --deadline 60 --fewest 3
     """
-    file = shared / "federation.json"
-    if file.exists():
-        raise ValueError(f"{file} exists: a federation does not change; take another folder")
-    if shared.is_file():
-        raise ValueError(f"expected a shared folder, got the file {shared}")
-    if found := [name for name in _MESSAGES if (shared / name).exists()]:
-        raise ValueError(
-            f"{shared} holds messages of another federation ({', '.join(found)}): take another folder"
-        )
+    file = new_file(shared)
     if like is not None:
         if network is not None or weights is not None:
             raise ValueError("--like: expected no --backbone and --weights beside it")
@@ -175,11 +162,6 @@ def new_command(
         extractor = extractor_of(network, weights)
         dim = backbone(backbone_of(network)).num_features
         uses = {"dim": dim, **extractor, "class_names": names_in(class_names)}
-    several = [each.strip() for each in algorithm.split(",")]
-    if len(several) > 1 and all(each.partition(":")[0] in registry() for each in several):
-        raise ValueError(
-            f"--algorithm: expected one, got {algorithm!r}; to let sites choose, write {JOINT.join(several)}"
-        )
     server = read_key(key)
     keys = public_keys(sites, public_key(server))
     options = {each.name: f"private: {each.name}" for each in fields(PrivateSums)}
@@ -208,7 +190,7 @@ def new_command(
             sums=_numbers("sums", sums if private is None else sums or "", SecureSums),
             private=_numbers("private", private, PrivateSums),
         )
-        promised = None if description.promise is None else _promised(description, description.promise)
+        promised = description.promised
     shared.mkdir(parents=True, exist_ok=True)
     description.save(file)
     say(f"wrote {file}: {', '.join(description.sites)}; {algorithm}; identity {description.identity}")
@@ -240,11 +222,11 @@ def serve_command(
     algorithm = None if own.train == "head" else own.make_algorithm(load_network(own, weights))
     with _options(folder="state"), Server(own, state, private, algorithm=algorithm) as server:
         try:
-            serve(server, folder, lambda head: _head_file(head, server), poll=poll, say=say)
+            serve(server, folder, poll=poll, say=say)
         except (TooFew, Stopped) as error:
             say(str(error))
             raise typer.Exit(_NO_HEAD) from None
-        write(out, _head_file(server.result, server))
+        write(out, server.head_file())
     say(f"wrote {out}")
 
 
@@ -314,8 +296,8 @@ def join_command(
     made: dict[str, Any] = {"uses": own.uses, "algorithm": algorithm}
     with _options(folder="state"), Client(description, name, state, *examples, **made) as client:
         say(f"site {name}: {len(own.labels):,} examples; federation {description.identity[:12]}…")
-        if description.promise is not None:
-            say(_promised(description, description.promise))
+        if (promised := description.promised) is not None:
+            say(promised)
         try:
             content, stopped = join(client, folder, poll=poll, wait=wait and 60 * wait, say=say)
         except (TooFew, Stopped) as error:
@@ -355,41 +337,9 @@ def status_command(shared: Shared) -> None:
 
     The exit code is 0 if the federation has ended, 3 if not.
     """
-    folder = Folder(shared)
-    own = folder.description
-    print(
-        f"federation {own.identity}: {own.algorithm}, {len(own.class_names)} classes, {own.num_rounds} rounds"
-    )
-    print("uploads: " + ("the server sees each" if own.sums is None else "hidden in secure sums"))
-    print("noise: " + ("none" if own.promise is None else _promised(own, own.promise)))
-    if (last := folder.last()) is not None:
-        print("ended")
-        if text := without(own.sites, last["counted"]):
-            print(text)
-        return
-    try:
-        folder.check_stop()
-    except Stopped as error:
-        print(f"stopped: {error}")
-        raise typer.Exit(_NO_HEAD) from None
-    about = folder.standing()
-    if about is None:
-        print("no round is open yet")
-        raise typer.Exit(_NO_HEAD)
-    turn, expires = about["turn"], about["expires"]
-    print(f"{own.named(turn)} is open" + ("" if expires is None else f" until {clock(expires)}"))
-    for site in own.sites:
-        found = "not yet"
-        if site in about["left_out"]:
-            found = f"left out: {about['left_out'][site]}"
-        elif site in about["taken"]:
-            found = "answered"
-        elif about["aside"].get(site):
-            found = f"set aside: {about['aside'][site]}"
-        elif (folder.answers(turn) / f"{site}.message").exists():
-            found = "sent; the server has not read it yet"
-        print(f"  {site}: {found}")
-    raise typer.Exit(_NO_HEAD)
+    ended, lines = status(Folder(shared))
+    print(*lines, sep="\n")
+    raise typer.Exit(0 if ended else _NO_HEAD)
 
 
 @contextmanager
@@ -419,27 +369,6 @@ def _numbers(name: str, text: str | None, kind: type[Part]) -> Part | None:
         raise ValueError(f"--{name}: expected {', '.join(missing)}{beside}")
     with _options(**{each: f"{name}: {each}" for each in names}):
         return kind(**own)
-
-
-def _promised(own: Description, promise: Promise) -> str:
-    """Return a text that states the federation's promise of differential privacy.
-
-    It also says how many sites would have to help a lying server before it could see single uploads.
-    """
-    session = own.session(0, 1)
-    helpers = max(1, 2 * session.threshold - session.degree)
-    masks = f"this federation's masks hide single uploads if fewer than {helpers} sites help a lying server"
-    return str(promise).replace(UNMASKED, masks)
-
-
-def _head_file(head: Any, server: Server) -> bytes:
-    """Return the bytes of a head's file, which also says what sites chose, if they had a choice."""
-    own, choice = server.description, server.choice
-    origin = choice and {"federation": own.identity, "taken": choice.taken, "sites": choice.sites}
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "head.npz"
-        covfree.save_head(head, path, class_names=own.class_names, dim=own.dim, origin=origin)
-        return path.read_bytes()
 
 
 def _check_paths(shared: Path, state: Path, out: Path) -> None:

@@ -22,4 +22,5 @@ from covfree.deployment.site import load_images as load_images
 from covfree.deployment.site import load_network as load_network
 from covfree.deployment.site import load_site as load_site
 from covfree.deployment.site import read_site as read_site
+from covfree.deployment.status import status as status
 from covfree.deployment.sums import SecureSums as SecureSums

@@ -23,6 +23,7 @@ from covfree.deployment.named import algorithm_named, method_named
 from covfree.deployment.private import Exact, PrivateSums
 from covfree.deployment.sums import SecureSums
 from covfree.privacy import Private, PrivateUpdates, Promise
+from covfree.privacy.accounting import UNMASKED
 from covfree.protocol.messages import check_class_names
 from covfree.rounds.algorithm import Algorithm
 from covfree.rounds.from_method import as_algorithm, sends_messages
@@ -287,6 +288,22 @@ class Description:
         """The privacy promise: ε, δ and what they protect; None without noise."""
         made = self.private_method or self.private_updates
         return None if made is None else made.promise
+
+    @property
+    def promised(self) -> str | None:
+        """The privacy promise in words; None without noise.
+
+        The text also says how many sites would have to help a lying server before it could see single
+        uploads.
+        """
+        if (promise := self.promise) is None:
+            return None
+        session = self.session(0, 1)
+        helpers = max(1, 2 * session.threshold - session.degree)
+        masks = (
+            f"this federation's masks hide single uploads if fewer than {helpers} sites help a lying server"
+        )
+        return str(promise).replace(UNMASKED, masks)
 
     def key(self) -> jax.Array:
         """Return the PRNG key of all random draws, made from ``seed``."""

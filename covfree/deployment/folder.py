@@ -21,6 +21,9 @@ from covfree.deployment.server import Server
 from covfree.protocol.files import open_regular, shown
 
 Say = Callable[[str], None]
+_DESCRIPTION = "federation.json"
+# What a federation leaves in the shared folder beside its description, see `Folder`.
+_MESSAGES = ("asks", "answers", f"round{SUFFIX}", f"end{SUFFIX}", f"stop{SUFFIX}")
 
 
 class Folder:
@@ -41,7 +44,7 @@ class Folder:
             FileNotFoundError: if there is no description.
         """
         self.path = Path(path)
-        file = self.path / "federation.json"
+        file = self.path / _DESCRIPTION
         if not file.exists():
             raise FileNotFoundError(
                 f"{path}: no {file.name}; check the path, or wait for covfree federation new to write it"
@@ -129,10 +132,26 @@ class Folder:
         return self._about(self.round, "round")
 
 
+def new_file(path: Path) -> Path:
+    """Return where the description of a new federation goes in a shared folder, which need not exist yet.
+
+    Raise ValueError if the folder holds the description or messages of a federation.
+    """
+    if (file := path / _DESCRIPTION).exists():
+        raise ValueError(f"{file} exists: a federation does not change; take another folder")
+    if path.is_file():
+        raise ValueError(f"expected a shared folder, got the file {path}")
+    if found := [name for name in _MESSAGES if (path / name).exists()]:
+        raise ValueError(
+            f"{path} holds messages of another federation ({', '.join(found)}): take another folder"
+        )
+    return file
+
+
 def serve(
     server: Server,
     folder: Folder,
-    file_of: Callable[[Any], bytes],
+    file_of: Callable[[Server], bytes] = Server.head_file,
     *,
     poll: float | int = 1.0,
     say: Say = print,
@@ -142,7 +161,7 @@ def serve(
     Args:
         server: the server.
         folder: the shared folder.
-        file_of: function from the result to the content of the file that sites get at the end.
+        file_of: function from the server to the content of the file that sites get at the end.
         poll: seconds between checks of the folder.
         say: function that is called with each line of progress.
 
@@ -182,7 +201,7 @@ def _check_state(server: Server, folder: Folder) -> None:
 
 
 def _serve(
-    server: Server, folder: Folder, file_of: Callable[[Any], bytes], poll: float | int, say: Say
+    server: Server, folder: Folder, file_of: Callable[[Server], bytes], poll: float | int, say: Say
 ) -> None:
     seen = dict[str, tuple[int, int, int]]()
     sites, named = server.description.sites, server.description.named
@@ -220,9 +239,9 @@ def _serve(
             say(f"site {site}: left out: {reason}")
     if server.stopped is not None:
         say(server.stopped)
-    if (result := server.result) is None:
+    if server.result is None:
         raise ValueError(f"expected a result, got none: {server.stopped}")
-    folder.put(folder.end, server.end(file_of(result)))
+    folder.put(folder.end, server.end(file_of(server)))
     if server.choice is not None:
         say(str(server.choice))
     if text := without(sites, server.counted):

@@ -20,6 +20,11 @@ def method_named(text: str) -> Method[Any] | None:
     from covfree.studies.names import parsed
     from covfree.studies.variants import variants
 
+    several = [each.strip() for each in text.split(",")]
+    if len(several) > 1 and all(each.partition(":")[0] in registry() for each in several):
+        raise ValueError(
+            f"algorithm: expected one, got {text!r}; to let sites choose, write {JOINT.join(several)}"
+        )
     expected = "algorithm: expected a number such as fedcof:shrinkage=0.1"
     if any(parsed(each, expected)[0] not in registry() for each in text.split(JOINT)):
         return None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+import tempfile
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -13,6 +14,7 @@ from covfree.deployment.envelope import SERVER, unseal
 from covfree.deployment.machine import SUFFIX, Machine, unflattened
 from covfree.deployment.named import candidates_in
 from covfree.deployment.sums import Sums
+from covfree.heads.file import save_head
 from covfree.rounds.adding import Parts
 from covfree.secure import STEPS
 
@@ -119,6 +121,15 @@ class Standing(Machine):
             return choice
         except Exception:  # an algorithm of the user's own may report anything; its head is worth more
             return None
+
+    def head_file(self) -> bytes:
+        """Return the bytes of the head's file, which also says what sites chose, if they had a choice."""
+        own, choice = self.description, self.choice
+        origin = choice and {"federation": own.identity, "taken": choice.taken, "sites": choice.sites}
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder) / "head.npz"
+            save_head(self.result, path, class_names=own.class_names, dim=own.dim, origin=origin)
+            return path.read_bytes()
 
     @property
     def counted(self) -> list[str]:

@@ -1,14 +1,15 @@
 """What sites chose among candidates: the server's lines say it, and the head's file."""
 
 import dataclasses
+from typing import Any
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from machines import CLASSES, DIM, MORE, SIZES, Machines, examples
 
 import covfree
 from covfree.cli import app
-from covfree.cli.federation import _head_file
 from covfree.deployment import Folder, SecureSums, serve
 from covfree.deployment.standing import Choice
 from covfree.rounds import as_algorithm
@@ -33,7 +34,7 @@ def run(folder, sites, **fields) -> tuple[list[str], Folder]:
                         open_folder.answers(server.turn) / f"{name}.message", client.answer(asked)
                     )
 
-        serve(server, open_folder, lambda head: _head_file(head, server), poll=0.01, say=say)
+        serve(server, open_folder, poll=0.01, say=say)
         (folder / "head.npz").write_bytes(clients[next(iter(sites))].finish(open_folder.end.read_bytes())[0])
         assert covfree.load_head(folder / "head.npz").origin == {
             "federation": machines.description.identity,
@@ -88,14 +89,16 @@ def test_a_site_that_only_chose_is_not_in_the_head(tmp_path):
 )
 def test_an_algorithm_of_ones_own_may_report_anything(report, after, tmp_path):
     own = as_algorithm(covfree.fedncm(), num_classes=CLASSES)
-    own = dataclasses.replace(own, report=lambda params, state: report)
+    head = covfree.LinearHead(jnp.zeros((DIM, CLASSES)), jnp.zeros(CLASSES))
+    changes: dict[str, Any] = {"report": lambda *_: report, "result": lambda *_: head}
+    own = dataclasses.replace(own, **changes)
     with Machines(tmp_path, "fedncm-or-fedcof:shrinkage=0.1", extractor={}) as machines:
         server = machines.server(own)
         # No site could choose before the first round is done.
         assert server.choice is None
         server._counted[:] = 0
         assert (server.choice and server.choice.taken) == after
-        assert _head_file(covfree.LinearHead(np.zeros((DIM, CLASSES)), np.zeros(CLASSES)), server)
+        assert server.head_file()
 
 
 def test_a_choice_without_examples_says_so():

@@ -1,12 +1,13 @@
 """The app of Flower's server: opens each round for the nodes, until there is a head."""
 
 import time
+from pathlib import Path
 
 from flwr.app import ConfigRecord, Context, Message, RecordDict
 from flwr.serverapp import Grid, ServerApp
 
-from covfree import save_head
 from covfree.deployment import Description, Server, load_key, load_network
+from covfree.deployment.envelope import write
 
 app = ServerApp()
 
@@ -52,6 +53,6 @@ def main(grid: Grid, context: Context) -> None:
             )
             for site, reason in done["rejected"].items():
                 print(f"site {site}: left out: {reason}", flush=True)
-        save_head(server.result, config["out"], class_names=own.class_names, dim=own.dim)
+        write(Path(config["out"]), server.head_file())
         if server.choice is not None:
             print(server.choice, flush=True)
