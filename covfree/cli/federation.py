@@ -80,8 +80,8 @@ def key_command(
     there = os.path.lexists(out)
     public = public_key(load_key(out)) if there else new_key(out)
     write(beside, f"{public}\n".encode())
-    what = f"the public key of {out}" if there else f"{out}, which you must keep secret, and the public key"
-    say(f"wrote {what}: {beside}")
+    drawn = "" if there else f"{out}, which you must keep secret, and "
+    say(f"wrote {drawn}the public key {beside}")
 
 
 @app.command("new")

@@ -285,12 +285,14 @@ def _take(server: Server, folder: Folder, path: Path, say: Say) -> str:
         say(f"{shown(path.name)}: set aside: {error}")
         return str(error)
     receipt = server.take(data)
+    by = "" if receipt.site in (None, path.stem) else f"by the name of {receipt.site}"
     if receipt.reason is None:
         say(f"site {receipt.site} answered ({len(data):,} bytes), {len(server.taken)} in all")
-        return "" if receipt.site == path.stem else f"it is signed by {receipt.site}"
+        return by
+    reason = f"{by}: {receipt.reason}" if by else receipt.reason
     if not receipt.reason.startswith("doubled: the same") and "is closed" not in receipt.reason:
-        say(f"{shown(path.name)}, by the name of {receipt.site}: set aside: {receipt.reason}")
-    return receipt.reason
+        say(f"{shown(path.name)}: set aside: {reason}")
+    return reason
 
 
 def join(

@@ -408,7 +408,7 @@ def test_status_says_what_the_server_took(tmp_path, capsys, monkeypatch):
             assert found["berlin"] == "answered"
             assert found["oslo"].startswith("set aside: signature: expected that of 'oslo', got another")
             assert found["rome"].startswith("set aside: left: the site takes no further part in this sum")
-            assert found["wien"].startswith("set aside: doubled: the same message")
+            assert found["wien"].startswith("set aside: by the name of berlin: doubled: the same message")
             raise KeyboardInterrupt
 
         monkeypatch.setattr("covfree.deployment.folder.time.sleep", look)
