@@ -20,7 +20,7 @@ import common
 import jax
 import jax.numpy as jnp
 import numpy as np
-from variance_picture import picture
+from variance_picture import figures, picture
 from variance_theory import CLASSES, Estimator, Federation, Setting, make_federation, theory
 
 import covfree
@@ -230,7 +230,8 @@ def main() -> None:
     seconds = time.perf_counter() - start
     common.write(arguments.out, seconds=seconds, panels=panels, numbers=numbers)
     if arguments.picture is not None:
-        picture(arguments.picture, panels, ESTIMATORS, numbers, NUMBERS)
+        draw = partial(picture, panels, ESTIMATORS, numbers, NUMBERS)
+        figures.save_for_pages(draw, arguments.picture)
     print(f"{seconds:.0f} s", *found, sep="\n")
     sys.exit(1 if found else 0)
 

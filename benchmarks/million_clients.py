@@ -148,9 +148,9 @@ def quality(name: str, head: covfree.LinearHead, population: Population) -> dict
 
 
 @figures.style()
-def draw_picture(results: list[dict[str, Any]], path: Path) -> None:
+def draw_picture(results: list[dict[str, Any]], width: float) -> Any:
     """Seconds and heads' errors against the number of clients, both axes logarithmic."""
-    figure = figures.new_figure(figures.PAGE, 2.8)
+    figure = figures.new_figure(width, 2.8)
     left, right = figure.subplots(1, 2)
     titles = {"fedcof": ("FedCOF", figures.BLUE, "o"), "fed3r": ("Fed3R", figures.VERMILLION, "s")}
     for name, (title, colour, marker) in titles.items():
@@ -173,7 +173,7 @@ def draw_picture(results: list[dict[str, Any]], path: Path) -> None:
     for panel in (left, right):
         panel.minorticks_off()
     figures.legend_below(figure, left.get_legend_handles_labels()[0])
-    figures.save_all(figure, path)
+    return figure
 
 
 def main() -> None:
@@ -209,7 +209,7 @@ def main() -> None:
             print("  ".join(shown), flush=True)
     write(arguments.out, **sizes, kinds=KINDS, test=TEST, results=results)
     if arguments.picture is not None:
-        draw_picture(results, arguments.picture)
+        figures.save_for_pages(lambda width: draw_picture(results, width), arguments.picture)
 
 
 if __name__ == "__main__":

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 from variance_theory import CLASSES, Estimator, Kind, Setting
@@ -13,26 +12,26 @@ from covfree.studies.plots import style as figures
 
 @figures.style()
 def picture(
-    path: Path,
     panels: dict[str, list[dict[str, Any]]],
     estimators: Sequence[Estimator],
     numbers: dict[str, Any],
     of_numbers: Sequence[Estimator],
-) -> None:
+    width: float,
+) -> Any:
     """Six panels: marks are measured, dashed lines are theory, dotted ones theory's squared bias.
 
     Args:
-        path: PNG file to write; PDF and SVG are written beside it.
         panels: points of a variable, by its name.
         estimators: the curves.
         numbers: the point of which the last panel is made.
         of_numbers: the estimators that it has.
+        width: in inches; a narrow picture has two panels in a line.
     """
     titles = {
         "clients": "clients K",
         "examples": "examples a client n",
         "dim": "dimension d",
-        "alpha": "Dirichlet α of classes over clients",
+        "alpha": "Dirichlet α of the classes",
         "shift": "client shift τ (std. dev.)",
     }
     colours = {
@@ -42,8 +41,9 @@ def picture(
         "exact": (figures.BLACK,),
     }
     marks = {"eq. 5": "o", "pooled": "D", "components": "s", "exact": "*"}
-    figure = figures.new_figure(figures.PAGE, 5.6)
-    axes = figure.subplots(2, 3).ravel()
+    lines, columns = (2, 3) if width == figures.PAGE else (3, 2)
+    figure = figures.new_figure(width, 2.8 * lines)
+    axes = figure.subplots(lines, columns).ravel()
     used: dict[Kind, int] = {}
     for estimator in estimators:
         kind, name = estimator.kind, estimator.name
@@ -78,7 +78,7 @@ def picture(
         axis.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
         axis.minorticks_off()
         axis.grid()
-    for axis in axes[::3]:
+    for axis in axes[::columns]:
         axis.set_ylabel("mean squared error, over ‖T‖²")
     figures.legend_below(figure, axes[0].get_legend_handles_labels()[0])
     default = Setting()
@@ -88,4 +88,4 @@ def picture(
         f"{CLASSES} classes; where not varied K = {default.clients}, n = {default.examples}, "
         f"d = {default.dim}, α = {default.alpha:g}, τ = {default.shift:g}",
     )
-    figures.save_all(figure, path)
+    return figure

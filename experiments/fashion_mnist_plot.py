@@ -54,7 +54,7 @@ def one_round(records: Sequence[dict[str, Any]], alphas: Sequence[float], path: 
         figures.save_all(figure, path)
 
 
-def by_rounds(records: Sequence[dict[str, Any]], alphas: Sequence[float], path: Path) -> None:
+def by_rounds(records: Sequence[dict[str, Any]], alphas: Sequence[float], width: float) -> Any:
     """Accuracy after each round, from scratch above and from the backbone below, a column for each α.
 
     Lines are means of the seeds, bands their range.
@@ -67,7 +67,7 @@ def by_rounds(records: Sequence[dict[str, Any]], alphas: Sequence[float], path: 
     marks = dict(zip(names, MARKS, strict=False))
     level = {"ensemble": (figures.BLACK, (0, (4, 2))), "fedcof": (figures.GREY, (0, (1, 1)))}
     with figures.style():
-        figure = figures.new_figure(figures.PAGE, 4.4)
+        figure = figures.new_figure(width, 4.4)
         grid = figure.subplots(2, len(alphas), sharey="row", sharex="row", squeeze=False)
         for column, alpha in enumerate(alphas):
             for row, prefix in enumerate(("", "tuned-")):
@@ -105,7 +105,7 @@ def by_rounds(records: Sequence[dict[str, Any]], alphas: Sequence[float], path: 
             for name, (colour, line) in level.items()
         ]
         figures.legend_below(figure, lines)
-        figures.save_all(figure, path)
+        return figure
 
 
 def pictures(records: Sequence[dict[str, Any]], out: Path) -> None:
@@ -115,4 +115,4 @@ def pictures(records: Sequence[dict[str, Any]], out: Path) -> None:
     if groups & {ONE_SHOT, FROZEN}:
         one_round(records, alphas, out / "one_round.png")
     if groups & {SCRATCH, TUNED}:
-        by_rounds(records, alphas, out / "by_rounds.png")
+        figures.save_for_pages(lambda width: by_rounds(records, alphas, width), out / "by_rounds.png")

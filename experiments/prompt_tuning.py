@@ -35,6 +35,7 @@ from covfree.backbones import BACKBONES, Backbone, Preprocessing, Spec, backbone
 from covfree.backbones.preprocess import crop, normalise
 from covfree.data import load_images
 from covfree.data.partitions import inner_dirichlet
+from covfree.studies.plots.style import save_for_pages
 
 _LEVELS = Preprocessing(28, 28, "bilinear", (73.0, 73.0, 73.0), (90.0, 90.0, 90.0))
 _SIZE = {"patch": 7, "size": 28, "dim": 64, "depth": 4, "heads": 4}
@@ -253,7 +254,7 @@ def main() -> None:
     for seed in range(arguments.first_seed, arguments.first_seed + arguments.seeds):
         run_seed(network, params, data, features, setting, seed, results["runs"], save)
     print(table(results["runs"]))
-    plot(results["runs"], arguments.out)
+    save_for_pages(lambda width: plot(results["runs"], width), arguments.out / "accuracy.png")
 
 
 if __name__ == "__main__":

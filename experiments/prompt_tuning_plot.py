@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -43,12 +42,12 @@ def table(runs: Runs) -> str:
     return "\n".join(lines)
 
 
-def plot(runs: Runs, folder: Path) -> None:
-    """Draw ``accuracy.png`` and its like: means over the seeds."""
+def plot(runs: Runs, width: float) -> Any:
+    """Draw means over the seeds."""
     from matplotlib.lines import Line2D
 
     with figures.style():
-        figure = figures.new_figure(figures.PAGE, 2.9)
+        figure = figures.new_figure(width, 2.9 if width == figures.PAGE else 3.3)
         accuracy, pool = figure.subplots(1, 2, width_ratios=(3, 2))
         handles = []
         for name, colour in COLOURS.items():
@@ -78,4 +77,4 @@ def plot(runs: Runs, folder: Path) -> None:
         for axes in (accuracy, pool):
             axes.grid()
         figures.legend_below(figure, handles)
-        figures.save_all(figure, folder / "accuracy.png")
+        return figure

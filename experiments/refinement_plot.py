@@ -84,15 +84,16 @@ def handles() -> list[Any]:
 
 
 def picture(path: Path, title: str, panels: Mapping[str, Sequence[dict[str, Any]]]) -> None:
-    """One column a federation: above accuracy by rounds, below by bytes. Of one, side by side."""
+    """A column a federation: above accuracy by rounds, below by bytes. Of one, or on phones, side by side."""
     from matplotlib.ticker import LogLocator
 
-    with figures.style():
-        if len(panels) == 1:
-            figure = figures.new_figure(figures.PAGE, 3.1)
-            grid = figure.subplots(1, 2, sharey=True).reshape(2, 1)
+    def drawn(width: float) -> Any:
+        beside = len(panels) == 1 or width < figures.PAGE
+        if beside:
+            figure = figures.new_figure(width, 3.1 if width == figures.PAGE else 2 + 1.6 * len(panels))
+            grid = figure.subplots(len(panels), 2, sharey="row", squeeze=False).T
         else:
-            figure = figures.new_figure(figures.PAGE, 4.6)
+            figure = figures.new_figure(width, 4.6)
             grid = figure.subplots(2, len(panels), sharey="col")
         for column, (name, runs) in enumerate(panels.items()):
             draw(grid[0, column], grid[1, column], runs)
@@ -104,11 +105,14 @@ def picture(path: Path, title: str, panels: Mapping[str, Sequence[dict[str, Any]
             if len(panels) > 1:  # too narrow for more
                 grid[1, column].xaxis.set_major_locator(LogLocator(subs=(1.0,)))
                 grid[1, column].xaxis.set_minor_locator(LogLocator(subs="auto"))
-        for axes in grid[:, 0] if len(panels) > 1 else grid[:1, 0]:
+        for axes in grid[0] if beside else grid[:, 0]:
             axes.set_ylabel("test accuracy, %")
         figures.set_title(figure, f"{title} (dashed: what the ways of one round reach)")
         figures.legend_below(figure, handles())
-        figures.save_all(figure, path)
+        return figure
+
+    with figures.style():
+        figures.save_for_pages(drawn, path)
 
 
 def pictures(results: dict[str, list[dict[str, Any]]], out: Path) -> None:

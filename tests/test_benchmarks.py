@@ -1,10 +1,13 @@
 """The benchmark of the estimators' errors agrees with its theory, and would say so if it did not."""
 
 import importlib
+import json
 import sys
 from pathlib import Path
 
 import pytest
+
+from covfree.studies.plots.style import PHONE
 
 FOLDER = Path(__file__).resolve().parents[1] / "benchmarks"
 DRAWS = 300
@@ -40,6 +43,13 @@ def test_measured_errors_agree_with_theory(script, few):
     # Eq. 22: here alone the spread of clients' means is taken for covariance.
     biased = {name for name, r in results.items() if r["theory"]["squared_bias"] > 1e-9}
     assert biased == {"eq. 5, J = 1"}
+
+
+def test_the_picture_is_drawn_for_phones_too(script):
+    kept = json.loads((FOLDER / "estimator_variance.json").read_text(encoding="utf-8"))
+    drawn = script.picture(kept["panels"], script.ESTIMATORS, kept["numbers"], script.NUMBERS, PHONE)
+    assert drawn.get_figwidth() == PHONE
+    assert drawn.axes[0].get_gridspec().get_geometry() == (3, 2)
 
 
 def test_rounds_are_measured(monkeypatch):

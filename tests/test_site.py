@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from browser import chromium, show
 from pages import run_python
+from PIL import Image
 from reference import page_name, place_of, sections
 from selenium.webdriver import ActionChains
 from selenium.webdriver.support.wait import WebDriverWait
@@ -215,6 +216,16 @@ def test_the_gallery_has_every_picture():
             if picture.stem.endswith("-phone"):
                 continue  # a second drawing
             assert f"]({os.path.relpath(picture, ROOT / 'docs')})" in text, f"docs/gallery.md lacks {picture}"
+
+
+def test_wide_pictures_have_a_second_drawing_for_phones():
+    """But for those that commands draw: the page of ``--report`` has theirs."""
+    by_commands = ("accuracy_vs_bytes", "linear-probing-caltech101", "finetune-images")
+    for folder in ("docs", "experiments", "benchmarks"):
+        for picture in (ROOT / folder).rglob("*.png"):
+            with Image.open(picture) as drawn:
+                wide = drawn.width > 800 and not any(name in str(picture) for name in by_commands)
+            assert picture.with_stem(f"{picture.stem}-phone").is_file() == wide, picture
 
 
 def test_the_picture_of_the_idea_draws_the_estimate(tmp_path):

@@ -196,7 +196,7 @@ def test_the_command_measures_goes_on_and_draws(digits, tmp_path, capsys):
     assert np.mean(record["accuracy"]) > 0.5
     history = content["records"][2]["history"]
     assert [place for place, _ in history] == [0, 1]
-    for name in ("one_round", "by_rounds"):
+    for name in ("one_round", "by_rounds", "by_rounds-phone"):
         assert (tmp_path / "out" / f"{name}.png").stat().st_size > 5000
     with pytest.raises(SystemExit, match=r"of another run, with \{'images': 600\}"):
         fashion_mnist.main(["--images=500", *common, "ensemble", "--images=500"])

@@ -5,7 +5,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from PIL import Image
 
+from covfree.studies.plots.style import PAGE, PHONE
 from experiments.automatic_choice import summary
 
 FOLDER = Path(__file__).resolve().parents[2] / "experiments"
@@ -32,3 +34,18 @@ def test_the_table_of_student_heads_is_of_the_kept_results():
 
     kept = json.loads((FOLDER / "student.json").read_text(encoding="utf-8"))
     assert table(kept) in (FOLDER / "student.md").read_text(encoding="utf-8")
+
+
+@pytest.mark.usefixtures("experiments")
+def test_pictures_of_several_panels_have_a_second_drawing_for_phones(tmp_path):
+    from prompt_tuning_plot import plot
+    from refinement_plot import picture
+
+    kept = json.loads((FOLDER / "prompt-tuning" / "results.json").read_text(encoding="utf-8"))
+    assert plot(kept["runs"], PHONE).get_figwidth() == PHONE
+    kept = json.loads((FOLDER / "refinement" / "results.json").read_text(encoding="utf-8"))
+    panels = {name: kept[f"digits, {name}, α = 0.1"] for name in ("10 clients", "100 clients")}
+    picture(tmp_path / "digits.png", "digits", panels)
+    for name, width in (("digits", PAGE), ("digits-phone", PHONE)):
+        with Image.open(tmp_path / f"{name}.png") as drawn:
+            assert drawn.width == 200 * width
