@@ -20,8 +20,8 @@ import numpy as np
 import covfree
 from covfree.data import FeatureSet, load_digits, load_npz
 from covfree.data.partitions import inner_dirichlet
+from covfree.engine.diagnosis import estimating
 from covfree.methods import Method
-from covfree.methods.fedcof import estimating
 from covfree.studies.report import environment
 
 CLIENTS, ALPHA = 30, 0.5

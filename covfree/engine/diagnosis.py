@@ -22,9 +22,10 @@ from covfree.estimators import first_moments
 from covfree.estimators.shift import ShiftTest, shift_test
 from covfree.estimators.shrinkage import mean_variance, trace_and_square
 from covfree.methods import Method, fedcof
-from covfree.methods.fedcof import estimating
 from covfree.methods.fedcof_like import with_inner
 from covfree.methods.method import check_method
+from covfree.methods.rounds import option
+from covfree.methods.within import Within
 
 # Clients are said to differ if the p-value of the shift test is below this.
 _LEVEL = 0.01
@@ -274,3 +275,20 @@ def _of_shift(found: Diagnosis) -> str:
         f"variances are {amount} too large. fedcof_residuals and fedcof_components estimate variances "
         "without these differences."
     )
+
+
+def estimating(method: Method) -> tuple[Method, Within]:
+    """Return a method that estimates the within-class scatter from `Rows`, and its estimator, a `Within`.
+
+    The method is the given one if it has such an estimator, or else FedCOF.
+
+    Raises:
+        ValueError: if the method's clients send heads.
+    """
+    if method.summary.name == "LocalHeads":
+        raise ValueError(
+            f"method: expected one whose clients send means, got {method.name!r}, which sends heads"
+        )
+    found = [option(each.client, "within") for each in method.rounds]
+    over_rows = method.rounds_over_rows == len(method.rounds)
+    return (method, found[0]) if over_rows and isinstance(found[0], Within) else estimating(fedcof())

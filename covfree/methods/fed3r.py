@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal, overload
+from typing import Any, Literal
 
 import jax.numpy as jnp
 
@@ -13,34 +13,33 @@ from covfree.estimators import first_moments, gram_factor, total_gram, within_fa
 from covfree.estimators.class_scatter import scatter_about
 from covfree.estimators.moments import example_moments
 from covfree.heads import ridge_head
-from covfree.heads.composed import MappedHead
 from covfree.methods.fedncm import moments_phase
 from covfree.methods.method import Method, sent_matrix
 from covfree.methods.rounds import Factor, bound, phases
 from covfree.methods.summary import gram_matrices
-from covfree.statistics.feature_maps import FeatureMap
 
 
-def gram_phase(params: object, totals: tuple[()], rows: Rows, num_classes: int) -> tuple[Moments, Factor]:
-    """Compute what a client uploads: class sums and counts, and its Gram matrix YᵀY as ``Factor(Y)``."""
+def gram_phase(params: object, sent: tuple[()], rows: Rows, num_classes: int) -> tuple[Moments, Factor]:
+    """Compute a client's terms: class sums and counts, and its Gram matrix YᵀY as ``Factor(Y)``."""
     return first_moments(rows, num_classes), Factor(gram_factor(rows, num_classes))
 
 
-def gram_system(ridge: Scalar, totals: tuple[Moments, Scatter]) -> Scatter:
+def gram_system(ridge: Scalar, total: tuple[Moments, Scatter]) -> Scatter:
     """Add λI to the Gram matrix."""
-    return totals[1].shifted(ridge)
+    _, gram = total
+    return gram.shifted(ridge)
 
 
-def gram_head(params: object, system: Scatter, totals: tuple[Any, ...], **options: bool) -> LinearHead:
+def gram_head(params: object, system: Scatter, total: tuple[Any, ...], **options: bool) -> LinearHead:
     """Make a linear head by ridge regression, see `ridge_head`.
 
     Args:
         params: not used.
         system: the regularised Gram matrix.
-        totals: sums over all clients; ``totals[0]`` has the class sums, as `Moments`.
+        total: the sum of all clients' terms; ``total[0]`` has the class sums, as `Moments`.
         options: options of `ridge_head`.
     """
-    return ridge_head(system, totals[0], **options)
+    return ridge_head(system, total[0], **options)
 
 
 def gram_merge(params: object, message: Message, num_classes: int) -> tuple[tuple[Moments, Scatter]]:
@@ -54,13 +53,14 @@ def gram_merge(params: object, message: Message, num_classes: int) -> tuple[tupl
     return ((moments, Scatter.from_matrix(matrix.astype(moments.total.dtype))),)
 
 
-def within_phase(params: Scalar, totals: tuple[Moments], rows: Rows, num_classes: int) -> Factor:
-    """Compute what a client adds to the within-class scatter, a `Factor`; ``totals`` has the class means.
+def within_phase(params: object, sent: tuple[Moments], rows: Rows, num_classes: int) -> Factor:
+    """Compute what a client adds to the within-class scatter, a `Factor`; ``sent`` has the class means.
 
     If ``rows`` are the client's examples, the sum over all clients is the exact scatter. If they are means of
     its classes, or of subsets of them, the sum is FedCOF's estimate of it.
     """
-    return Factor(within_factor(rows, totals[0]))
+    (moments,) = sent
+    return Factor(within_factor(rows, moments))
 
 
 def _within_system(ridge: Scalar, moments: Moments, within: Scatter) -> Scatter:
@@ -86,45 +86,28 @@ def _within_merge(ridge: Scalar, message: Message, num_classes: int) -> tuple[Mo
     return moments, Scatter.from_matrix(scatter_about(moments.mean, moments.count, gram.value))
 
 
-@overload
 def fed3r(
     ridge: Scalar = 1.0,
     scatter: Literal["both", "within"] = "both",
     *,
     bias: bool = False,
-    feature_map: None = None,
-) -> Method[LinearHead]: ...
-@overload
-def fed3r(
-    ridge: Scalar = 1.0,
-    scatter: Literal["both", "within"] = "both",
-    *,
-    bias: bool = False,
-    feature_map: FeatureMap,
-) -> Method[MappedHead]: ...
-def fed3r(
-    ridge: Scalar = 1.0,
-    scatter: Literal["both", "within"] = "both",
-    *,
-    bias: bool = False,
-    feature_map: FeatureMap | None = None,
-) -> Method[Any]:
+) -> Method[LinearHead]:
     """Make Fed3R: clients send their Gram matrix F Fᵀ and class sums; the server solves ridge regression.
 
     The columns of F are a client's feature vectors, of d features. The head is ridge regression of one-hot
     labels on the features of all clients; its columns are scaled to norm 1. Bytes up: 4·(K·d² + M·d) for K
-    clients and M client-class pairs.
+    clients and M client-class pairs. With a map of random Fourier features (`Method.with_feature_map`) it is
+    the paper's Fed3R-RF.
 
     Args:
         ridge: λ, at least 0.
         scatter: ``"within"`` leaves out the scatter between classes, as FedCOF does. The server subtracts it
             from sums over all clients (F Fᵀ, class sums, counts), so this works under secure aggregation. The
-            server computes F Fᵀ − Σ_c N_c μ_c μ_cᵀ, for N_c examples of mean μ_c in class c. In float32 its
-            relative error is about eps·(1 + m²/s²), for features of mean m and standard deviation s within
-            classes.
+            server computes F Fᵀ − Σ_c N_c μ_c μ_cᵀ + N μ_g μ_gᵀ: class c has N_c of the N examples, with
+            mean μ_c, and μ_g is the mean of all. In float32 the relative error of the difference is about
+            eps·(1 + m²/s²), for features of mean m and standard deviation s within classes.
         bias: whether the head has an intercept, see `ridge_head`; clients' messages are the same either way.
             The paper has none, its authors' code has one.
-        feature_map: a map of features that all parties share; random Fourier features make this Fed3R-RF.
 
     Raises:
         ValueError: if ``ridge`` is negative or not finite, or ``scatter`` unknown.
@@ -137,7 +120,7 @@ def fed3r(
     if scatter == "both":
         summary, rounds = gram_matrices(gram_merge), phases(gram_phase, fixed=True)
         head = bound(gram_head, bias=bias)
-        return Method(ridge, "fed3r", summary, rounds, gram_system, head, feature_map)
+        return Method(ridge, "fed3r", summary, rounds, gram_system, head)
     summary, rounds = gram_matrices(_within_merge), phases(moments_phase, within_phase, fixed=True)
     head = bound(within_head, bias=bias)
-    return Method(ridge, "fed3r-within", summary, rounds, _within_system, head, feature_map)
+    return Method(ridge, "fed3r-within", summary, rounds, _within_system, head)

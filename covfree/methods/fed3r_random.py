@@ -87,14 +87,12 @@ def _gram_terms(
     return gram_phase(None, (), replace(rows, mean=numbers.map_of(sent[0])(rows.mean)), num_classes)
 
 
-def _system(numbers: _Numbers, sigma: jax.Array, totals: tuple[Moments, Scatter]) -> Scatter:
-    return totals[1].shifted(numbers.ridge)
+def _system(numbers: _Numbers, sigma: jax.Array, total: tuple[Moments, Scatter]) -> Scatter:
+    return total[1].shifted(numbers.ridge)
 
 
-def _head(
-    numbers: _Numbers, system: Scatter, sigma: jax.Array, totals: tuple[Moments, Scatter]
-) -> MappedHead:
-    head: LinearHead = ridge_head(system, totals[0], bias=numbers.bias)
+def _head(numbers: _Numbers, system: Scatter, sigma: jax.Array, total: tuple[Moments, Scatter]) -> MappedHead:
+    head: LinearHead = ridge_head(system, total[0], bias=numbers.bias)
     return MappedHead(numbers.map_of(sigma), head)
 
 
@@ -150,7 +148,7 @@ def fed3r_random(
         if isinstance(sigma, str):
             raise ValueError(f"sigma: expected a number above 0 or 'auto', got {sigma!r}")
         feature_map = fourier_features(num_features, sigma=sigma, seed=seed, unit=unit)
-        return replace(fed3r(ridge, feature_map=feature_map, bias=bias), name="fed3r-random")
+        return replace(fed3r(ridge, bias=bias).with_feature_map(feature_map), name="fed3r-random")
     check_strength("ridge", ridge)
     numbers = _Numbers(ridge, check_seed("seed", seed), num_features, unit, bias)
     rounds = (Round(_size_terms, _width), Round(_gram_terms))

@@ -10,15 +10,12 @@ from covfree.core.linalg import Scatter
 from covfree.core.types import H, LinearHead, Moments, Scalar
 from covfree.estimators import ScatterChoice, Weighting
 from covfree.estimators.shrinkage import Shrinkage
-from covfree.heads.composed import MappedHead
 from covfree.heads.student import StudentHead
 from covfree.methods.fedcof_like import HeadChoice, fedcof_like
 from covfree.methods.method import Method
-from covfree.methods.rounds import option
 from covfree.methods.student import Student
 from covfree.methods.summaries import send_class_means
-from covfree.methods.within import Within, from_means
-from covfree.statistics.feature_maps import FeatureMap
+from covfree.methods.within import from_means
 
 
 @overload
@@ -31,7 +28,6 @@ def fedcof(
     subset_size: int = 2,
     scatter: ScatterChoice = "within",
     bias: bool = False,
-    feature_map: None = None,
 ) -> Method[LinearHead]: ...
 @overload
 def fedcof(
@@ -41,8 +37,6 @@ def fedcof(
     *,
     head: Literal["student"] | Student,
     subset_size: int = 2,
-    scatter: ScatterChoice = "within",
-    feature_map: None = None,
 ) -> Method[StudentHead]: ...
 @overload
 def fedcof(
@@ -52,11 +46,7 @@ def fedcof(
     head: Callable[[Scatter, Moments], H] = ...,  # pyright: ignore[reportInvalidTypeVarUse]
     *,
     subset_size: int = 2,
-    scatter: ScatterChoice = "within",
-    bias: bool = False,
-    feature_map: None = None,
 ) -> Method[H]: ...
-@overload
 def fedcof(
     shrinkage: Scalar | str | Shrinkage = "auto",
     num_subsets: int | None = 1,
@@ -66,18 +56,6 @@ def fedcof(
     subset_size: int = 2,
     scatter: ScatterChoice = "within",
     bias: bool = False,
-    feature_map: FeatureMap,
-) -> Method[MappedHead]: ...
-def fedcof(
-    shrinkage: Scalar | str | Shrinkage = "auto",
-    num_subsets: int | None = 1,
-    weighting: Weighting = "per_class",
-    head: HeadChoice = "lda",
-    *,
-    subset_size: int = 2,
-    scatter: ScatterChoice = "within",
-    bias: bool = False,
-    feature_map: FeatureMap | None = None,
 ) -> Method[Any]:
     """Make FedCOF: clients send class means and counts; the server estimates a covariance from the means.
 
@@ -106,9 +84,6 @@ def fedcof(
             class sends the mean of them all.
         scatter: what the ridge head's Gram matrix contains, see `total_gram`; for the ridge head alone.
         bias: whether the ridge head has an intercept, see `ridge_head`. The paper has none.
-        feature_map: a map of features that all parties share, e.g. ``relu_features(5000)``. Clients send the
-            class means of D mapped features, 4·M·D bytes. If the server has fewer than D means, it solves a
-            system whose size is the number of means.
 
     Raises:
         ValueError: if an argument is unknown or out of range.
@@ -117,23 +92,4 @@ def fedcof(
     """
     check_choice("weighting", weighting, get_args(Weighting))
     summary = send_class_means(num_subsets, subset_size)
-    return fedcof_like(
-        "fedcof", summary, from_means(weighting), shrinkage, head, scatter, feature_map, bias=bias
-    )
-
-
-def estimating(method: Method) -> tuple[Method, Within]:
-    """Return a method that estimates the within-class scatter from `Rows`, and its estimator, a `Within`.
-
-    The method is the given one if it has such an estimator, or else FedCOF.
-
-    Raises:
-        ValueError: if the method's clients send heads.
-    """
-    if method.summary.name == "LocalHeads":
-        raise ValueError(
-            f"method: expected one whose clients send means, got {method.name!r}, which sends heads"
-        )
-    found = [option(each.client, "within") for each in method.rounds]
-    over_rows = method.rounds_over_rows == len(method.rounds)
-    return (method, found[0]) if over_rows and isinstance(found[0], Within) else estimating(fedcof())
+    return fedcof_like("fedcof", summary, from_means(weighting), shrinkage, head, scatter, bias=bias)

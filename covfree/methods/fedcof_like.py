@@ -20,7 +20,6 @@ from covfree.methods.rounds import Factor, Round, bound, option
 from covfree.methods.student import Student, with_student
 from covfree.methods.summary import Summary
 from covfree.methods.within import Within, moments_of
-from covfree.statistics.feature_maps import FeatureMap
 
 # A head given as a function takes the shrunk within-class covariance and the moments.
 HeadChoice: TypeAlias = Literal["lda", "ridge", "student"] | Student | Callable[[Scatter, Moments], Head]
@@ -57,21 +56,21 @@ def _degrees(within: Within, first: Any) -> jax.Array:
 
 
 def _first_phase(
-    shrinkage: Shrinkage, state: tuple[()], rows: Rows, num_classes: int, *, within: Within
+    shrinkage: Shrinkage, sent: tuple[()], rows: Rows, num_classes: int, *, within: Within
 ) -> Any:
     return within.first(rows, num_classes)
 
 
 def _spread_phase(
-    shrinkage: Shrinkage, state: tuple[Any], rows: Rows, num_classes: int, *, within: Within
+    shrinkage: Shrinkage, sent: tuple[Any], rows: Rows, num_classes: int, *, within: Within
 ) -> Spread:
     """Compute what a client's rows add to the `Spread` that the server sums.
 
-    ``state`` holds the first round's total, and ``within`` is the estimator of the within-class covariance.
+    ``sent`` holds the first round's total, and ``within`` is the estimator of the within-class covariance.
     Over all clients, the fields ``scatter`` and ``inner`` (0 if None) sum to this covariance before
     shrinkage.
     """
-    (first,) = state
+    (first,) = sent
     degrees = _degrees(within, first)
     factor = within.factor(rows, first) / jnp.sqrt(degrees)
     inner = None if within.inner is None else within.inner(rows, first) / degrees
@@ -136,7 +135,6 @@ def fedcof_like(
     shrinkage: Scalar | str | Shrinkage,
     head: HeadChoice,
     scatter: ScatterChoice = "within",
-    feature_map: FeatureMap | None = None,
     *,
     bias: bool = False,
 ) -> Method[Any]:
@@ -148,7 +146,7 @@ def fedcof_like(
         raise ValueError(f"bias: expected False unless the head is 'ridge', got {bias!r}")
     if isinstance(head, Student) or head == "student":
         choice = head if isinstance(head, Student) else Student()
-        linear = fedcof_like(name, summary, within, shrinkage, "lda", scatter, feature_map)
+        linear = fedcof_like(name, summary, within, shrinkage, "lda", scatter)
         return with_student(linear, choice)
     function = _HEADS.get(head) if isinstance(head, str) else head
     if not callable(function):
@@ -165,7 +163,6 @@ def fedcof_like(
         ),
         system=bound(_system, within=within, gram=scatter if head == "ridge" else None),
         head=bound(_head, function=function),
-        feature_map=feature_map,
     )
 
 
@@ -205,7 +202,8 @@ def refinable_head(method: Method) -> tuple[ScatterChoice | None, Callable[..., 
         for other heads. Second, for a Student head, the function ``method.head``; None for other heads.
 
     Raises:
-        ValueError: if the method is not FedCOF-like, or has another head than LDA, ridge or Student.
+        ValueError: if the method is not FedCOF-like, or has another head than LDA, ridge or Student, or an
+            intercept or a temperature.
     """
     student = option(method.system, "system")
     system = student or method.system
@@ -214,8 +212,8 @@ def refinable_head(method: Method) -> tuple[ScatterChoice | None, Callable[..., 
     if within is not None and (student or option(method.head, "function") is linear):
         return gram, method.head if student else None
     raise ValueError(
-        "method: expected one with an LDA, ridge or Student head of an estimated covariance, such as "
-        f"covfree.fedcof(), got {method.name!r}"
+        "method: expected one with an LDA, ridge or Student head of an estimated covariance, without an "
+        f"intercept or a temperature, such as covfree.fedcof(), got {method.name!r}"
     )
 
 

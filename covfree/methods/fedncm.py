@@ -10,7 +10,7 @@ from covfree.methods.rounds import phases
 from covfree.methods.summaries import send_class_means
 
 
-def moments_phase(params: object, totals: tuple[()], rows: Rows, num_classes: int) -> Moments:
+def moments_phase(params: object, sent: tuple[()], rows: Rows, num_classes: int) -> Moments:
     """Compute each class's number of examples and sum of features: the first round of many methods."""
     return first_moments(rows, num_classes)
 
@@ -26,4 +26,11 @@ def fedncm() -> Method[LinearHead]:
 
     Source: Legate, Bernier, Caccia, Oyallon and Belilovsky (2023).
     """
-    return Method(None, "fedncm", send_class_means(), phases(moments_phase), None, _head)
+    return Method(
+        params=None,
+        name="fedncm",
+        summary=send_class_means(),
+        rounds=phases(moments_phase),
+        system=None,
+        head=_head,
+    )

@@ -17,6 +17,7 @@ from covfree.core.linalg import Scatter
 from covfree.core.types import AnyArray, H, Head, LinearHead, Message, Rows, Scalar, is_traced
 from covfree.estimators.automatic import as_matrix_shrinkage
 from covfree.estimators.shrinkage import Shrinkage
+from covfree.heads.composed import MappedHead
 from covfree.heads.temperature import with_temperature
 from covfree.methods.rounds import Round, bound
 from covfree.methods.summary import Summary
@@ -210,6 +211,35 @@ class Method(Generic[H]):
             if not callable(transform):
                 raise TypeError(f"transforms: expected transforms of rows, got {transform!r}")
         return replace(self, transforms=(*self.transforms, *transforms))
+
+    def with_feature_map(self, feature_map: FeatureMap) -> Method[MappedHead]:
+        """Return the method on mapped features: clients map theirs, and the head maps those it classifies.
+
+        All parties must have the same map. With D mapped features, class means take 4·M·D bytes for M
+        client-class pairs. If a server like `covfree.fedcof`'s has fewer than D means, it solves a system
+        whose size is the number of means.
+
+        Args:
+            feature_map: e.g. ``covfree.relu_features(5000)``.
+
+        Raises:
+            TypeError: if it is no map of features.
+            ValueError: if the method has a map already.
+
+        >>> import covfree
+        >>> method = covfree.fedcof().with_feature_map(covfree.relu_features(500))
+        """
+        if not isinstance(feature_map, FeatureMap):
+            raise TypeError(
+                f"feature_map: expected a map such as covfree.relu_features(500), got {feature_map!r}"
+            )
+        if self.feature_map is not None:
+            raise ValueError(
+                f"feature_map: expected a method without a map, got {self.name!r}, which has "
+                f"{type(self.feature_map).__name__}"
+            )
+        mapped: Any = replace(self, feature_map=feature_map)
+        return mapped
 
     def with_temperature(self, temperature: Scalar) -> Method[H]:
         """Return the method with its head's scores divided by T, as a candidate of `covfree.select`.

@@ -35,12 +35,12 @@ def _fed3r_within(ridge: Scalar = 1.0, bias: bool = False) -> Method:
 
 
 def _fedcof_random(shrinkage: Scalar | str | Shrinkage = "auto", num_features: int = 1000) -> Method:
-    return fedcof(shrinkage, feature_map=relu_features(num_features))
+    return fedcof(shrinkage).with_feature_map(relu_features(num_features))
 
 
 def _fedcgs(shrinkage: Scalar = 0.0, expansion: int | None = None) -> Method[Any]:
-    feature_map = None if expansion is None else relu_features(expansion)
-    return fedcgs(shrinkage, feature_map=feature_map)
+    method = fedcgs(shrinkage)
+    return method if expansion is None else method.with_feature_map(relu_features(expansion))
 
 
 def _fedcof_paper(

@@ -10,7 +10,6 @@ from covfree.methods.fedcof_like import HeadChoice, fedcof_like
 from covfree.methods.method import Method
 from covfree.methods.summaries import send_directions
 from covfree.methods.within import from_directions
-from covfree.statistics.feature_maps import FeatureMap
 
 
 @overload
@@ -20,7 +19,6 @@ def fedcof_residuals(
     head: Literal["lda", "ridge"] = "lda",
     *,
     bias: bool = False,
-    feature_map: None = None,
 ) -> Method[LinearHead]: ...
 @overload
 def fedcof_residuals(
@@ -29,7 +27,6 @@ def fedcof_residuals(
     head: HeadChoice = "lda",
     *,
     bias: bool = False,
-    feature_map: FeatureMap | None = None,
 ) -> Method[Any]: ...
 def fedcof_residuals(
     num_directions: int = 8,
@@ -37,7 +34,6 @@ def fedcof_residuals(
     head: HeadChoice = "lda",
     *,
     bias: bool = False,
-    feature_map: FeatureMap | None = None,
 ) -> Method[Any]:
     """Make FedCOF with residual directions: clients also send the leading directions of their own scatter.
 
@@ -56,7 +52,6 @@ def fedcof_residuals(
         shrinkage: see `fedcof`.
         head: see `fedcof`.
         bias: see `fedcof`.
-        feature_map: see `fedcof`.
 
     Raises:
         ValueError: if an argument is unknown or out of range.
@@ -64,6 +59,4 @@ def fedcof_residuals(
     Source: covfree; the derivation is in docs/shift.md.
     """
     summary, within = send_directions(num_directions), from_directions()
-    return fedcof_like(
-        "fedcof-residuals", summary, within, shrinkage, head, bias=bias, feature_map=feature_map
-    )
+    return fedcof_like("fedcof-residuals", summary, within, shrinkage, head, bias=bias)

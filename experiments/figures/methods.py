@@ -98,7 +98,7 @@ def fedcgs_linear(num_samples: int = 10_000, l2: float = 1e-3) -> Method:
 
 def fedcgs_relu(num_features: int = 1000, shrinkage: float = 0.0) -> Method:
     """FedCGS on random features with a ReLU (its Figure 3)."""
-    return covfree.fedcgs(shrinkage, feature_map=covfree.relu_features(num_features))
+    return covfree.fedcgs(shrinkage).with_feature_map(covfree.relu_features(num_features))
 
 
 def noisy_counts(law: str = "laplace", epsilon: float = 0.1, shrinkage: float = 1.0) -> Method:

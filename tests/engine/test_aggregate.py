@@ -138,7 +138,7 @@ def test_totals_of_unlike_features_or_methods_are_refused():
 
     def scaled(unit):
         feature_map = covfree.fourier_features(8, unit=unit)
-        return aggregate.zero(covfree.fed3r(feature_map=feature_map), num_classes=2)
+        return aggregate.zero(covfree.fed3r().with_feature_map(feature_map), num_classes=2)
 
     for call, error, words in (
         (lambda: aggregate.add(total, x[:, :2], y, y), ValueError, "dimension 3"),

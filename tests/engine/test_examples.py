@@ -43,7 +43,7 @@ METHODS = {
     "examples": covfree.fed3r(),
     "examples, two rounds": covfree.fedcgs(),
     "rounds over examples after those over rows": covfree.refined(covfree.fedcof(0.1)),
-    "a map of features": covfree.fed3r(feature_map=covfree.relu_features(8)),
+    "a map of features": covfree.fed3r().with_feature_map(covfree.relu_features(8)),
     "transforms that draw": covfree.fedncm().with_transforms(covfree.count_noise("laplace", 0.1)),
 }
 

@@ -56,7 +56,7 @@ def test_flops_are_linear_in_the_examples_and_zero_without(name):
 def test_flops_of_a_map_of_features():
     _, labels, clients = ragged()
     size = int(((labels >= 0) & (clients >= 0)).sum())
-    mapped = covfree.fed3r(feature_map=covfree.relu_features(7))
+    mapped = covfree.fed3r().with_feature_map(covfree.relu_features(7))
     expected = 2 * size * DIM * 7 + covfree.client_flops(covfree.fed3r(), labels, clients, dim=7)
     assert covfree.client_flops(mapped, labels, clients, dim=DIM) == expected
 

@@ -159,7 +159,7 @@ def test_a_calibrated_head_predicts_what_the_closed_form_does():
 @pytest.mark.slow
 def test_of_a_mapped_head_the_map_stays():
     features, labels, clients = examples()
-    method = covfree.fedcof(1.0, feature_map=covfree.relu_features(16))
+    method = covfree.fedcof(1.0).with_feature_map(covfree.relu_features(16))
     head = covfree.fit(method, features, labels, clients)
     done = run(ft.fedavg(ft.linear_model(head)), features, labels, clients, key=KEY, rounds=1)
     assert jax.tree.structure(done.result) == jax.tree.structure(head)

@@ -50,7 +50,7 @@ HEADS = {
     "student": covfree.fedcof(0.1, head="student"),
     "corrected": covfree.corrected(covfree.fedcof(0.1, head="student"), 2),
     "ensemble": covfree.ensemble(),
-    "mapped": covfree.fed3r(1.0, feature_map=covfree.fourier_features(8)),
+    "mapped": covfree.fed3r(1.0).with_feature_map(covfree.fourier_features(8)),
 }
 
 

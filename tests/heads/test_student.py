@@ -155,7 +155,7 @@ def test_every_estimate_of_the_shared_covariance_takes_it():
         "fedcof": covfree.fedcof(0.1, head="student"),
         "oracle": covfree.fedcof_oracle(0.1, head="student"),
         "components": covfree.fedcof_components(0.1, head="student"),
-        "random features": covfree.fedcof(0.1, head="student", feature_map=covfree.relu_features(40)),
+        "random features": covfree.fedcof(0.1, head="student").with_feature_map(covfree.relu_features(40)),
     }
     found = {}
     for name, method in choices.items():

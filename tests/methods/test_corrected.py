@@ -197,7 +197,7 @@ METHODS = {
     "solutions": covfree.afl(),
     "Student": covfree.fedcof(0.3, head="student"),
     "quadratic": covfree.qda(0.3, covariance="means"),
-    "mapped": covfree.fedcof(0.3, feature_map=covfree.relu_features(20)),
+    "mapped": covfree.fedcof(0.3).with_feature_map(covfree.relu_features(20)),
 }
 
 

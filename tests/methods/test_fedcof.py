@@ -11,6 +11,7 @@ import pytest
 from classifiers import KEY, assert_same_classifier, fit
 from federations import CLASSES, DIM
 from precision import FLOAT32, assert_close, assert_heads_close, relative_error, x64
+from variants import slow
 
 import covfree
 from covfree.estimators.shrinkage import Shrinkage, mean_variance
@@ -112,15 +113,41 @@ def test_a_head_may_be_a_function():
     assert_close(jax.nn.softmax(scores), jax.nn.softmax(linear), 1e-4)
 
 
-@pytest.mark.parametrize("build", [covfree.fed3r, covfree.fedcof], ids=["fed3r", "fedcof"])
-def test_a_map_of_features_is_as_good_as_features_that_were_mapped(build):
-    feature_map = covfree.relu_features(7, seed=3)
-    head = fit(build(0.4, feature_map=feature_map), FEDERATION)
+MAPPED = {
+    "fed3r": covfree.fed3r(0.4),
+    "fedcof": covfree.fedcof(0.4),
+    "afl": covfree.afl(),
+    "qda": covfree.qda(),
+    "ensemble": covfree.ensemble(),
+    "refined": covfree.refined(covfree.fedcof(0.4), 1),
+    "corrected": covfree.corrected(covfree.fedcof(0.4), 2),
+    "deepafl": covfree.deepafl(2, 16, 16),
+    "safle": covfree.safle(),
+}
+
+
+@pytest.mark.parametrize("method", ["fed3r", "fedcof", *slow(*[*MAPPED][2:])])
+def test_a_map_of_features_is_as_good_as_features_that_were_mapped(method):
+    method, feature_map = MAPPED[method], covfree.relu_features(7, seed=3)
+    head = fit(method.with_feature_map(feature_map), FEDERATION)
     mapped = FEDERATION.with_features(np.asarray(feature_map(ARRAYS[0])))
-    plain = fit(build(0.4), mapped)
+    plain = fit(method, mapped)
     assert_same_classifier(head, lambda x: plain(feature_map(x)), 1e-5)
-    other = fit(build(0.4, feature_map=covfree.relu_features(7, seed=4)), FEDERATION)
-    assert relative_error(other.head.weight, head.head.weight) > 1e-3
+
+
+def test_another_map_is_another_head_and_there_is_one():
+    heads = [
+        fit(covfree.fedcof(0.4).with_feature_map(covfree.relu_features(7, seed=seed)), FEDERATION)
+        for seed in (3, 4)
+    ]
+    assert relative_error(heads[1].head.weight, heads[0].head.weight) > 1e-3
+    mapped = covfree.fedcof().with_feature_map(covfree.relu_features(7))
+    with pytest.raises(
+        ValueError, match="feature_map: expected a method without a map, got 'fedcof', which has"
+    ):
+        mapped.with_feature_map(covfree.relu_features(7))
+    with pytest.raises(TypeError, match=r"feature_map: expected a map such as .*, got <function"):
+        covfree.fedcof().with_feature_map(lambda x: 2 * x)
 
 
 @pytest.mark.slow

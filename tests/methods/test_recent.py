@@ -38,7 +38,7 @@ def test_stsa_e_is_fedcof_in_random_features_but_for_norms_and_units():
     federation = federations.make(1).clean
     features = federation.with_features(federation.features.astype(np.float32))
     same = covfree.fit(
-        covfree.fedcof(0.0, 3, head="ridge", scatter="both", feature_map=covfree.relu_features(12)),
+        covfree.fedcof(0.0, 3, head="ridge", scatter="both").with_feature_map(covfree.relu_features(12)),
         *features,
         key=KEY,
     )

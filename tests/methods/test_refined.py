@@ -365,7 +365,7 @@ def test_costs():
     flops = [covfree.client_flops(each, labels, clients, dim=DIM) for each in (plain, method)]
     assert flops[1] - flops[0] == 4 * len(labels) * DIM * 6
     assert covfree.received_bytes(covfree.fed3r(), labels, clients, dim=DIM) == 0
-    mapped = covfree.refined(covfree.fedcof(feature_map=covfree.relu_features(20)), 1)
+    mapped = covfree.refined(covfree.fedcof().with_feature_map(covfree.relu_features(20)), 1)
     assert covfree.received_bytes(mapped, labels, clients, dim=DIM) == 4 * CLIENTS * 20 * 3
 
 

@@ -264,7 +264,9 @@ def test_it_keeps_the_laws_of_methods():
             "the same whatever the numbers, got 'afl'",
         ),
         (
-            lambda: covfree.select([covfree.fedcof(feature_map=covfree.relu_features(9)) for _ in range(2)]),
+            lambda: covfree.select(
+                [covfree.fedcof().with_feature_map(covfree.relu_features(9)) for _ in range(2)]
+            ),
             "without a feature map, got 'fedcof'",
         ),
         (lambda: covfree.select(LINEAR, keep=1.0), "keep: expected a share that keeps some .* got 1.0"),

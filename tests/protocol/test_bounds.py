@@ -135,7 +135,7 @@ def test_too_few_clients_judge_nobody_and_are_judged_later():
 
 def test_a_map_of_features_has_a_public_bound():
     features, labels = np.eye(6, 4, dtype=np.float32), np.arange(6) % 2
-    method = covfree.fed3r(feature_map=covfree.fourier_features(8))
+    method = covfree.fed3r().with_feature_map(covfree.fourier_features(8))
     sent = covfree.client_message(method, features, labels, num_classes=2)
     # Within what clients tell, and beyond what the map can give.
     larger = dataclasses.replace(

@@ -70,7 +70,7 @@ def test_upload_of_mapped_features_is_that_of_what_the_map_gives(make):
     """Whatever the features' own dimension."""
     _, labels, clients = ragged()
     expected = covfree.sent_bytes(make(), labels, clients, dim=7)
-    mapped = make(feature_map=covfree.relu_features(7))
+    mapped = make().with_feature_map(covfree.relu_features(7))
     for dim in (DIM, 1000):
         assert covfree.sent_bytes(mapped, labels, clients, dim=dim) == expected
 

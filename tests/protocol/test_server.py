@@ -697,7 +697,7 @@ def test_a_map_that_was_rounded_otherwise_is_the_same():
     thresholds = np.random.default_rng(0).normal(size=(3, 4)).astype(np.float32)
 
     def sends(feature_map):
-        return covfree.fed3r(feature_map=feature_map).sends
+        return covfree.fed3r().with_feature_map(feature_map).sends
 
     own = sends(covfree.bucket_features(thresholds))
     for other in (np.nextafter(thresholds, np.float32(9)), thresholds + np.float32(1e-7)):
@@ -712,7 +712,7 @@ def test_a_map_that_was_rounded_otherwise_is_the_same():
 
 def test_messages_of_mapped_features_are_solved_under_jit():
     x, labels = np.random.default_rng(0).normal(size=(12, 3)).astype(np.float32), np.arange(12) % 2
-    method = covfree.fed3r(feature_map=covfree.relu_features(5))
+    method = covfree.fed3r().with_feature_map(covfree.relu_features(5))
     message = covfree.client_message(method, x, labels, num_classes=2)
     expected = covfree.solve_message(method, message, num_classes=2)
     found = jax.jit(lambda own: covfree.solve_message(own, message, num_classes=2))(method)

@@ -76,7 +76,7 @@ def test_a_user_s_files_tell_methods_apart(tmp_path, monkeypatch):
     (tmp_path / "its_helper.py").write_text("def means(moments):\n    return moments.mean.T\n")
     (tmp_path / "its_own.py").write_text(OWN)
     own = importlib.import_module("its_own")
-    methods = [covfree.fedcof(0.5, feature_map=own.Twice()), covfree.fedcof(0.5, head=own.compiled)]
+    methods = [covfree.fedcof(0.5).with_feature_map(own.Twice()), covfree.fedcof(0.5, head=own.compiled)]
     before = [fingerprint(method) for method in methods]
     assert before == [fingerprint(method) for method in methods]
     (tmp_path / "its_helper.py").write_text("def means(moments):\n    return 0 * moments.mean.T\n")

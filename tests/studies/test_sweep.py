@@ -288,7 +288,7 @@ def test_texts_make_the_papers_variants():
     texts = {
         "fedcof-paper:num_subsets=none:subset_size=5": covfree.fedcof(1.0, None, head="ridge", subset_size=5),
         "fedcof-paper:shrinkage=0.1": covfree.fedcof(0.1, head="ridge"),
-        "fedcgs:expansion=20": covfree.fedcgs(feature_map=covfree.relu_features(20)),
+        "fedcgs:expansion=20": covfree.fedcgs().with_feature_map(covfree.relu_features(20)),
         "fedcgs:expansion=none": covfree.fedcgs(),
         "fedpft:num_components=10:epochs=50": covfree.fedpft(10, epochs=50),
     }

@@ -28,8 +28,8 @@ class AflNumbers(NamedTuple):
     ridge: Scalar
 
 
-def _system(numbers: AflNumbers, totals: tuple[Moments, Scatter]) -> Scatter:
-    return totals[1].shifted(numbers.ridge)
+def _system(numbers: AflNumbers, total: tuple[Moments, Scatter]) -> Scatter:
+    return total[1].shifted(numbers.ridge)
 
 
 def _merge(numbers: AflNumbers, message: Message, num_classes: int) -> tuple[tuple[Moments, Scatter]]:

@@ -15,7 +15,6 @@ from covfree.methods.method import Method
 from covfree.methods.rounds import bound
 from covfree.methods.summaries import send_class_means
 from covfree.methods.within import Within
-from covfree.statistics.feature_maps import FeatureMap
 
 
 @overload
@@ -27,7 +26,6 @@ def fedcof_components(
     *,
     subset_size: int = 2,
     bias: bool = False,
-    feature_map: None = None,
 ) -> Method[LinearHead]: ...
 @overload
 def fedcof_components(
@@ -38,7 +36,6 @@ def fedcof_components(
     *,
     subset_size: int = 2,
     bias: bool = False,
-    feature_map: FeatureMap | None = None,
 ) -> Method[Any]: ...
 def fedcof_components(
     shrinkage: Scalar | str | Shrinkage = "auto",
@@ -48,7 +45,6 @@ def fedcof_components(
     *,
     subset_size: int = 2,
     bias: bool = False,
-    feature_map: FeatureMap | None = None,
 ) -> Method[Any]:
     """Make FedCOF by variance components: its covariance is unbiased even if clients' features differ.
 
@@ -66,7 +62,6 @@ def fedcof_components(
         head: see `fedcof`.
         subset_size: see `fedcof`.
         bias: see `fedcof`.
-        feature_map: see `fedcof`.
 
     Raises:
         ValueError: if an argument is unknown or out of range.
@@ -82,7 +77,5 @@ def fedcof_components(
         bound(component_factor, weighting=weighting),
         bound(component_freedom, weighting=weighting),
     )
-    method = fedcof_like(
-        "fedcof-components", summary, within, shrinkage, head, bias=bias, feature_map=feature_map
-    )
+    method = fedcof_like("fedcof-components", summary, within, shrinkage, head, bias=bias)
     return replace(method, whole_clients=True)

@@ -35,20 +35,18 @@ class _LeftOut(NamedTuple):
     squares: jax.Array
 
 
-_Totals: TypeAlias = tuple[Moments, Scatter, _LeftOut]
+_Total: TypeAlias = tuple[Moments, Scatter, _LeftOut]
 
 
-def _phase(
-    ridge: Scalar, totals: tuple[()], rows: Rows, num_classes: int
-) -> tuple[Moments, Factor, _LeftOut]:
+def _phase(ridge: Scalar, sent: tuple[()], rows: Rows, num_classes: int) -> tuple[Moments, Factor, _LeftOut]:
     directions = valid_directions(rows)
     sent = jnp.where(directions, jnp.asarray(sent_matrix(rows.covariance, "variance")), 0)
     left_out = _LeftOut(sent.sum(), jnp.square(sent).sum())
     return first_moments(rows, num_classes), Factor(row_means(rows, directions)), left_out
 
 
-def _system(ridge: Scalar, totals: _Totals) -> Scatter:
-    _, scatter, left_out = totals
+def _system(ridge: Scalar, total: _Total) -> Scatter:
+    _, scatter, left_out = total
     # An infinite shift would give a head of zeros without an error; NaN raises one.
     squares = jnp.where(jnp.isinf(left_out.squares), jnp.nan, left_out.squares)
     return scatter.shifted(divide_or_zero(squares, left_out.total, left_out.squares > 0) + ridge)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal, NamedTuple, overload
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -17,7 +17,6 @@ from covfree.estimators.moments import example_moments
 from covfree.estimators.scatter import centred_rows
 from covfree.estimators.shrinkage import Shrinkage
 from covfree.heads import lda_head
-from covfree.heads.composed import MappedHead
 from covfree.heads.gaussian import GaussianHead, gaussian_head, head_of_roots, roots_of
 from covfree.methods.fed3r import gram_merge
 from covfree.methods.fedncm import moments_phase
@@ -25,14 +24,13 @@ from covfree.methods.method import Method, sent_matrix
 from covfree.methods.rounds import Factor, phases
 from covfree.methods.summaries import send_class_means
 from covfree.methods.summary import class_covariance_matrices, gram_matrices
-from covfree.statistics.feature_maps import FeatureMap
 
 # A feature is taken to vary if its deviation exceeds this multiple of its own rounding.
 _ROUNDING = 16
 
 
-def _total_phase(params: Scalar, totals: tuple[Moments], rows: Rows, num_classes: int) -> Factor:
-    (moments,) = totals
+def _total_phase(params: Scalar, sent: tuple[Moments], rows: Rows, num_classes: int) -> Factor:
+    (moments,) = sent
     centre = jnp.broadcast_to(moments.grand_mean[None, :], moments.total.shape)
     return Factor(centred_rows(rows, moments, jnp.ones_like(moments.total[:, 0]), centre))
 
@@ -55,11 +53,7 @@ def _total_merge(gamma: Scalar, message: Message, num_classes: int) -> tuple[Mom
     return moments, Scatter.from_matrix(scatter_about(mean, count, gram.value))
 
 
-@overload
-def fedcgs(shrinkage: Scalar = 0.0, *, feature_map: None = None) -> Method[LinearHead]: ...
-@overload
-def fedcgs(shrinkage: Scalar = 0.0, *, feature_map: FeatureMap) -> Method[MappedHead]: ...
-def fedcgs(shrinkage: Scalar = 0.0, *, feature_map: FeatureMap | None = None) -> Method[Any]:
+def fedcgs(shrinkage: Scalar = 0.0) -> Method[LinearHead]:
     """Make FedCGS: a Gaussian head with the total covariance, that of all features regardless of class.
 
     Clients send class sums, counts and the Gram matrix F Fᵀ of their features (the columns of F), as in
@@ -73,7 +67,6 @@ def fedcgs(shrinkage: Scalar = 0.0, *, feature_map: FeatureMap | None = None) ->
 
     Args:
         shrinkage: γ, adds γI to Σ; at least 0. The paper has none.
-        feature_map: a map of features that all parties share: the paper's feature expansion.
 
     Raises:
         ValueError: if ``shrinkage`` is negative or not finite.
@@ -90,7 +83,6 @@ def fedcgs(shrinkage: Scalar = 0.0, *, feature_map: FeatureMap | None = None) ->
         rounds,
         _total_system,
         _total_head,
-        feature_map=feature_map,
     )
 
 
@@ -106,16 +98,16 @@ class _Numbers(NamedTuple):
     degrees: Scalar
 
 
-def scatters_phase(numbers: Any, totals: tuple[Moments], rows: Rows, num_classes: int) -> jax.Array:
-    """Compute the scatter of each class, [C, d, d], about its mean; ``totals[0]`` has the class means."""
-    return class_scatters(rows, totals[0])
+def scatters_phase(numbers: Any, sent: tuple[Moments], rows: Rows, num_classes: int) -> jax.Array:
+    """Compute the scatter of each class, [C, d, d], about its mean; ``sent[0]`` has the class means."""
+    return class_scatters(rows, sent[0])
 
 
-def _squares_phase(numbers: Any, totals: tuple[Moments], rows: Rows, num_classes: int) -> jax.Array:
-    return class_squares(rows, totals[0])
+def _squares_phase(numbers: Any, sent: tuple[Moments], rows: Rows, num_classes: int) -> jax.Array:
+    return class_squares(rows, sent[0])
 
 
-def _examples_phase(numbers: Any, totals: tuple[()], rows: Rows, num_classes: int) -> Moments:
+def _examples_phase(numbers: Any, sent: tuple[()], rows: Rows, num_classes: int) -> Moments:
     """Compute each class's number of examples and sum of features, as `Moments`, from clients' class means.
 
     The result's ``num_rows`` is the number of examples, not of means: clients also send variances, so each

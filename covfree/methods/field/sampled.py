@@ -89,7 +89,7 @@ def ccvr(num_samples: int = _SAMPLES, *, l2: Scalar = _L2, seed: Scalar = 0) -> 
     )
 
 
-def keep_phase(numbers: Any, totals: tuple[Moments], rows: Rows, num_classes: int) -> Table:
+def keep_phase(numbers: Any, sent: tuple[Moments], rows: Rows, num_classes: int) -> Table:
     """Return ``rows`` as a `Table`, for methods whose server needs the rows of all clients one by one.
 
     The rows are the Gaussians of a client's mixtures, or its trained head. The clients' tables are joined,
