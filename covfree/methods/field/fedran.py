@@ -40,8 +40,8 @@ _Total: TypeAlias = tuple[Moments, Scatter, _LeftOut]
 
 def _phase(ridge: Scalar, sent: tuple[()], rows: Rows, num_classes: int) -> tuple[Moments, Factor, _LeftOut]:
     directions = valid_directions(rows)
-    sent = jnp.where(directions, jnp.asarray(sent_matrix(rows.covariance, "variance")), 0)
-    left_out = _LeftOut(sent.sum(), jnp.square(sent).sum())
+    own = jnp.where(directions, jnp.asarray(sent_matrix(rows.covariance, "variance")), 0)
+    left_out = _LeftOut(own.sum(), jnp.square(own).sum())
     return first_moments(rows, num_classes), Factor(row_means(rows, directions)), left_out
 
 
