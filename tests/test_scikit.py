@@ -124,6 +124,10 @@ def test_after_a_call_that_failed_nothing_counts_as_fitted():
         (lambda: FederatedDiscriminant().fit(FEATURES, np.zeros(120)), "^y: expected examples of 2 classes"),
         (lambda: FederatedDiscriminant().partial_fit(FEATURES, NAMES), "^classes: expected all classes at"),
         (lambda: FederatedDiscriminant().partial_fit(FEATURES, NAMES, ["a", "b"]), r"got \['c'\]$"),
+        (
+            lambda: FederatedDiscriminant("ensemble").fit(FEATURES, NAMES),
+            "^groups: expected the client of each",
+        ),
         (lambda: FederatedDiscriminant().fit(FEATURES, NAMES, CLIENTS[:5]), "inconsistent numbers of"),
         (lambda: FederatedDiscriminant().fit(FEATURES, NAMES, [*SITES[:7], None] * 15), "got None at row 7$"),
         (lambda: FederatedDiscriminant().fit(FEATURES * 1e300, NAMES), "features: row 0 of client 0"),

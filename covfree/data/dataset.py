@@ -93,7 +93,12 @@ def load(
     Raises:
         ValueError: if the name is unknown, or a file does not contain what is expected.
         FileNotFoundError: if there is no such file.
+        TypeError: if ``dataset`` or ``test`` is no path.
     """
+    for name, given in {"dataset": dataset, "test": "" if test is None else test}.items():
+        if not isinstance(given, str | PathLike):
+            kind = type(given).__name__
+            raise TypeError(f"{name}: expected a path, got {kind}; call covfree.fit with its columns")
     if str(dataset) == "digits":
         if test is not None:
             raise ValueError("test: expected none with dataset 'digits', which is split here")

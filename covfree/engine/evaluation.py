@@ -21,6 +21,7 @@ def _check_structure(head: Any, features: Any, labels: Any) -> None:
     """Raise unless ``head`` is callable and there is one label for each row of features."""
     if not callable(head):
         hint = "; pass its .head" if callable(getattr(head, "head", None)) else ""
+        hint = "; fit it first" if type(head).__name__ == "Method" else hint
         raise TypeError(f"head: expected a head such as fit gives, got {type(head).__name__}{hint}")
     shape, axes = np.shape(features), np.ndim(labels)
     if axes > 1 and shape[:axes] == np.shape(labels):

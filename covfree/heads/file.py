@@ -162,10 +162,11 @@ def _arrays(head: Head, kind: str, inner: Any, term: dict[str, Any], dim: int | 
 def _own_arrays(head: Any, dim: int | None) -> dict[str, Any]:
     """Check and return the arrays of a user's own model by name, with ``dim`` if it is known."""
     if not callable(head) or jax.tree_util.all_leaves([head]) or not jax.tree.leaves(head):
+        hint = "jax.tree_util.register_dataclass makes a dataclass one"
         raise TypeError(
             "head: expected a LinearHead, GaussianHead or StudentHead, perhaps behind a map of features, or "
-            f"a callable pytree of arrays, got {type(head).__name__}; jax.tree_util.register_dataclass makes "
-            "a dataclass one"
+            f"a callable pytree of arrays, got {type(head).__name__}; "
+            f"{'pass its .head' if isinstance(head, SavedHead) else hint}"
         )
     arrays = leaves_of(head, _LEAF)
     _check_finite(arrays, "head: ")

@@ -149,6 +149,11 @@ class FederatedDiscriminant(ClassifierMixin, BaseEstimator):
         try:
             total = self.total_ or aggregate.zero(method, num_classes=num_classes)
         except ValueError:  # messages of this method cannot be added up
+            if groups is None and method.summary.name == "LocalHeads":
+                raise ValueError(
+                    f"groups: expected the client of each example, as {method.name!r} fits a head for each "
+                    "client, got None"
+                ) from None
             seed = check_random_state(self.random_state).randint(2**31 - 1)
             self._head = fit(method, X, labels, clients, num_classes=num_classes, key=jax.random.key(seed))
             return self

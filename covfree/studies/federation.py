@@ -107,6 +107,7 @@ def federations(
 
     Raises:
         TypeError: if an argument is a single value instead of an iterable.
+        ValueError: if a partition, or an argument of one, is unknown.
 
     >>> [str(f.alpha) for f in federations([10], ["inner_dirichlet", "iid"], [0.1, 0.5])]
     ['0.1', '0.5', '0.1']
@@ -115,11 +116,14 @@ def federations(
     several("partitions", partitions, "names")
     several("alphas", alphas, "numbers")
     every = list(alphas)
-    return [
+    found = [
         Federation(count, partition, alpha)
         for partition, count in product(partitions, clients)
         for alpha in (every[:1] if partition == "iid" else every)
     ]
+    for each in found:
+        each.check()
+    return found
 
 
 def several(name: str, values: object, expected: str) -> None:

@@ -14,6 +14,7 @@ import numpy as np
 
 from covfree.rounds import Algorithm, ClientData, Placement, add, cohort, run
 from covfree.rounds.adding import Parts, packed
+from covfree.rounds.algorithm import check_algorithm as check_is_algorithm
 from covfree.testing.case import assert_copied
 from covfree.testing.federations import CLASSES
 from covfree.testing.laws import SINGLE, Law, assert_close, assert_numbers, assert_same, centred, hold
@@ -255,15 +256,17 @@ def check_algorithm(
 
     Raises:
         AssertionError: if laws are broken, with the name and statement of each, and the numbers.
+        TypeError: if it is no `Algorithm`.
         ValueError: if ``exclude`` contains an unknown law, or a reason is missing.
 
     >>> import covfree
     >>> check_algorithm(covfree.rounds.as_algorithm(covfree.fedncm(), num_classes=3))
     """
+    check_is_algorithm(algorithm)
     rng = np.random.default_rng(0)
     number = sum(_SIZES)
     labels = rng.integers(0, CLASSES // 2, number) if labels is None else labels
     if features is None:
         features = (rng.normal(size=(number, 5)) + 3 * np.eye(CLASSES // 2, 5)[labels]).astype(np.float32)
     subject = _Subject(algorithm, features, labels, reference)
-    hold(ALGORITHM_LAWS, f"algorithm {getattr(algorithm, 'name', algorithm)!r}", subject, exclude)
+    hold(ALGORITHM_LAWS, f"algorithm {algorithm.name!r}", subject, exclude)

@@ -13,6 +13,7 @@ import numpy as np
 import covfree
 from covfree.core.linalg import Scatter
 from covfree.core.types import PRNGKey, Rows, is_traced
+from covfree.methods.method import check_method as check_is_method
 from covfree.testing.case import (
     Case,
     assert_copied,
@@ -282,11 +283,13 @@ def check_method(
 
     Raises:
         AssertionError: if laws are broken, with the name and statement of each, and the numbers.
+        TypeError: if it is no method.
         ValueError: if ``exclude`` contains an unknown law, or a reason is missing.
 
     >>> import covfree
     >>> check_method(covfree.fedncm())
     """
+    check_is_method(method)
     # Use numbers that float32 represents exactly.
     probes = 2 * np.random.default_rng(1).normal(size=(16, dim)).astype(np.float32).astype(np.float64)
     exclude = dict(exclude or {})

@@ -170,6 +170,10 @@ MISUSE = {
         lambda: covfree.evaluate(SavedHead(lambda x: x, None, 5, 3), FEATURES, LABELS),
         "got SavedHead; pass its .head",
     ),
+    "a method as a head": (
+        lambda: covfree.evaluate(NCM, FEATURES, LABELS),
+        "got Method; fit it first",
+    ),
     "float labels": (lambda: covfree.evaluate(HEAD, FEATURES, LABELS * 1.0), "labels: expected integers"),
     "summary of a method": (
         lambda: Method(None, "own", "means", NCM.rounds, None, NCM.head),

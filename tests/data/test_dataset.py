@@ -789,6 +789,8 @@ def test_what_cannot_be_read_says_what_can(tmp_path):
         load(typed["csv"], columns={"label": "label"})
     with pytest.raises(FileNotFoundError, match="no such file"):
         load(f"{tmp_path}/absent.csv")
+    with pytest.raises(TypeError, match=r"dataset: expected a path, got dict; call covfree.fit with"):
+        load({"features": np.eye(2)})
     for name in ("x.parquet", "x.arrow", "features.npy"):
         (tmp_path / name).write_bytes(b"no such thing")
         with pytest.raises(ValueError, match=f"{name}: expected a"):

@@ -12,6 +12,7 @@ from precision import PRECISIONS
 import covfree
 import covfree.finetune as ft
 from covfree.heads import MappedHead
+from covfree.heads.file import SavedHead
 from covfree.statistics.buckets import bucket_features
 from covfree.statistics.deep_features import DeepFeatures
 from covfree.statistics.feature_maps import Adapter, FourierFeatures
@@ -211,6 +212,7 @@ def test_float64_stays_and_bfloat16_becomes_float32(tmp_path):
         (jnp.negative, {}, TypeError, "head: expected a LinearHead, GaussianHead or StudentHead"),
         (lambda x: x, {}, TypeError, "or a callable pytree of arrays, got function; .*register_dataclass"),
         ({"weight": jnp.ones(3)}, {}, TypeError, "a callable pytree of arrays, got dict"),
+        (SavedHead(linear(), None, 5, 3), {}, TypeError, "got SavedHead; pass its .head"),
         (MappedHead(jnp.negative, linear()), {}, TypeError, "head: expected a map of fourier_features"),
         (Tower(({"w": jnp.full(3, jnp.nan)},), 2.0), {}, ValueError, "head: leaf_layers/0/w: .*nan"),
         (Tower(({"w": "a"},), 2.0), {}, TypeError, "head: expected leaves .*leaf_layers/0/w: str"),

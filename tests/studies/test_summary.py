@@ -186,3 +186,5 @@ def test_one_value_is_not_several(untyped):
         studies.federations(20, ["iid"], [1.0])
     with pytest.raises(TypeError, match=r"partitions: expected several names.*got 'iid'"):
         studies.federations([20], "iid", [1.0])
+    with pytest.raises(ValueError, match=r"partition: expected one of .* got 'inner'"):
+        studies.federations([20], ["inner"], [1.0])

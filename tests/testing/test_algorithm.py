@@ -165,3 +165,9 @@ def test_what_breaks_a_law_is_caught(law):
     others = {other.__name__: "not the law in question" for other in ALGORITHM_LAWS if other.__name__ != law}
     with pytest.raises(AssertionError, match=re.escape(f"'sums of features' breaks the law {law!r}")):
         check_algorithm(BROKEN[law], exclude=others, reference=three_sums)
+
+
+@pytest.mark.usefixtures("untyped")
+def test_only_algorithms_are_checked():
+    with pytest.raises(TypeError, match="got fedavg, which makes one: call it"):
+        check_algorithm(covfree.finetune.fedavg)

@@ -213,3 +213,10 @@ def test_every_law_has_something_that_breaks_it():
 def test_laws_are_left_out_with_a_reason(exclude, text):
     with pytest.raises(ValueError, match=text):
         check_method(SOUND, exclude=exclude)
+
+
+def test_only_methods_are_checked():
+    with pytest.raises(TypeError, match="got fedcof, which makes one: call it"):
+        check_method(covfree.fedcof)
+    with pytest.raises(TypeError, match=r"got the name 'fedcof'; covfree\.methods.registry"):
+        check_method("fedcof")
