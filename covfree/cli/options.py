@@ -160,13 +160,16 @@ def variants_of(
         methods: the option's value.
         numbers: values of arguments: with ``{"shrinkage": [0.1, 1.0]}``, ``fedcof`` gives two methods. A
             method takes only arguments that it knows.
-        option: the option's name, for errors.
+        option: the option's name, for errors; "method" takes one method.
 
     Raises:
-        ValueError: if a name or a number is wrong; the message begins with the option.
+        ValueError: if a name, a number or the number of methods is wrong; the message begins with the option.
     """
     try:
-        return variants(method_names(methods), numbers or {})
+        found = variants(method_names(methods), numbers or {})
+        if option == "method" and len(found) > 1:
+            raise ValueError(f"methods: expected one method, got {len(found)}")
+        return found
     except ValueError as error:
         name, _, text = str(error).partition(":")
         # If a value in ``numbers`` is wrong, the error begins with its key, a parameter's name.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import platform
+import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -218,7 +219,8 @@ def notes(results: Sequence[Result]) -> list[str]:
     called = dict.fromkeys((result.method, result.title) for result in results)
     # Skip joint methods, one of which clients choose: their titles already list the names.
     named = [
-        f"{name} is {title}"
+        # The title may hold numbers of all methods (--set), which the method's name lacks.
+        ":".join(dict.fromkeys([*name.split(":"), *re.findall(r"\w+=[^,)]+", title)])) + f" is {title}"
         for name, title in called
         if name not in choices and name not in (title, title.lower())
     ]

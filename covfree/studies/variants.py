@@ -91,19 +91,22 @@ def _single(
         for text in names
     ]
     known = {**registry(), **{name: entry_of(name) for name, _ in asked}}
+    every = sorted({each for name, _ in asked for each in known[name].accepts})
+
+    def instead(number: str, takes: Iterable[str]) -> str:
+        takers = [name for name, entry in known.items() if number in entry.accepts]
+        return f"; methods that take it: {', '.join(takers)}" if takers else nearest(number, takes)
+
     for name, own in asked:
         for number in own:
-            if number not in known[name].accepts:
-                takes = ", ".join(sorted(known[name].accepts)) or "no number"
-                near = nearest(number, sorted(known[name].accepts))
-                raise ValueError(f"methods: {name} takes {takes}, got {number}{near}")
+            if number not in (accepts := sorted(known[name].accepts)):
+                takes = ", ".join(accepts) or "no number"
+                raise ValueError(f"methods: {name} takes {takes}, got {number}{instead(number, accepts)}")
     for number in numbers:
-        if all_taken and not any(number in known[name].accepts for name, _ in asked):
-            takers = [name for name, entry in known.items() if number in entry.accepts]
+        if all_taken and number not in every:
             which = f"{asked[0][0]} does not take it" if len(asked) == 1 else "none of the methods takes it"
-            near = nearest(number, sorted({each for entry in known.values() for each in entry.accepts}))
-            listed = f"; expected one of {', '.join(takers)}" if takers else near
-            raise ValueError(f"{number}: {which}{listed}")
+            listed = f"; expected some of {', '.join(every)}" if every else ""
+            raise ValueError(f"{number}: {which}{listed}{instead(number, every)}")
     for name, own in asked:
         entry = known[name]
         common = {k: v for k, v in numbers.items() if k in entry.accepts and k not in own}

@@ -24,7 +24,7 @@ BAD = {
     ),
     "number of a method that is none": (
         ["--methods", "fedncm:ridge=1"],
-        "--methods: fedncm takes no number, got ridge",
+        "--methods: fedncm takes no number, got ridge; methods that take it: fed3r",
     ),
     "number of a method without a value": (["--methods", "fedcof:ridge"], "--methods: expected a number"),
     "bad number of a method": (
@@ -64,7 +64,8 @@ BAD = {
     ),
     "unknown dataset": (["--dataset", "mnist"], r"--dataset: expected 'digits', the path .* got 'mnist'"),
     "near a dataset": (["--dataset", "digit"], "got 'digit'; did you mean digits"),
-    "near a number": (["--set", "shrinkag=1"], "takes it; did you mean shrinkage"),
+    "near a number": (["--set", "shrinkag=1"], "takes it; expected some of bias, .*; did you mean shrinkage"),
+    "a near number of another method": (["--set", "gama=1"], "takes it; expected some of [^;?]*$"),
     "near a metric": (["--metrics", "acuracy"], "got 'acuracy'; did you mean accuracy"),
     "near a backbone": (
         ["--images", "photos", "--backbone", "efficientnet-lite"],
@@ -122,15 +123,15 @@ BAD = {
     "an argument too many": (["digits"], "digits"),
     "a number that no method takes": (
         ["--methods", "fedncm", "--set", "ridge=1"],
-        "--set: ridge: fedncm does not take it; expected one of fed3r",
+        "--set: ridge: fedncm does not take it; methods that take it: fed3r",
     ),
     "another": (
         ["--methods", "fed3r", "--set", "shrinkage=1"],
-        "set: shrinkage: .* one of .*fedcof, .*fedcof-oracle",
+        "set: shrinkage: .* it: .*fedcof, .*fedcof-oracle",
     ),
     "a third": (
         ["--methods", "fed3r,fedncm", "--set", "num_subsets=2"],
-        "--set: num_subsets: .* one of fedcof",
+        "--set: num_subsets: .*expected some of .*; methods that take it: fedcof",
     ),
 }
 
@@ -173,6 +174,8 @@ def test_compare(untyped, cli, arguments, text):
             "--method: fedncm takes no number, got ridge",
         ),
         (["fit", "--out", "a.npz", "--method", "fedcof:shrinkage=much"], "--method: fedcof:shrinkage=much: "),
+        (["fit", "--out", "a.npz", "--method", "fedncm,fedcof"], "--method: expected one method, got 2"),
+        (["diagnose", "--method", "fedncm,fedcof"], "--method: expected one method, got 2"),
         (["fit", "--out", "a.npz", "--seed=-1"], "--seed: expected at least 0, got -1"),
         (["evaluate"], "--head"),
         (["evaluate", "--head", "absent.npz"], r"absent\.npz: no such file"),

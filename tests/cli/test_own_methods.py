@@ -156,7 +156,9 @@ def test_values_for_all_methods_are_told_with_an_error(cli, folder):
     assert "covfree: mine.py:spread with --set power=much: TypeError: " in result.err
     result = cli(*SMALL, "--methods", "mine.py:raises", "--set", "power=much")
     assert result.err.startswith("covfree: --methods: mine.py:raises:power=much: KeyError: 'much'")
-    assert cli(*SMALL, "--set", "bogus=1").err.endswith("--set: bogus: none of the methods takes it\n")
+    assert cli(*SMALL, "--set", "bogus=1").err.startswith(
+        "covfree: --set: bogus: none of the methods takes it"
+    )
 
 
 def test_a_package_names_its_methods(cli, folder):

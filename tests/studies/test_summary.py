@@ -8,7 +8,7 @@ import pytest
 
 import covfree
 from covfree import studies
-from covfree.studies import Federation, Run
+from covfree.studies import Federation, Run, report
 from covfree.studies.federation import LeftOut
 from covfree.studies.fingerprint import fingerprint
 
@@ -145,6 +145,12 @@ def test_methods_by_their_texts():
     # One value for all is in no name, and in the title where it takes a default's place.
     (one,) = studies.variants(["fedcof"], {"shrinkage": [0.1]}).items()
     assert (one[0], one[1].title) == ("fedcof", "FedCOF (shrinkage=0.1)")
+    told = report.notes(
+        studies.summarise(
+            [fake("fedcof:shrinkage=1", 0, 0.9)], {"fedcof:shrinkage=1": "A (shrinkage=1, head=ridge)"}
+        )
+    )
+    assert told == ["On the command line fedcof:shrinkage=1:head=ridge is A (shrinkage=1, head=ridge)."]
     assert [v.title for v in studies.variants(["fed3r"], {"ridge": [1.0, 2.0]}).values()] == [
         "Fed3R (ridge=1.0)",
         "Fed3R (ridge=2.0)",
@@ -164,11 +170,11 @@ def test_methods_by_their_texts():
         ),
         (["fedncm:ridge=1"], {}, "methods: fedncm takes no number, got ridge"),
         (["fedcof:head"], {}, r"methods: expected a number such as fedcof:shrinkage=0\.1, got 'fedcof:head'"),
-        (["fedncm"], {"ridge": [1.0]}, "ridge: fedncm does not take it; expected one of fed3r"),
+        (["fedncm"], {"ridge": [1.0]}, "ridge: fedncm does not take it; methods that take it: fed3r"),
         (
             ["fedncm", "fedcof"],
             {"ridge": [1.0]},
-            "ridge: none of the methods takes it; expected one of",
+            "ridge: none of the methods takes it; .*; methods that take it: fed3r",
         ),
         (["fed3r:ridge=much"], {}, "methods: fed3r:ridge=much: "),
         (["fed3r:ridge=1:ridge=2"], {}, "methods: expected ridge once, got 'fed3r:ridge=1:ridge=2'"),
