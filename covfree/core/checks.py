@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import math
+import os
+import sysconfig
 from collections.abc import Callable
+from pathlib import Path
+from traceback import extract_tb
 from typing import Any
 
 import jax
@@ -13,6 +17,8 @@ import numpy as np
 from covfree.core.padding import Gathered, as_arrays, blocks, is_large
 from covfree.core.types import Rows, accumulation_dtype, is_traced
 
+# Folders of installed packages and of Python itself.
+LIBRARIES = tuple(sysconfig.get_path(name) for name in ("purelib", "platlib", "stdlib", "platstdlib"))
 _INT32_MAX = np.iinfo(np.int32).max
 # Kinds of data types, as abstract types of jax.numpy: np.floating does not include bfloat16.
 _KINDS = {
@@ -269,6 +275,13 @@ def check_integers(name: str, values: Any, minimum: int) -> np.ndarray:
     if array[row] < minimum:
         raise ValueError(f"{name}: expected integers of at least {minimum}, got {array[row]} at row {row}")
     return array
+
+
+def own_place(error: BaseException) -> str:
+    """Return " (mine.py, line 3, in head)": where an error passed the user's code last; "" if nowhere."""
+    ours = (*LIBRARIES, f"{Path(__file__).parents[1]}{os.sep}")
+    frames = [each for each in extract_tb(error.__traceback__) if not each.filename.startswith((*ours, "<"))]
+    return "".join(f" ({Path(f.filename).name}, line {f.lineno}, in {f.name})" for f in frames[-1:])
 
 
 def check_type(name: str, value: Any, expected: type) -> None:

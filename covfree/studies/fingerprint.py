@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import re
 import sys
-import sysconfig
 from collections.abc import Iterator
 from dataclasses import fields, is_dataclass
 from functools import partial
@@ -17,10 +16,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from covfree.core.checks import LIBRARIES
 from covfree.methods import Method
-
-# Folders of installed packages and of Python itself.
-_LIBRARIES = tuple(sysconfig.get_path(name) for name in ("purelib", "platlib", "stdlib", "platstdlib"))
 
 
 def fingerprint(method: Method) -> str:
@@ -84,7 +81,7 @@ def _own_code(part: Any, seen: set[int]) -> Iterator[bytes]:
 def _files(module: ModuleType | None, seen: set[int]) -> Iterator[bytes]:
     """Yield the source of a user's module, and of the user's other modules from which it imports."""
     path = getattr(module, "__file__", None) or ""
-    if id(module) in seen or not path.endswith(".py") or path.startswith(_LIBRARIES):
+    if id(module) in seen or not path.endswith(".py") or path.startswith(LIBRARIES):
         return
     assert module is not None
     if module.__name__.partition(".")[0] in ("covfree", "jax"):

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import jax
 import numpy as np
 
-from covfree.core.checks import check_type
+from covfree.core.checks import check_type, own_place
 from covfree.core.padding import is_large
 from covfree.data import FeatureSet
 from covfree.data.dataset import StrPath
@@ -213,7 +213,7 @@ class Study:
                         # jax's error messages are long, and repeated for each seed: take the first line.
                         said = str(error).partition("\n")[0]
                         kind = "" if isinstance(error, _FAILURES) else f"{type(error).__name__}: "
-                        self.failed[cell] = f"{kind}{said}"
+                        self.failed[cell] = f"{kind}{said}{own_place(error)}"
                         continue
                     if kept is not None and cell.method in prints:
                         kept.add(run, prints[cell.method])

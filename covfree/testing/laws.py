@@ -10,6 +10,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from covfree.core.checks import own_place
+
 # A function of the subject to be checked. Its name is the law's name, and its docstring states the law.
 Law: TypeAlias = Callable[[Any], None]
 
@@ -50,7 +52,9 @@ def hold(laws: Sequence[Law], name: str, subject: Any, exclude: Mapping[str, str
         except Exception as error:
             what = "" if isinstance(error, AssertionError) else f"raised {type(error).__name__}: "
             says = " ".join((inspect.getdoc(law) or "").split())
-            broken.setdefault(f"{what}{error}", []).append(f"{name} breaks the law {law.__name__!r}. {says}")
+            broken.setdefault(f"{what}{error}{own_place(error)}", []).append(
+                f"{name} breaks the law {law.__name__!r}. {says}"
+            )
             cause = cause or error
     if broken:
         told = ("\n".join((*says, found)) for found, says in broken.items())

@@ -121,6 +121,8 @@ def test_check_names_all_laws_that_a_method_breaks(cli, folder):
     assert result.is_one_line
     laws = re.findall("breaks the law '(.*?)'", result.err)
     assert laws == ["finite", "scaling"]
+    result = cli(*SMALL, "--methods", "mine.py:broken", "--check")
+    assert "raised RuntimeError: no head at length (mine.py, line 33, in head)" in result.err
 
 
 def test_a_path_may_have_the_word_that_joins_a_choice(cli, folder):
@@ -155,7 +157,9 @@ def test_values_for_all_methods_are_told_with_an_error(cli, folder):
     assert result.code == 2
     assert "covfree: mine.py:spread with --set power=much: TypeError: " in result.err
     result = cli(*SMALL, "--methods", "mine.py:raises", "--set", "power=much")
-    assert result.err.startswith("covfree: --methods: mine.py:raises:power=much: KeyError: 'much'")
+    assert result.err.startswith(
+        "covfree: --methods: mine.py:raises:power=much: KeyError: 'much' (mine.py, line 43, in raises)"
+    )
     assert cli(*SMALL, "--set", "bogus=1").err.startswith(
         "covfree: --set: bogus: none of the methods takes it"
     )
@@ -180,7 +184,10 @@ def test_a_package_names_its_methods(cli, folder):
 def test_a_method_that_breaks_does_not_end_the_table_and_a_head_is_fitted_by_one_s_own(cli, folder):
     result = cli(*SMALL, "--methods", "mine.py:broken,fedncm", "--seeds", "1", "--format", "csv")
     assert result.code == 1
-    assert "mine.py:broken, seed 0: failed, and is left out: RuntimeError: no head\n" in result.err
+    assert (
+        "mine.py:broken, seed 0: failed, and is left out: RuntimeError: no head (mine.py, line 33, in head)\n"
+        in result.err
+    )
     assert [line.partition(",")[0] for line in result.out.splitlines()] == ["method", "fedncm"]
     assert (
         cli("fit", "--method", "mine.py:cautious:shrinkage=2", "--clients", "6", "--out", "head.npz").code
