@@ -133,7 +133,8 @@ def check_example_structure(features: Any, labels: Any = None, clients: Any = No
     """Raise an error if features, labels or clients have wrong shapes or data types; they may be traced."""
     shape, dtype = np.shape(features), _dtype(features)
     if not _holds(dtype, "floats"):
-        raise TypeError(f"features: expected floats, got {dtype}")
+        hint = "; use features.astype(np.float32)" if dtype.kind in "iu" else ""
+        raise TypeError(f"features: expected floats, got {dtype}{hint}")
     if len(shape) != 2 or shape[1] < 1:
         raise ValueError(
             f"features: expected shape [examples, dim] with dim of at least 1, got {list(shape)}"
@@ -147,7 +148,7 @@ def check_example_structure(features: Any, labels: Any = None, clients: Any = No
                 f"{list(np.shape(array))}; of one-hot labels, take labels.argmax(-1)"
             )
         if not _holds(_dtype(array), "integers"):
-            hint = ""
+            hint = f"; use {name}.astype(np.int32) if all are whole" if _dtype(array).kind == "f" else ""
             if _dtype(array).kind in "USOT":
                 hint = (
                     f"; convert names to numbers by np.unique({name}, return_inverse=True)[1], over all "

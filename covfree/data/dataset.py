@@ -335,7 +335,7 @@ def _check(path: Path, arrays: dict[str, np.ndarray]) -> None:
             )
         arrays["is_test"] = is_test == "test"
     elif is_test is not None and is_test.dtype != bool:
-        raise ValueError(f"{path}: is_test: expected booleans, got {is_test.dtype}")
+        raise ValueError(f"{path}: is_test: expected booleans, got {is_test.dtype}; use is_test.astype(bool)")
 
 
 def _numbered(clients: np.ndarray, train: np.ndarray) -> tuple[np.ndarray, tuple[str, ...]]:

@@ -35,7 +35,7 @@ class LabelledSet:
         kinds = (
             ("labels", self.labels, "iu", "integers"),
             ("clients", self.clients, "iuU", "strings or integers"),
-            ("is_test", self.is_test, "b", "booleans"),
+            ("is_test", self.is_test, "b", "booleans, as of is_test.astype(bool)"),
         )
         for name, array, allowed, text in kinds:
             if array is None:

@@ -49,7 +49,12 @@ CASES = [
         ValueError,
         "features: row 1 .* inf at position 0",
     ),
-    ("integer features", (FEATURES.astype(int), LABELS), TypeError, "features: expected floats, got int64"),
+    (
+        "integer features",
+        (FEATURES.astype(int), LABELS),
+        TypeError,
+        r"features: expected floats, got int64; use features\.astype\(np\.float32\)",
+    ),
     (
         "one feature vector",
         (FEATURES[0], LABELS[:2]),
@@ -63,7 +68,12 @@ CASES = [
         r"features: expected shape \[examples, dim\].*got \[1, 4, 2\]",
     ),
     ("no features", (FEATURES[:, :0], LABELS), ValueError, r"features: .* dim of at least 1, got \[4, 0\]"),
-    ("float labels", (FEATURES, LABELS * 1.0), TypeError, "labels: expected integers, got float64"),
+    (
+        "float labels",
+        (FEATURES, LABELS * 1.0),
+        TypeError,
+        r"labels: expected integers, got float64; use labels\.astype\(np\.int32\) if all are whole",
+    ),
     ("boolean labels", (FEATURES, LABELS > 0), TypeError, "labels: expected integers, got bool"),
     ("few labels", (FEATURES, LABELS[:3]), ValueError, r"labels: expected shape \[4\].*got \[3\]"),
     (

@@ -382,7 +382,7 @@ WRONG = {
     "one is_test": (dict(is_test=np.array(True)), r"is_test: expected shape \[30\], got \[\]"),
     "is_test that is no boolean": (
         dict(is_test=(labels == 0).astype(int)),
-        "is_test: expected booleans, got int64",
+        r"is_test: expected booleans, got int64; use is_test\.astype\(bool\)",
     ),
     "nothing to train on": (
         dict(is_test=np.ones(EXAMPLES, bool)),
