@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import zlib
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields, is_dataclass, replace
@@ -89,6 +90,15 @@ class Method(Generic[H]):
             raise ValueError("merge: expected None, as clients send no message; got a function")
         if any(each.examples for each in self.rounds[: self.rounds_over_rows]):
             raise ValueError("rounds: expected all rounds over rows to come before rounds over examples")
+
+    def __repr__(self) -> str:
+        """Show the name, the numbers and the map's type; functions by their names alone."""
+        text = f"Method({self.name!r}, params={self.params}"
+        if self.feature_map is not None:
+            text += f", feature_map={type(self.feature_map).__name__}"
+        if self.transforms:
+            text += f", transforms={self.transforms}"
+        return re.sub(r"<function (\S+) at 0x[0-9a-f]+>", r"\1", f"{text})")
 
     @property
     def rounds_over_rows(self) -> int:
@@ -196,6 +206,7 @@ class Method(Generic[H]):
             transforms: e.g. ``count_noise("laplace", 1.0)``.
 
         Raises:
+            TypeError: if one is no callable pytree of arrays and numbers.
             ValueError: if clients send sums or matrices, which transforms of rows would leave as they are.
 
         >>> import covfree
@@ -208,8 +219,11 @@ class Method(Generic[H]):
                 f"{sends}"
             )
         for transform in transforms:
-            if not callable(transform):
-                raise TypeError(f"transforms: expected transforms of rows, got {transform!r}")
+            if not callable(transform) or not _is_held(transform):
+                raise TypeError(
+                    f"transforms: expected ones such as of covfree.count_noise, got {transform!r}; "
+                    "covfree.statistics.transforms.Transform makes one of a function"
+                )
         return replace(self, transforms=(*self.transforms, *transforms))
 
     def with_feature_map(self, feature_map: FeatureMap) -> Method[MappedHead]:
@@ -223,15 +237,16 @@ class Method(Generic[H]):
             feature_map: e.g. ``covfree.relu_features(5000)``.
 
         Raises:
-            TypeError: if it is no map of features.
+            TypeError: if it is no map of features, or no pytree of arrays and numbers.
             ValueError: if the method has a map already.
 
         >>> import covfree
         >>> method = covfree.fedcof().with_feature_map(covfree.relu_features(500))
         """
-        if not isinstance(feature_map, FeatureMap):
+        if not isinstance(feature_map, FeatureMap) or not _is_held(feature_map):
             raise TypeError(
-                f"feature_map: expected a map such as covfree.relu_features(500), got {feature_map!r}"
+                f"feature_map: expected a map such as covfree.relu_features(500), got {feature_map!r}; "
+                "jax.tree_util.register_dataclass makes a dataclass one"
             )
         if self.feature_map is not None:
             raise ValueError(
@@ -259,6 +274,15 @@ def _tempered(
     params: Any, system: Any, *state: Any, head: Callable[..., Any], temperature: Scalar
 ) -> LinearHead:
     return with_temperature(head(params, system, *state), temperature)
+
+
+def _is_held(part: Any) -> bool:
+    """Return whether ``part`` can be an argument of compiled functions: a pytree of arrays and numbers."""
+    try:
+        jax.eval_shape(lambda _: None, part)
+    except TypeError:
+        return False
+    return True
 
 
 def _settings(feature_map: Any) -> list[str]:

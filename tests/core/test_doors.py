@@ -189,6 +189,10 @@ MISUSE = {
         lambda: Method(None, "own", NCM.summary, ("sum",), None, NCM.head),
         "rounds: expected a tuple of Rounds",
     ),
+    "a function as a transform": (
+        lambda: NCM.with_transforms(lambda rows: rows),
+        "transforms: expected .*Transform makes one of a function",
+    ),
     "a transform": (lambda: NCM.with_transforms("laplace"), "transforms: expected .* got 'laplace'"),
 }
 

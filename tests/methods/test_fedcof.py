@@ -148,6 +148,23 @@ def test_another_map_is_another_head_and_there_is_one():
         mapped.with_feature_map(covfree.relu_features(7))
     with pytest.raises(TypeError, match=r"feature_map: expected a map such as .*, got <function"):
         covfree.fedcof().with_feature_map(lambda x: 2 * x)
+    # It has all that a map needs, but is no pytree.
+    unregistered = type("Own", (), {"num_features": 2, "__call__": lambda self, x: x})()
+    with pytest.raises(TypeError, match=r"feature_map: .* got <.*Own .*register_dataclass makes"):
+        covfree.fedcof().with_feature_map(unregistered)
+
+
+def test_a_method_is_shown_by_its_name_and_numbers():
+    method = covfree.fedcof(0.5).with_feature_map(covfree.relu_features(7))
+    shown = "Shrinkage(strength=0.5, rule=_identity, statistics=_nothing, needs_rows=False)"
+    assert repr(method) == f"Method('fedcof', params={shown}, feature_map=ReluFeatures)"
+    noisy = covfree.fedncm().with_transforms(covfree.count_noise("laplace", 1.0))
+    noise = "Transform(strength=1.0, apply=_Noise(kind='laplace'))"
+    assert repr(noisy) == f"Method('fedncm', params=None, transforms=({noise},))"
+    nested = covfree.select([covfree.refined(covfree.fedcof(number), 1) for number in (0.5, 1.0)])
+    traced = []
+    jax.jit(lambda number: traced.append(repr(covfree.fed3r(number))))(0.5)
+    assert " at 0x" not in repr(nested) + traced[0]
 
 
 @pytest.mark.slow
