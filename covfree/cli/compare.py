@@ -119,7 +119,8 @@ def compare_command(
     counts = _values("clients", clients, int, "a number of clients")
     laws = _values("partition", partition, str.strip, "a partition")
     alphas = _values("alpha", alpha, float, "a number")
-    places = federations(counts, laws, alphas)
+    with named_option("partition"):
+        places = federations(counts, laws, alphas)
     sources = sources_of(dataset, test_file, images, backbone, weights)
     outlines = [source.outline for source in sources.values()]
     # Raise an error only if all data sets have clients of their own; otherwise the options apply to the

@@ -248,6 +248,8 @@ def assigned(federation: Federation, data: FeatureSet, seed: int) -> np.ndarray:
         text = re.sub(r"\w+", lambda word: _ARGUMENTS.get(word[0], word[0]), str(error))
         if federation.law in COUNTED and federation.alpha == USUAL.alpha:
             text += f"; give --alpha, whose default of {USUAL.alpha} is for other partitions"
+        if "--clients: " in text and federation.clients == USUAL.clients:
+            text += f"; give --clients, whose default is {USUAL.clients}"
         raise ValueError(f"{given} --alpha {federation.alpha:g}: {text}") from error
 
 

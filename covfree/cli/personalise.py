@@ -166,6 +166,8 @@ def personalise_command(
         write_settings(folder, settings)
     runs = _runs(how, chosen, range(seeds), source, federation, test_share, folder)
     law, counted = law_of(source.outline, federation), f"{seeds} seed{'s' if seeds > 1 else ''}"
+    if source.outline.clients is None:
+        law = f"{federation.clients} client{'s' * (federation.clients > 1)}, {law}"
     title = f"{source.outline.name}, {law}, {counted}: accuracy of each client on its own test examples"
     records = [_record(name, [run for run in runs if run["method"] == name]) for name in chosen]
     content = {"settings": settings, "environment": environment(), "results": records, "runs": runs}

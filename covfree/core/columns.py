@@ -85,8 +85,9 @@ class Columns(Mapping[str, np.ndarray]):
 
     @property
     def listed(self) -> str:
-        """The first few column names, as text."""
-        return ", ".join(self._names[:20]) + (" …" if len(self) > 20 else "")
+        """The first few column names and the last two, as text."""
+        names = self._names if len(self) <= 20 else [*self._names[:17], "…", *self._names[-2:]]
+        return ", ".join(names)
 
 
 def open_table(path: Path) -> Columns:

@@ -165,7 +165,8 @@ def place_names(places: Sequence[tuple[str, Federation | None]]) -> tuple[str, .
         words = [dataset] if len(datasets) > 1 else []
         if federation is not None:
             words += [federation.partition] if len(partitions) > 1 else []
-            words += [f"{federation.clients} clients"] if len(clients) > 1 else []
+            count = federation.clients
+            words += [f"{count} client{'s' * (count > 1)}"] if len(clients) > 1 else []
             words += (
                 [f"alpha {federation.alpha:g}"] if len(alphas) > 1 and federation.partition != "iid" else []
             )

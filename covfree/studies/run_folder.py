@@ -22,12 +22,17 @@ _WRITTEN = {
     "partition": ("partition.*",),
     "personalise": (f"personal/{_NAME}",),
 }
+_FILES = (".png", ".pdf", ".svg", ".csv", ".html", ".tex", ".json", ".md")
 
 
 def make_folder(out: Path | None, command: str) -> None:
-    """Make the folder for a command's files; raise ValueError if it holds files of another command."""
+    """Make the folder for a command's files; raise ValueError for a file's name or other files."""
     if out is None:
         return
+    if out.suffix in _FILES and not out.is_dir():
+        table = "" if command == "partition" else "; a table is printed: --format csv > table.csv"
+        page = "; --report names a page" if command in ("compare", "finetune") else ""
+        raise ValueError(f"--out: expected a folder, got {str(out)!r}{table}{page}")
     for other, patterns in _WRITTEN.items():
         found = [path for pattern in patterns for path in sorted(out.glob(pattern)) if other != command]
         if found:

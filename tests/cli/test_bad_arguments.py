@@ -154,6 +154,8 @@ def test_compare(untyped, cli, arguments, text):
         (["partition", "--clients", "0"], "clients.*at least 1, got 0"),
         (["partition", "--alpha", "0"], "alpha.*expected a finite number above 0, got 0"),
         (["partition", "--seed=-1"], "seed.*-1"),
+        (["partition", "--clients", "9", "--out", "a.png"], "--out: expected a folder, got 'a.png'$"),
+        (["compare", "--out", "res.csv"], "--out: expected a folder, got 'res.csv'; a table .*; --report"),
         (["partition", "--methods", "fedncm"], "--methods"),
         (["extract", "--backbone", "resnet18", "--out", "a.npz"], "--images"),
         (["extract", "--images", "photos", "--out", "a.npz"], "--backbone"),
@@ -321,6 +323,8 @@ def test_classes_that_nobody_trains_on_are_told(cli, tmp_path):
         "55 times their spread from zero, where fed3r, afl may fail"
         in cli("compare", "--dataset", train, *options).err
     )
+    told = cli("partition", "--dataset", train)
+    assert told.err.endswith("of examples, 9, got 100; give --clients, whose default is 100\n")
     refused = cli("compare", "--dataset", single, *options)
     assert refused.code == 2
     assert "single: expected examples of two classes or more to train on, got 1" in refused.err

@@ -529,6 +529,7 @@ def test_curves_of_few_bytes_are_seen_beside_those_of_many():
         figure = draw("", curves(runs), 10)
         figure.draw_without_rendering()
     by_round, by_bytes, by_flops = figure.axes
+    assert by_round.get_xlabel() == "rounds, closed form included"
     assert (by_round.get_xscale(), by_bytes.get_xscale(), by_flops.get_xscale()) == (
         "linear",
         "symlog",

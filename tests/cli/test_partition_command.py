@@ -51,6 +51,7 @@ def test_draws(cli, tmp_path):
     [
         (("--clients", 8), ["digits, inner_dirichlet, α = 0.1, seed 3", "1,201 examples on 8 clients"]),
         (("--partition", "iid", "--clients", 2), ["digits, iid, seed 3", "1,201 examples on 2 clients"]),
+        (("--partition", "iid", "--clients", 1), ["1,201 examples on 1 client ("]),
         (
             ("--partition", "pathological", "--alpha", 2, "--clients", 3),
             ["pathological, classes per client = 2, seed 3", "on 3 clients", "on no client: 606 examples"],

@@ -785,6 +785,10 @@ def test_what_cannot_be_read_says_what_can(tmp_path):
     }.items():
         with pytest.raises(ValueError, match=expected):
             load(text)
+    wide = ",".join([*(f"p{i}" for i in range(64)), "digit"])
+    (tmp_path / "wide.csv").write_text(f"{wide}\n{'0,' * 64}1\n")
+    with pytest.raises(ValueError, match=r"one of p0, p1, .*p16, …, p63, digit$"):
+        load(f"{tmp_path}/wide.csv")
     with pytest.raises(ValueError, match=r"columns: expected names of features, .* got 'label'"):
         load(typed["csv"], columns={"label": "label"})
     with pytest.raises(FileNotFoundError, match="no such file"):

@@ -66,6 +66,8 @@ def draw(title: str, every: Sequence[Result], num_classes: int, *, narrow: bool 
     for each in axes if narrow else axes[:1]:
         each.set_ylabel("test accuracy, %")
     by_round, by_bytes, by_flops = axes
+    if any(start_and_algorithm(curve.method)[0] != RANDOM for curve in every):
+        by_round.set_xlabel("rounds, closed form included")
     by_round.xaxis.set_major_locator(MaxNLocator(6, integer=True))
     _, last_bytes, last_flops = np.transpose(lasts)
     _stretch(by_bytes, last_bytes)

@@ -124,7 +124,8 @@ def _heading(statistics: PartitionStatistics, shown: str) -> list[str]:
     examples.
     """
     held = statistics.num_examples - statistics.num_unassigned
-    lines = [f"{held:,} examples on {statistics.num_clients:,} clients ({shown})"]
+    clients = statistics.num_clients
+    lines = [f"{held:,} examples on {clients:,} {_plural('client', clients)} ({shown})"]
     absent = int((statistics.clients_per_class == 0).sum())
     kinds = ((statistics.num_unassigned, "example"), (absent, "class"))
     nowhere = [f"{count:,} {_plural(name, count)}" for count, name in kinds if count]
