@@ -83,7 +83,7 @@ def test_every_program_is_run_by_a_test():
     assert {name: number for name, number in found.items() if number} == {
         "backbones.md": 1,
         "deployment.md": 1,
-        "from-pytorch.md": 2,
+        "from-pytorch.md": 3,
         "scale.md": 2,
         "your-own.md": 1,
     }

@@ -1,4 +1,4 @@
-"""The programs of docs/from-pytorch.md run, and the first gives what it says."""
+"""The programs of docs/from-pytorch.md with torch run, and the first gives what it says."""
 
 import re
 import sys
@@ -11,7 +11,7 @@ from pages import programs
 from covfree.backbones import Preprocessing
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed: the page's programs are not run")
-FIRST, SECOND = programs("docs/from-pytorch.md")
+FIRST, SECOND, _ = programs("docs/from-pytorch.md")
 
 
 def test_the_program_gives_what_its_comment_says(capsys):

@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from pages import programs
 from safetensors.numpy import load_file
 
 import covfree
@@ -54,6 +55,15 @@ def test_every_kind_has_covfrees_scores(tmp_path, capsys):
             np.testing.assert_allclose(found, expected[:count], rtol=1e-4, atol=1e-4, err_msg=kind)
         (entry,) = onnx.load(tmp_path / "head.onnx").metadata_props
         assert entry.value == '["ant", "bee", "köttur", "dog"]'
+
+
+def test_the_program_of_the_page_runs_an_exported_head(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    np.savez("photos.npz", features=FEATURES.astype(np.float64))
+    (tmp_path / "head.onnx").write_bytes(head_to_onnx(FIRST).SerializeToString())
+    found = {}
+    exec(programs("docs/from-pytorch.md")[2], found)
+    np.testing.assert_allclose(found["scores"], FIRST(FEATURES), rtol=1e-4, atol=1e-4)
 
 
 def test_the_gaussian_graph_follows_its_formula():
