@@ -17,7 +17,7 @@ from covfree.core.doors import as_array, as_int32, finite
 from covfree.core.keys import check_key
 from covfree.core.padding import as_arrays, is_large
 from covfree.core.row_types import summable
-from covfree.core.types import H, Message, Moments, PRNGKey, Rows, is_traced
+from covfree.core.types import H, LinearHead, Message, Moments, PRNGKey, Rows, is_traced
 from covfree.engine.examples import examples_of, over_examples, over_rows, summarise
 from covfree.engine.generated import Generated, over_parts
 from covfree.engine.sharded import over_devices
@@ -43,6 +43,8 @@ Source: TypeAlias = Rows | Generated | Stream
 # If all class means are below this multiple of √(smallest normal number), squares of features underflow, and
 # an error is raised.
 _LEAST = 100
+# Class means are taken to differ if they do so by more than this share of the largest.
+_ROUNDING = 1e-5
 
 
 def solve_totals(method: Method[H], *totals: Any) -> H:
@@ -56,31 +58,44 @@ def solve_totals(method: Method[H], *totals: Any) -> H:
         The method's head.
 
     Raises:
-        ValueError: if the head is not finite, or if it needs sums of squares and these underflow (not checked
-            if the totals are traced).
+        ValueError: if the head is not finite; if it needs sums of squares, and these underflow or are 0, so
+            that its weights are the same for all classes (not checked if the totals are traced).
     """
     check_method(method)
-    _check_scale(totals)
     head = head_of(method, totals)
     chosen: Any = taken(head) if isinstance(head, SelectedHead) else head
+    _check_squares(totals, chosen)
     return finite(chosen)
 
 
-def _check_scale(totals: tuple[Any, ...]) -> None:
-    """Raise a ValueError if the features are so small that their squares underflow to 0.
+def _check_squares(totals: tuple[Any, ...], head: Any) -> None:
+    """Raise a ValueError if squares of the features are all 0, so that the head knows nothing of the classes.
 
-    Totals that contain class sums alone need no squares, and are not checked; nor are traced totals.
+    They are if they underflow; or if there is no shrinkage, and no class has two rows that differ. Totals
+    that contain class sums alone need no squares, and are not checked; nor are traced totals.
     """
     nodes = jax.tree.leaves(totals, is_leaf=lambda node: isinstance(node, Moments))
     moments = next((node for node in nodes if isinstance(node, Moments)), None)
-    if moments is None or len(nodes) == 1 or is_traced(*jax.tree.leaves(totals)):
+    if moments is None or len(nodes) == 1 or is_traced(*jax.tree.leaves((totals, head))):
         return
-    total = np.abs(np.asarray(moments.total)).max(initial=0)
-    count = np.asarray(moments.count).max(initial=1)
-    if 0 < total < _LEAST * np.sqrt(np.finfo(total.dtype).tiny) * count:
+    total, count = np.asarray(moments.total), np.asarray(moments.count)
+    largest = np.abs(total).max(initial=0)
+    if 0 < largest < _LEAST * np.sqrt(np.finfo(total.dtype).tiny) * count.max(initial=1):
         raise ValueError(
             f"features: expected numbers whose squares do not underflow in {total.dtype}, got sums over "
-            f"classes of at most {total:.0e}; multiply all features by one number, the same at all clients"
+            f"classes of at most {largest:.0e}; multiply all features by one number, the same at all clients"
+        )
+    present = np.flatnonzero(count > 0)
+    if not isinstance(head, LinearHead) or total.shape[1] < 2 or len(present) < 2:
+        return
+    alike = np.asarray(head.weight[:, present[:1]] == head.weight[:, present]).all()
+    means = total[present] / count[present, None]
+    # Means of equal features differ by rounding.
+    if alike and np.abs(means - means[0]).max() > _ROUNDING * np.abs(means).max():
+        raise ValueError(
+            "head: expected weights that differ between classes, got the same for all, as the covariance is "
+            "0. A covariance is seen only if a class has two rows, such as means at two clients; set "
+            "shrinkage to 'auto' or a number above 0 (a share such as '10%' of 0 is 0), or num_subsets to 2"
         )
 
 
@@ -120,7 +135,7 @@ def accumulate(
             ``source`` is not `Rows`; if the method needs whole clients and a client's rows are on several
             devices (not checked under the caller's ``jit``); if reading the source fails.
     """
-    check_over_rows(method)
+    check_over_rows(method, source.rows if isinstance(source, Stream) else source)
     if isinstance(source, Stream):
         if mesh is not None or axis_name is not None:
             raise ValueError("source: expected rows of each device on a mesh, got a Stream")
@@ -159,7 +174,7 @@ def solve_rows(method: Method[H], rows: Source, *, num_classes: int) -> H:
     (3, 2)
     """
     if isinstance(rows, Stream):
-        check_over_rows(method)
+        check_over_rows(method, rows.rows)
         return over_stream(method, rows, num_classes, partial(solve_totals, method))
     # Compile totals and head separately: the head takes longer, but is compiled once for any number of rows.
     return solve_totals(method, *accumulate(method, rows, num_classes=num_classes))

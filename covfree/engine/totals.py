@@ -265,12 +265,19 @@ def in_memory(
     return jax.tree.unflatten(kept.structure, leaves)
 
 
-def check_over_rows(method: Any) -> None:
-    """Raise an error unless ``method`` is a `Method` that needs only rows (class means) from clients.
+def check_over_rows(method: Any, rows: Any) -> None:
+    """Raise an error unless ``rows`` are all that ``method`` needs from clients.
 
-    In such a method the server never asks clients for sums over their examples.
+    They are not if the server also asks clients for sums over their examples. If clients send matrices,
+    ``rows`` must be single examples: class means, whose counts are above 1, lack what the matrices say.
     """
     check_method(method)
+    known = isinstance(rows, Rows) and not is_traced(rows.count)
+    if method.summary.merge is not None and known and np.asarray(rows.count).max(initial=0) > 1:
+        raise ValueError(
+            f"rows: expected one for each example, as clients of {method.name!r} send "
+            f"{method.summary.name}, got counts above 1; use collect and solve_message"
+        )
     if more := len(method.rounds) - method.rounds_over_rows:
         raise ValueError(
             f"method: expected one whose rounds run over rows, got {method.name!r}, which asks clients for "

@@ -94,8 +94,8 @@ def common_dim(dims: Iterable[int]) -> int | None:
     if len(number) > 1:
         found = ", ".join(f"{dim} ({times})" for dim, times in sorted(number.items()))
         raise ValueError(
-            "dim: expected the number of features, as messages differ in it; got None and messages of "
-            f"{found}"
+            f"dim: expected the number of features, as messages differ in it: {found}; give dim=, and "
+            "messages of another number are set aside"
         )
     return next(iter(number), None)
 

@@ -63,3 +63,18 @@ def test_every_number_of_a_head_is_looked_at():
     ):
         with pytest.raises(ValueError, match=f"head: holds {place}"):
             finite(wrong)
+
+
+@pytest.mark.parametrize("shrinkage", [0.0, "10%"])
+def test_a_head_that_knows_nothing_is_an_error(shrinkage):
+    """At one client no class has two means, so the covariance is 0, and so is any share of it."""
+    method, clients = covfree.fedcof(shrinkage), np.zeros(6, int)
+    features, labels = np.arange(12, dtype=np.float32).reshape(6, 2) ** 2, np.arange(6) % 3
+    with pytest.raises(
+        ValueError, match=r"head: expected weights that differ between classes, .* num_subsets"
+    ):
+        covfree.fit(method, features, labels, clients)
+    covfree.fit(method, features, labels, np.arange(6))
+    # Of equal features, or of one class, no head knows more.
+    covfree.fit(method, np.ones_like(features), labels, clients)
+    covfree.fit(method, features, np.zeros(6, int), clients)

@@ -235,7 +235,7 @@ def test_collecting_files_is_collecting_messages(messages, kept, tmp_path, monke
 def test_all_files_say_what_is_expected_of_each(untyped, tmp_path):
     messages = {"a": rows(mean=((1, 2, 3), (4, 5, 6))), "b": gram(0), **SENT["rows"]}
     folder = written(tmp_path, {**messages, "c": rows(label=(0,))})
-    with pytest.raises(ValueError, match=r"dim: expected .* got None and messages of 2 \(8\), 3 \(1\)"):
+    with pytest.raises(ValueError, match=r"dim: expected .* messages differ in it: 2 \(8\), 3 \(1\)"):
         collect(folder, num_classes=CLASSES)
     collected = collect(folder, num_classes=CLASSES, dim=DIM)
     assert collected.clients == tuple(SENT["rows"])
