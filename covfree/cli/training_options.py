@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 import typer
 
 from covfree.backbones import backbone
-from covfree.cli.options import at_least, named_option, names_of, split_names, variants_of
+from covfree.cli.options import at_least, named_option, split_names, variants_of
 from covfree.core.checks import check_share, check_strength
 from covfree.finetune import registry as algorithms_by_name
 from covfree.finetune.model import Norms
@@ -78,7 +78,8 @@ def starts_of(text: str) -> dict[str, Variant | None]:
     refused = {*registry(), "all"} - set(TRAINABLE)
     for name in names:
         if name.partition(":")[0] in refused:
-            names_of("init", name, (RANDOM, *TRAINABLE))
+            known = ", ".join((RANDOM, *TRAINABLE))
+            raise ValueError(f"--init: expected some of {known}, whose heads are linear, got {name!r}")
     closed = [name for name in names if name != RANDOM]
     made = iter(variants_of(",".join(closed), option="init").items() if closed else ())
     starts = dict((RANDOM, None) if name == RANDOM else next(made) for name in names)

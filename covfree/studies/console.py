@@ -67,8 +67,14 @@ def _error(message: str, code: int) -> int:
 
 
 def _parser_message(error: Exception) -> str:
-    """Return the message of a parser's error; that of a value which is none of its choices is reworded."""
+    """Return the message of a parser's error, reworded if a value is no number or none of its choices."""
     message = error.format_message()  # pyright: ignore[reportAttributeAccessIssue]
+    number = re.fullmatch(r"Invalid value for '(--[\w-]+)': .*\bvalid (number|float|integer)\b.*", message)
+    # The value is in the cause or, with an earlier release of typer, in the message.
+    if number and (
+        found := re.search(r"(?:input_value=|: )('.*?')(?:,| is)", f"{error.__cause__} {message}")
+    ):
+        return f"{number[1]}: expected a {'whole ' * (number[2] == 'integer')}number, got {found[1]}"
     choice = re.fullmatch(
         r"Invalid value for '(--[\w-]+)': (?:Value error, )?('.*') is not one of (.*?)\.?", message
     )

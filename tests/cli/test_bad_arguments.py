@@ -154,6 +154,8 @@ def test_compare(untyped, cli, arguments, text):
         (["partition", "--clients", "0"], "clients.*at least 1, got 0"),
         (["partition", "--alpha", "0"], "alpha.*expected a finite number above 0, got 0"),
         (["partition", "--seed=-1"], "seed.*-1"),
+        (["partition", "--seed", "x"], "--seed: expected a whole number, got 'x'$"),
+        (["partition", "--alpha", "0.1,0.5"], "--alpha: expected a number, got '0.1,0.5'$"),
         (["partition", "--clients", "9", "--out", "a.png"], "--out: expected a folder, got 'a.png'$"),
         (["compare", "--out", "res.csv"], "--out: expected a folder, got 'res.csv'; a table .*; --report"),
         (["partition", "--methods", "fedncm"], "--methods"),

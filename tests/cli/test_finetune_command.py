@@ -355,7 +355,7 @@ BAD = {
     "an init's value": (["--init", "fed3r-random:sigma=0"], "--init: fed3r-random:sigma=0: sigma: .*above 0"),
     "no init": (["--init", ","], "--init: expected different names, got none"),
     "init twice": (["--init", "fedcof,fedcof"], "--init: expected different names"),
-    "init that is not linear": (["--init", "qda"], "--init: expected some of random, .*got 'qda'"),
+    "init that is not linear": (["--init", "qda"], "some of random, .*, whose heads are linear, got 'qda'"),
     "unknown algorithm": (["--algorithm", "sgd"], "--algorithm: expected some of fedavg, .*got 'sgd'"),
     "near an algorithm": (["--algorithm", "fedadem"], "got 'fedadem'; did you mean fedadam"),
     "mu of none": (["--mu", 0.1], "--mu: expected fedprox among --algorithm, got fedadam"),
