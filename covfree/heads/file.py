@@ -17,7 +17,7 @@ from covfree.core.array_file import names_in, read_npz, read_safetensors, write_
 from covfree.core.atomic import replacing
 from covfree.core.checks import check_positive
 from covfree.core.types import Head, LinearHead
-from covfree.heads import CorrectedHead, GaussianHead, MappedHead, StudentHead
+from covfree.heads import CorrectedHead, EnsembleHead, GaussianHead, MappedHead, StudentHead
 from covfree.heads.composed import taken
 from covfree.heads.file_maps import (
     as_computed,
@@ -35,8 +35,14 @@ _SAFETENSORS = ".safetensors"
 _ABOUT = ("format", "version", "kind", "class_names", "map", "origin", "dim")
 # The kind of a user's own model, and the prefix of its leaves' names; the file stores only its leaves.
 _OWN, _LEAF = "own", "leaf_"
-_HEADS: dict[str, Any] = {"linear": LinearHead, "gaussian": GaussianHead, "student": StudentHead}
-# The shapes of each kind's arrays (``label`` holds integers). Every kind may also have ``present``.
+_HEADS: dict[str, Any] = {
+    "linear": LinearHead,
+    "gaussian": GaussianHead,
+    "student": StudentHead,
+    "ensemble": EnsembleHead,
+}
+_INTEGERS = ("label", "client")
+# The shapes of each kind's arrays (those in `_INTEGERS` are integers). Every kind may have ``present``.
 _FORMS: dict[str, dict[str, tuple[str, ...]]] = {
     "linear": {"weight": ("dim classes",), "bias": ("classes",)},
     "gaussian": {"mean": ("classes dim",), "root": ("classes dim dim", "classes dim"), "bias": ("classes",)},
@@ -44,6 +50,10 @@ _FORMS: dict[str, dict[str, tuple[str, ...]]] = {
         **{"root": ("dim dim",), "centre": ("dim",), "mean": ("classes dim",), "parts": ("rows dim",)},
         **dict.fromkeys(("offset", "label"), ("rows",)),
         **dict.fromkeys(("scale", "degrees", "log_prior", "bias"), ("classes",)),
+    },
+    "ensemble": {
+        **{"weight": ("columns dim",), "present": ("classes",)},
+        **dict.fromkeys(("bias", "client", "label", "log_share"), ("columns",)),
     },
 }
 # The arrays of a `CorrectedHead`'s linear term; its classifier is stored as a head of its own kind.
@@ -87,10 +97,10 @@ def save_head(
     leaves no file, or the earlier one.
 
     Args:
-        head: a `LinearHead`, `GaussianHead` or `StudentHead`; one of these with a linear term; or one after a
-            feature map, such as a random map, an adapter or a network, whose parameters are saved. Or a
-            user's own model, such as a trained `finetune.Model`: any callable pytree of arrays. Then the file
-            holds its leaves, and `load_head` needs a model of the same structure.
+        head: a `LinearHead`, `GaussianHead`, `StudentHead` or `EnsembleHead`; one of these with a linear
+            term; or one after a feature map, such as a random map, an adapter or a network, whose parameters
+            are saved. Or a user's own model, such as a trained `finetune.Model`: any callable pytree of
+            arrays. Then the file holds its leaves, and `load_head` needs a model of the same structure.
         path: the file, which is replaced if it exists; ends in ``.npz``, or in ``.safetensors`` (needs the
             ``safetensors`` extra).
         class_names: a name for each class.
@@ -240,10 +250,12 @@ def _without_term(head: Any) -> tuple[Any, dict[str, Any]]:
     """Split a `CorrectedHead` into its classifier, and the arrays of its linear term by name; {} without."""
     if not isinstance(head, CorrectedHead):
         return head, {}
-    linear = head.linear
-    if linear.present is not None:
+    linear, present = head.linear, getattr(head.head, "present", None)
+    # A class that the classifier lacks has a score of −∞, whatever the linear term's mask says.
+    kept = np.ones(1, bool) if present is None else np.asarray(present) > 0
+    if linear.present is not None and (kept & (np.asarray(linear.present) <= 0)).any():
         raise ValueError(
-            "head: expected a linear term for all classes (present = None), got one with a mask in present"
+            "head: expected a linear term for all classes of the classifier, got one that lacks some"
         )
     return head.head, dict(zip(_TERM, (linear.weight, linear.bias, head.scale), strict=True))
 
@@ -264,7 +276,7 @@ def _check_parts(kind: str, parts: Mapping[str, Any]) -> None:
 
     def fits(name: str, form: str) -> bool:
         shape, axes = np.shape(parts[name]), form.split()
-        kind = jnp.integer if name == "label" else jnp.floating
+        kind = jnp.integer if name in _INTEGERS else jnp.floating
         same = all(sizes.setdefault(*each) == each[1] > 0 for each in zip(axes, shape, strict=False))
         return same and len(axes) == len(shape) and jnp.issubdtype(parts[name].dtype, kind)
 
@@ -285,10 +297,14 @@ def _check_names(names: np.ndarray, parts: Mapping[str, Any]) -> None:
 
 
 def _classes_in(parts: Mapping[str, Any]) -> int:
+    if "client" in parts:
+        return parts["present"].shape[0]
     return parts["weight"].shape[1] if "weight" in parts else parts["mean"].shape[0]
 
 
 def _size_in(parts: Mapping[str, Any]) -> int:
+    if "client" in parts:
+        return parts["weight"].shape[1]
     return parts["weight"].shape[0] if "weight" in parts else parts["mean"].shape[1]
 
 

@@ -11,7 +11,7 @@ from precision import PRECISIONS
 
 import covfree
 import covfree.finetune as ft
-from covfree.heads import MappedHead
+from covfree.heads import EnsembleHead, MappedHead
 from covfree.heads.file import SavedHead
 from covfree.statistics.buckets import bucket_features
 from covfree.statistics.deep_features import DeepFeatures
@@ -54,6 +54,15 @@ def student():
     return covfree.StudentHead(
         **{name: jnp.asarray(part, jnp.float32) for name, part in arrays.items()}, label=jnp.asarray(label)
     )
+
+
+def ensemble():
+    """Client 0 has classes 0 and 2, client 1 class 2; class 1 is absent, and a column is padding."""
+    rng = np.random.default_rng(6)
+    weight, bias = rng.normal(size=(4, DIM)).astype(np.float32), rng.normal(size=4).astype(np.float32)
+    client, label = np.array([0, 0, 1, 4], np.int32), np.array([0, 2, 2, -1], np.int32)
+    share = np.log(np.array([0.3, 0.3, 0.7, 1], np.float32))
+    return EnsembleHead(*map(jnp.asarray, (weight, bias, client, label, share, np.float32([1, 0, 1]))))
 
 
 def with_term(head):
@@ -104,6 +113,7 @@ HEADS = {
     "diagonal": gaussian(full=False),
     "student": student(),
     "corrected": with_term(student()),
+    "ensemble": ensemble(),
     "corrected-map": MappedHead(adapter(), with_term(gaussian(full=True))),
     "fourier": fourier(),
     "relu": MappedHead(covfree.relu_features(WIDE, seed=6), linear(WIDE)),
@@ -137,6 +147,14 @@ def numpy_scores(file, x):
         x = x * np.sqrt(2 / file["map_num_features"])
     if file["kind"] == "linear":
         scores = x @ file["weight"].astype(np.float64) + file["bias"]
+    elif file["kind"] == "ensemble":
+        powers = np.zeros((len(x), len(file["present"])))
+        for client in {*file["client"]} - {len(file["client"])}:
+            own = file["client"] == client
+            columns = np.exp(x @ file["weight"][own].T + file["bias"][own])
+            columns *= np.exp(file["log_share"][own]) / columns.sum(1, keepdims=True)
+            np.add.at(powers.T, file["label"][own], columns.T)
+        scores = np.log(np.where(file["present"] > 0, powers, 1))
     elif file["kind"] == "student":
         white = np.linalg.solve(file["root"].astype(np.float64), (x - file["centre"]).T).T
         away = np.square(white[:, None] - file["mean"]).sum(2)
@@ -175,6 +193,13 @@ def test_every_head_bit_for_bit_and_with_numpy_alone(tmp_path, kind):
         assert file["class_names"].tolist() == list(NAMES)
         assert (str(file["format"]), int(file["version"])) == ("covfree.Head", 1)
     assert [file.name for file in tmp_path.iterdir()] == ["head.npz"]
+
+
+def test_a_mask_of_a_linear_term_that_says_nothing_more_is_left_out(tmp_path):
+    head = covfree.CorrectedHead(student(), linear(), jnp.float32(0.3))
+    covfree.save_head(head, tmp_path / "head.npz")
+    features = np.random.default_rng(3).normal(size=(4, DIM)).astype(np.float32)
+    np.testing.assert_array_equal(covfree.load_head(tmp_path / "head.npz").head(features), head(features))
 
 
 @pytest.mark.parametrize("kind", ["linear", "gaussian", "fourier"])
@@ -219,6 +244,12 @@ def test_float64_stays_and_bfloat16_becomes_float32(tmp_path):
         (HEADS["relu"], {}, ValueError, "dim: expected the size of the features .*random map, got None"),
         (HEADS["linear"], {"dim": 4}, ValueError, "dim: expected 5, as the head has it, got 4"),
         (HEADS["adapter"], {"dim": 4}, ValueError, "dim: expected 5, as the head has it, got 4"),
+        (
+            covfree.CorrectedHead(gaussian(full=True), linear(), jnp.float32(0.3)),
+            {},
+            ValueError,
+            "head: expected a linear term for all classes of the classifier, got one that lacks some",
+        ),
         (HEADS["linear"], {"class_names": ["a"]}, ValueError, r"class_names: expected 3 names.*\[1\]"),
         (replace(linear(), bias=jnp.ones(2)), {}, ValueError, r"head: expected a linear head .*bias.*\[2\]"),
         (replace(linear(), bias=jnp.full(3, jnp.nan)), {}, ValueError, r"head: bias: .* nan at \(0,\)"),
@@ -290,7 +321,7 @@ DAMAGED = {
     "kind": (
         "linear",
         {"kind": np.array("tree")},
-        "kind: expected one of linear, gaussian, student, own, got 'tree'",
+        "kind: expected one of linear, gaussian, student, ensemble, own, got 'tree'",
     ),
     "no-bias": ("linear", {"bias": None}, "expected a linear head of floats weight .*got .*weight"),
     "extra": ("linear", {"slope": np.ones(1)}, "expected a linear head .*slope"),
