@@ -157,6 +157,8 @@ def evaluate_command(
     saved = covfree.load_head(head)
     source = source_of(dataset, test_file, images, backbone, weights, to_train=False)
     data, seed = _unseen(head, saved, source, seed, every)
+    if saved.class_names and not data.class_names:
+        say("the head's classes have names, the data's are numbers: matched by number")
     data = _numbered(saved, data)
     _check_fit(head, saved, data)
     data = data._replace(

@@ -15,7 +15,7 @@ import numpy as np
 
 import covfree
 from covfree.studies.known import alternatives
-from covfree.studies.result import Result, Run, accuracy_cell
+from covfree.studies.result import Result, Run, accuracy_cell, best_of
 from covfree.studies.table import Table, TableCell, as_bytes, as_flops, as_seconds, percent
 
 _BROKEN = ("bytes up", "bytes down", "per client", "client FLOPs", "client time", "server time", "best round")
@@ -46,16 +46,18 @@ def receives(results: Sequence[Result]) -> bool:
 
 
 def table(results: Sequence[Result]) -> Table:
-    """Return a table of the results on one federation, with a line for each method."""
+    """Return a table of the results on one federation, with a line for each method, the best one marked."""
     if is_trained(results):
         columns = (*_TRAINED, "bytes up", "bytes down", "client FLOPs", "time")
-        return Table(columns, tuple(map(_trained_line, results)), broken=_BROKEN)
+        lines = tuple(map(_trained_line, results))
+        return Table(columns, lines, best_of(lines, (2,)), broken=_BROKEN)
     down = receives(results)
     more = [f"{name}, {'nats' if name == 'nll' else '%'}" for name in _more(results[0])]
     sizes = ("bytes up", "bytes down", "per client") if down else ("bytes up", "per client")
     columns = ("method", "accuracy, %", *more, *sizes, *_COSTS)
     seeds = max(len(result.runs) for result in results)
-    return Table(columns, tuple(_line(result, down, seeds) for result in results), broken=_BROKEN)
+    lines = tuple(_line(result, down, seeds) for result in results)
+    return Table(columns, lines, best_of(lines, (1,)), broken=_BROKEN)
 
 
 def _line(result: Result, down: bool, seeds: int) -> tuple[TableCell, ...]:

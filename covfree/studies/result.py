@@ -202,13 +202,18 @@ def accuracy_table(results: Iterable[Result]) -> Table:
         (TableCell(title), *(cells.get((method, place), TableCell("")) for place in places))
         for method, title in titles.items()
     )
-    best = frozenset(
-        (row, column)
-        for column in range(1, len(places) + 1)
-        for row in _highest([line[column] for line in lines])
-    )
     names = place_names(places)
-    return Table(("method", *names), lines, best, broken=names)
+    return Table(("method", *names), lines, best_of(lines, range(1, len(places) + 1)), broken=names)
+
+
+def best_of(lines: Sequence[Sequence[str]], columns: Iterable[int]) -> frozenset[tuple[int, int]]:
+    """Return (line, column) of the best accuracy in each of the columns; none if there is a single line."""
+    return frozenset(
+        (row, column)
+        for column in columns
+        for row in _highest([line[column] for line in lines])
+        if len(lines) > 1
+    )
 
 
 def _highest(cells: Sequence[str]) -> list[int]:

@@ -106,7 +106,8 @@ def as_latex(table: Table) -> str:
     escaped = table._replace(lines=tuple(tuple(map(_escaped, line)) for line in table.lines))
     # Mark the mean alone, not its deviation.
     lines = escaped.marked(lambda cell: re.sub(r"^\S+", r"\\textbf{\g<0>}", cell))
-    rows = [" & ".join(map(_escaped, table.columns)), *(" & ".join(line) for line in lines)]
+    heads = [re.sub(r"\balpha (\S+)$", r"$\\alpha=\1$", _escaped(name)) for name in table.columns]
+    rows = [" & ".join(heads), *(" & ".join(line) for line in lines)]
     head, *body = [f"{row} \\\\" for row in rows]
     alignment = "l" + "r" * (len(table.columns) - 1)
     return "\n".join(
@@ -170,6 +171,7 @@ def show(
         print(title.replace("\n", "\n\n"), as_markdown(table), sep="\n\n")
     elif form == "latex":
         notes = [*title.splitlines(), r"\usepackage{booktabs} brings the rules"]
+        notes += ["± is one standard deviation over seeds"] * ("±" in str(table.lines))
         print("\n".join(f"% {line}" for line in notes), as_latex(table), sep="\n")
     else:
         from rich.console import Console, ConsoleDimensions

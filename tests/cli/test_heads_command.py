@@ -97,6 +97,9 @@ def test_names_and_clients_of_the_data(cli, named, tmp_path):
     # A temperature makes probabilities of Fed3R's scores, which are regressions to 0 and 1.
     plain = tmp_path / "plain.npz"
     assert cli("fit", "--dataset", named, "--method", "fed3r:ridge=0.1", "--out", plain).code == 0
+    unnamed = cli("evaluate", "--head", plain, "--dataset", "digits", "--all")
+    assert unnamed.err.startswith("covfree: the head's classes have names, the data's are numbers: matched")
+    assert "matched by number" not in outcome.err
     errors = [
         json.loads(cli("evaluate", "--dataset", named, "--head", each, "--format", "json").out)["metrics"]
         for each in (path, plain)

@@ -85,8 +85,9 @@ def test_tables_in_every_format(compare, swept, tmp_path):
     latex = outputs["latex"].out
     assert latex.count(r"\textbf{") == 2
     assert latex.startswith(
-        f"% {above}\n% \\usepackage{{booktabs}} brings the rules\n\\begin{{tabular}}{{lrr}}\n\\toprule\n"
-        "method & alpha 1 & alpha 4 \\\\\n\\midrule\n"
+        f"% {above}\n% \\usepackage{{booktabs}} brings the rules\n% ± is one standard deviation over seeds\n"
+        "\\begin{tabular}{lrr}\n\\toprule\n"
+        "method & $\\alpha=1$ & $\\alpha=4$ \\\\\n\\midrule\n"
     )
     records = list(csv.DictReader(io.StringIO(outputs["csv"].out)))
     assert [(float(r["alpha"]), r["method"]) for r in records] == [key(r) for r in swept["results"]]
