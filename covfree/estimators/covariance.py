@@ -7,6 +7,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Float, Num
 
 from covfree.core.checks import check_means, check_positive, check_row_structure
@@ -130,7 +131,14 @@ def estimate_covariances(
     return jax.lax.map(of_class, jnp.arange(num_classes, dtype=jnp.int32))
 
 
-@compiled(check=check_means, padded={"means": 0, "counts": 0, "covariances": 0})
+def _check_covariances(means: Any, counts: Any, covariances: Any) -> None:
+    check_means(means, counts)
+    wanted = (*np.shape(means), np.shape(means)[1])
+    if np.shape(covariances) != wanted:
+        raise ValueError(f"covariances: expected {list(wanted)}, got {list(np.shape(covariances))}")
+
+
+@compiled(check=_check_covariances, padded={"means": 0, "counts": 0, "covariances": 0})
 def aggregate_covariances(
     means: Float[AnyArray, "clients dim"],
     counts: Num[AnyArray, " clients"],

@@ -7,12 +7,13 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Float, Integer
 
 from covfree.core.doors import compiled
 from covfree.core.products import product, symmetric_product
 from covfree.core.sums import deviations, fold_parts, sum_groups
-from covfree.core.types import AnyArray, accumulation_dtype
+from covfree.core.types import AnyArray, accumulation_dtype, is_traced
 from covfree.statistics.groups import as_examples, check_one_client
 
 
@@ -95,12 +96,21 @@ def _check(features: Any, targets: Any, weights: Any = None) -> None:
         if len(shape) != 2:
             raise ValueError(f"{name}: expected [examples, numbers], got {list(shape)}")
     length = shapes["features"][0]
-    for name, array in {"targets": targets, "weights": weights}.items():
-        if array is not None and jnp.shape(array)[:1] != (length,):
-            raise ValueError(f"{name}: expected {length}, a row for each of features, got {len(array)}")
+    if shapes["targets"][0] != length:
+        raise ValueError(f"targets: expected {length}, a row for each of features, got {len(targets)}")
+    if jnp.iscomplexobj(targets):
+        raise TypeError(f"targets: expected real numbers, got {jnp.asarray(targets).dtype}")
     for name, array in {"features": features, "weights": weights}.items():
         if array is not None and not jnp.issubdtype(jnp.asarray(array).dtype, jnp.floating):
             raise TypeError(f"{name}: expected floating-point numbers, got {jnp.asarray(array).dtype}")
+    if weights is None:
+        return
+    if jnp.shape(weights) != (length,):
+        raise ValueError(
+            f"weights: expected {length}, one for each row of features, got {list(jnp.shape(weights))}"
+        )
+    if not is_traced(weights) and not (np.isfinite(weights) & (np.asarray(weights) >= 0)).all():
+        raise ValueError("weights: expected finite numbers of at least 0")
 
 
 @compiled(check=_check)

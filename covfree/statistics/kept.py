@@ -36,6 +36,7 @@ def kept_aside(features: Float[AnyArray, "examples dim"], share: float) -> Bool[
     >>> int(kept.sum())
     213
     """
+    check_share("share", share)
     features = jax.lax.stop_gradient(jnp.asarray(features))
     place = mixed(jnp.arange(1, features.shape[1] + 1, dtype=jnp.uint32)) | jnp.uint32(1)
     upper = features.astype(jnp.float32)

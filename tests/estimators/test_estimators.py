@@ -399,5 +399,9 @@ def test_wrong_structure_of_rows(arrays, error, message, compiled):
 @pytest.mark.usefixtures("untyped")
 def test_no_classes():
     rows = covfree.Rows(jnp.ones((4, 2)), jnp.ones(4), jnp.zeros(4, jnp.int32))
+    with pytest.raises(ValueError, match=r"covariances: expected \[4, 3, 3\], got \[4, 3\]"):
+        covfree.aggregate_covariances(jnp.ones((4, 3)), jnp.ones(4), jnp.ones((4, 3)))
+    with pytest.raises(ValueError, match=r"share: expected a number in \[0, 1\], got 1\.5"):
+        covfree.kept_aside(jnp.ones((4, 3)), 1.5)
     with pytest.raises(ValueError, match=r"num_classes: expected .*, got 0"):
         covfree.first_moments(rows, 0)

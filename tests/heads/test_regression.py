@@ -77,6 +77,10 @@ def test_bad_input():
         ((x, y[:, 0]), ValueError, r"targets: expected \[examples, numbers\], got \[4\]"),
         ((x, y[:3]), ValueError, "targets: expected 4, a row for each of features, got 3"),
         ((x, y, np.ones(3, np.float32)), ValueError, "weights: expected 4"),
+        ((x, y, np.ones((4, 1), np.float32)), ValueError, r"weights: expected 4, .* got \[4, 1\]"),
+        ((x, y, np.float32([1, -1, 1, 1])), ValueError, "weights: expected finite numbers of at least 0"),
+        ((x, y, np.float32([1, np.nan, 1, 1])), ValueError, "weights: expected finite numbers of at least 0"),
+        ((x, y + 1j), TypeError, "targets: expected real numbers, got complex"),
         ((x.astype(int), y), TypeError, "features: expected floating-point numbers, got int"),
     ):
         with pytest.raises(error, match=text):
