@@ -13,6 +13,8 @@ from contextlib import suppress
 from typing import Any
 
 _SIGNALS = {signal.SIGINT: "interrupted", signal.SIGTERM: "terminated"}
+# What is said after "interrupted"; commands whose runs can be resumed set it.
+advice = ""
 _SHOW_CURSOR = "\x1b[?25h"
 
 
@@ -29,7 +31,7 @@ def _end(number: int, _: Any) -> None:
     start = f"{_SHOW_CURSOR}\n" if os.isatty(2) else ""
     with suppress(OSError):
         # Bypass the buffer of stderr, which the interrupted code may be writing to.
-        os.write(2, f"{start}covfree: {_SIGNALS[signal.Signals(number)]}\n".encode())
+        os.write(2, f"{start}covfree: {_SIGNALS[signal.Signals(number)]}{advice}\n".encode())
     with suppress(Exception):
         sys.stdout.flush()
     # Skip the interpreter's shutdown, during which compiled code may still be running.

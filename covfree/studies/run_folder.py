@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 import covfree
+from covfree.core import interrupts
 from covfree.core.atomic import remove_abandoned, replacing
 from covfree.data import FeatureSet
 from covfree.studies.origin import origin_of
@@ -44,6 +45,8 @@ def make_folder(out: Path | None, command: str) -> None:
         out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise ValueError(f"--out: cannot make the folder {out} ({error.strerror})") from error
+    if command != "partition":
+        interrupts.advice = "; the same command with --resume goes on"
 
 
 def holds_trainings(out: Path) -> bool:

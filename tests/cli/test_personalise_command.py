@@ -72,6 +72,9 @@ def test_runs_are_those_of_the_algorithms_and_are_not_repeated(cli, own, tmp_pat
 
 
 def test_a_run_that_diverges_is_marked(cli, own):
+    arrays = dict(np.load(own))
+    del arrays["clients"], arrays["is_test"]
+    np.savez(own, **arrays)
     done = cli(
         "personalise",
         "--dataset",
@@ -86,6 +89,7 @@ def test_a_run_that_diverges_is_marked(cli, own):
         1,
     )
     assert done.code == 1
+    assert done.out.startswith("own, 20 clients, dominant_classes, ")
     assert (
         "Local training (diverged)" in " ".join(done.out.split()).replace(" │", "")
         or "(diverged)" in done.out

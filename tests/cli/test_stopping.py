@@ -146,7 +146,7 @@ def test_a_signal_to_compare(compare, tmp_path):
     arguments = (*SMALL, "--methods", "fedncm", "--seeds", 400, "--out", tmp_path, "--format", "json")
     ended, out, err = stopped(arguments, signal.SIGTERM, "run 3 of 400")
     assert (ended, out) == (143, ""), err
-    assert err.splitlines()[-1] == "covfree: terminated"
+    assert err.splitlines()[-1] == "covfree: terminated; the same command with --resume goes on"
     assert len((tmp_path / "runs.jsonl").read_text().splitlines()) >= 2
     # It goes on, here with fewer seeds, which are the first.
     few = ("--methods", "fedncm", "--seeds", 3, "--format", "json")
@@ -165,7 +165,7 @@ def test_signals_to_finetune(cli, tmp_path):
     ):
         ended, out, err = stopped((*many, "--rounds", 2000, *more), sent, line)
         assert (ended, out) == (code, "")
-        assert err.splitlines()[-1] == f"covfree: {word}"
+        assert err.splitlines()[-1] == f"covfree: {word}; the same command with --resume goes on"
     history = (tmp_path / "fedncm-fedavg-seed0" / "history.jsonl").read_text().splitlines()
     rounds = len(history) + 1
     outcome = cli(*many, "--rounds", rounds, "--resume")
