@@ -67,8 +67,9 @@ class PartitionStatistics:
             ("clients per class", self.clients_per_class, "d"),
             ("label entropy, bits", self.label_entropy, ".2f"),
         ]
+        clients = f"{self.num_clients:,} client{'s' * (self.num_clients != 1)}"
         lines = [
-            f"{self.num_examples:,} examples, {self.num_classes:,} classes, {self.num_clients:,} clients",
+            f"{self.num_examples:,} examples, {self.num_classes:,} classes, {clients}",
             f"{'':<20}{'min':>9}{'median':>9}{'mean':>9}{'max':>9}",
         ]
         for name, values, form in rows:
