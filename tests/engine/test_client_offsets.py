@@ -88,7 +88,8 @@ def test_on_several_devices(rows, expected):
 def test_examples_with_numbers_of_any_size(expected):
     features, labels, clients = examples()
     large = clients.astype(np.int64) * 10**12 + 7
-    for numbers in (clients, large):
+    largest = np.where(clients == CLIENTS - 1, 2**31 - 1, clients)
+    for numbers in (clients, large, largest):
         head = covfree.fit(METHOD, features, labels, numbers, num_classes=CLASSES)
         assert_heads_close(head, expected, TOLERANCE)
 

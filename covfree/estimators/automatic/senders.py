@@ -146,17 +146,16 @@ def numbered(rows: Rows, axis_name: Any = None, *, few: bool = False) -> Rows:
     if rows.client is None:
         return rows
     client = row_clients(rows)
-    none = jnp.iinfo(client.dtype).max
     count, label = jnp.asarray(rows.count), jnp.asarray(rows.label)
     sent = (client >= 0) & (count > 0) & (label >= 0)
     if few:
         return replace(rows, client=jnp.where(sent, client, -1))
-    senders = jnp.where(sent, client, none)
+    senders = jnp.where(sent, client, -1)
     if axis_name is not None:
         senders = jax.lax.all_gather(senders, axis_name, tiled=True)
     place = jnp.arange(senders.shape[0])
     ordered, origin = jax.lax.sort((senders, place), num_keys=1)
-    first = (ordered < none) & jnp.append(True, ordered[1:] != ordered[:-1])[: len(place)]
+    first = (ordered >= 0) & jnp.append(True, ordered[1:] != ordered[:-1])[: len(place)]
     rank = jnp.maximum(jnp.cumsum(first, dtype=jnp.int32) - 1, 0)
     numbers = rank = jnp.zeros_like(rank).at[origin].set(rank, unique_indices=True)
     if not isinstance(len(place), int) or len(place) > SAMPLE:
