@@ -32,17 +32,26 @@ _CANCELLED, _GROWTH = 16.0, 0.5
 
 
 def deviations(
-    values: Float[Array, "*items dim"], mean: Float[Array, "*items dim"]
+    values: Float[Array, "*items dim"],
+    mean: Float[Array, "*means dim"],
+    group: Integer[Array, " items"] | None = None,
 ) -> Float[Array, "*items dim"]:
     """Subtract the mean from ``values``; differences so small that they may be rounding errors become 0.
 
     The mean must come from `weighted_means` or `Moments`. If all values are equal, all deviations are then 0.
-    Otherwise a shrinkage rule that ignores scale would take rounding errors for variance.
+    Otherwise a shrinkage rule that ignores scale would take rounding errors for variance. With ``group``, the
+    row of ``mean`` to subtract from each value (past the last for padding), small deviations among larger
+    ones of their group and feature are kept: values far from zero would lose variance without them.
     """
-    centred = values - mean
+    centre = mean if group is None else mean.at[group].get(mode="fill", fill_value=0)
+    centred = values - centre
     noise = _ROUNDING * jnp.finfo(centred.dtype).eps * jnp.abs(mean)
     # A comparison with NaN is False, so NaN is kept.
-    return jnp.where(jnp.abs(centred) <= noise, 0, centred)
+    size = jnp.abs(jax.lax.stop_gradient(centred))
+    if group is None:
+        return jnp.where(size <= noise, 0, centred)
+    equal = jax.ops.segment_max(size, group, mean.shape[0]) <= noise
+    return jnp.where(equal.at[group].get(mode="fill", fill_value=True), 0, centred)
 
 
 def settled(

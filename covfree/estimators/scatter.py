@@ -106,9 +106,9 @@ def centred_rows(
     centres = moments.mean if centres is None else centres
     valid = valid_rows(rows, class_weight.shape[0])
     label = jnp.where(valid, row_labels(rows), 0)
-    mean, centre = row_means(rows, valid), jnp.where(valid[:, None], centres[label], 0)
+    mean = row_means(rows, valid)
     # Centre before squaring: E[xxᵀ] − μμᵀ would lose digits if the mean is large against the spread.
-    centred = deviations(mean, centre)
+    centred = deviations(mean, centres, jnp.where(valid, label, centres.shape[0]))
     weight = class_weight[label] * row_counts(rows, valid).astype(mean.dtype)
     # The inner `where` keeps the derivative of the root finite at 0.
     scale = jnp.where(weight > 0, jnp.sqrt(jnp.where(weight > 0, weight, 1)), 0)
