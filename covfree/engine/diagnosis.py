@@ -20,7 +20,7 @@ from covfree.core.types import Rows
 from covfree.engine.batch import accumulate
 from covfree.estimators import first_moments
 from covfree.estimators.shift import ShiftTest, shift_test
-from covfree.estimators.shrinkage import mean_variance, trace_and_square
+from covfree.estimators.shrinkage import in_scale, mean_variance, trace_and_square
 from covfree.methods import Method, fedcof
 from covfree.methods.fedcof_like import with_inner
 from covfree.methods.method import check_method
@@ -160,7 +160,7 @@ def _effective_rank(covariance: Scatter, degrees: Float[Array, ""]) -> Float[Arr
     tr Σ̂² = (1 + 1/ν) tr Σ² + (tr Σ)²/ν and (tr Σ̂)² = (tr Σ)² + 2 tr Σ²/ν. These two equations are solved
     for tr Σ² and (tr Σ)², with the values of Σ̂ in place of the averages.
     """
-    trace, square = trace_and_square(covariance)
+    trace, square = trace_and_square(in_scale(covariance)[0])
     trace, degrees, dim = jnp.square(trace), jnp.maximum(degrees, 1), covariance.dim
     square = (square - trace / degrees) / (1 + 1 / degrees - 2 / jnp.square(degrees))
     trace = trace - 2 * square / degrees

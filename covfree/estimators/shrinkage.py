@@ -169,7 +169,7 @@ _SCALES = (2.0**60, 1.0, 2.0**-60)
 _CAPS = (2.0**50, 2.0**50, math.inf)
 
 
-def _in_scale(covariance: Scatter) -> tuple[Scatter, jax.Array]:
+def in_scale(covariance: Scatter) -> tuple[Scatter, jax.Array]:
     """Scale Σ̂ such that squares neither overflow nor vanish; return it, and the index in `_SCALES`."""
     trace = covariance.dim * mean_variance(covariance)
     which = (trace > 2.0**-30).astype(jnp.int32) + (trace > 2.0**30).astype(jnp.int32)
@@ -178,7 +178,7 @@ def _in_scale(covariance: Scatter) -> tuple[Scatter, jax.Array]:
 
 def _oas(strength, covariance, moments, freedom, statistics):
     dim, degrees = covariance.dim, freedom.effective
-    scaled, _ = _in_scale(covariance)
+    scaled, _ = in_scale(covariance)
     # Divide both terms by d², as scikit-learn does, so that they are of order one.
     square = trace_and_square(scaled)[1] / dim**2
     mean_square = jnp.square(mean_variance(scaled))
@@ -240,7 +240,7 @@ def check_loading(shrinkage: Shrinkage) -> None:
 def _fourth_moment(factor, rows, moments, class_weight):
     """Compute what `ledoit_wolf` needs besides Σ̂: Σ_r (s ‖y_r‖²)², with y_r the rows of ``factor``.
 
-    There is one sum for each s in `_SCALES`, as `_in_scale` chooses s by the trace of Σ̂, which is known only
+    There is one sum for each s in `_SCALES`, as `in_scale` chooses s by the trace of Σ̂, which is known only
     after all rows.
     """
     length = jnp.sum(jnp.square(factor), axis=1)
@@ -251,7 +251,7 @@ def _fourth_moment(factor, rows, moments, class_weight):
 
 def _ledoit_wolf(strength, covariance, moments, freedom, statistics):
     dim, degrees = covariance.dim, freedom.effective
-    scaled, which = _in_scale(covariance)
+    scaled, which = in_scale(covariance)
     square = trace_and_square(scaled)[1]
     # As z_r = √ν y_r (see `ledoit_wolf`), the first term of ρ's numerator, Σ_r ‖z_r‖⁴/ν², is Σ_r ‖y_r‖⁴.
     # ``statistics`` holds this sum in several scales.

@@ -197,6 +197,17 @@ def test_a_share_of_the_shift_is_told():
     np.testing.assert_allclose(found.shift.relative_shift, trace / 5 - 1, rtol=0.15)
 
 
+def test_a_scale_changes_no_rank():
+    rows = gaussian_rows(1, 15, 2, np.diag([3.0, 2.0, 1.0, 1.0, 0.5]))[0]
+    expected = covfree.diagnose(rows, num_classes=2, method=FIXED)
+    assert 1.5 < expected.effective_rank < 4
+    for scale in (2.0**34, 2.0**-34):
+        scaled = dataclasses.replace(rows, mean=scale * rows.mean)
+        found = covfree.diagnose(scaled, num_classes=2, method=FIXED)
+        FLOAT32.assert_close(found.effective_rank, expected.effective_rank)
+        FLOAT32.assert_close(found.error, expected.error)
+
+
 def test_features_far_from_zero():
     rows = gaussian_rows(1, 15, 2, np.eye(5), seed=3)[0]
     run = partial(covfree.diagnose, num_classes=2, method=FIXED)

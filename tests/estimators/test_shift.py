@@ -214,6 +214,9 @@ def test_too_little_to_tell():
 
 def test_a_scale_changes_nothing():
     rows = padded()
-    scaled = replace(rows, mean=1e-3 * rows.mean)
-    FLOAT32.assert_close(compiled(scaled, CLASSES).statistic, compiled(rows, CLASSES).statistic)
-    assert compiled(rows, CLASSES).p_value < 0.05
+    expected = compiled(rows, CLASSES)
+    for scale in (1e-3, 2.0**34, 2.0**-34):
+        found = compiled(replace(rows, mean=scale * rows.mean), CLASSES)
+        FLOAT32.assert_close(found.statistic, expected.statistic)
+        FLOAT32.assert_close(found.relative_shift, expected.relative_shift)
+    assert expected.p_value < 0.05
