@@ -62,9 +62,10 @@ def ridge_head(
     counts, corner = moments.count.astype(sums.dtype), moments.num_examples + system.shift
     weight, offset = _with_offset(factors, sums, sums.sum(1), counts, corner)
     if unit:
-        largest = jnp.sqrt(jnp.square(weight).sum(0))
-        offset = offset / jnp.where(largest > 0, largest, 1)
-        weight = unit_columns(weight)
+        scaled = unit_columns(weight)
+        # ‖w‖ = wᵀ(w/‖w‖), without squares, which may vanish.
+        norm = (weight * scaled).sum(0)
+        weight, offset = scaled, offset / jnp.where(norm > 0, norm, 1)
     return head_for_present(weight, offset, moments.present)
 
 

@@ -245,6 +245,18 @@ def test_columns_have_unit_norm_at_any_scale(scale):
     np.testing.assert_allclose(weight, [[0.6, 0.0], [0.8, 0.0]], rtol=1e-6)
 
 
+def test_a_bias_is_divided_by_the_norm_at_any_scale():
+    rng = np.random.default_rng(6)
+    labels = rng.integers(0, 3, 40)
+    features = (1e18 * (rng.normal(size=(40, 3)) + np.eye(3)[labels])).astype(np.float32)
+    rows = covfree.Rows.from_examples(jnp.asarray(features), jnp.asarray(labels))
+    head = covfree.ridge_head(Scatter.from_factor(rows.mean), covfree.first_moments(rows, 3), bias=True)
+    longer = np.c_[features / 1e18, np.ones(40)].astype(np.float64)
+    solved = np.linalg.solve(longer.T @ longer, longer.T @ np.eye(3)[labels])
+    norm = np.linalg.norm(solved[:-1], axis=0)
+    assert_heads_close(head, (solved[:-1] / norm, 1e18 * solved[-1] / norm), 1e-4)
+
+
 @pytest.mark.parametrize("dim", [1, 3])
 def test_one_class(dim):
     moments = covfree.Moments(jnp.array([4]), jnp.array([2]), 4 * jnp.ones((1, dim)))
