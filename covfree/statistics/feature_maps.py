@@ -191,6 +191,9 @@ def relu_features(num_features: int, *, seed: int = 0) -> ReluFeatures:
 
 def to_norm_one(features: Float[Array, "*batch dim"]) -> Float[Array, "*batch dim"]:
     """Scale each feature vector to norm 1; 0 stays 0."""
+    # Divide by the largest entry first, so that squares neither overflow nor vanish.
+    largest = jax.lax.stop_gradient(jnp.abs(features).max(-1, keepdims=True, initial=0))
+    features = features / jnp.where(largest > 0, largest, 1)
     square = jnp.square(features).sum(-1, keepdims=True)
     return features / jnp.sqrt(jnp.where(square > 0, square, 1))
 

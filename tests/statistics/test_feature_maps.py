@@ -120,8 +120,10 @@ def test_features_of_norm_one_forget_their_scale():
     feature_map = fourier_features(32, sigma=0.8)
     expected = fourier_features(32, sigma=0.8, unit=False)(unit)
     np.testing.assert_allclose(feature_map(points), expected, atol=1e-5)
-    np.testing.assert_allclose(feature_map(100 * points), expected, atol=1e-5)
+    for scale in (100, 1e-21, 1e20):
+        np.testing.assert_allclose(feature_map(scale * points), expected, atol=1e-5)
     assert np.isfinite(feature_map(jnp.zeros((1, 3)))).all()
+    assert np.isfinite(jax.grad(lambda x: feature_map(x).sum())(jnp.zeros((1, 3)))).all()
 
 
 def test_maps_are_pytrees_of_functions():
