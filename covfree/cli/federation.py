@@ -81,7 +81,7 @@ def key_command(
     public = public_key(load_key(out)) if there else new_key(out)
     write(beside, f"{public}\n".encode())
     drawn = "" if there else f"{out}, which you must keep secret, and "
-    say(f"wrote {drawn}the public key {beside}")
+    say(f"wrote {drawn}the public key {beside}" + f", from the private key in {out}" * there)
 
 
 @app.command("new")

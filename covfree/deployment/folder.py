@@ -22,6 +22,8 @@ from covfree.protocol.files import open_regular, shown
 
 Say = Callable[[str], None]
 _DESCRIPTION = "federation.json"
+# The most characters of a reason that the round's message carries.
+_MOST_REASON = 500
 # What a federation leaves in the shared folder beside its description, see `Folder`.
 _MESSAGES = ("asks", "answers", f"round{SUFFIX}", f"end{SUFFIX}", f"stop{SUFFIX}")
 
@@ -223,7 +225,9 @@ def _serve(
                     _take(server, folder, path, say)
                 new = _new(folder.answers(turn), seen)
                 for path in new:
-                    aside[path.stem] = _take(server, folder, path, say)
+                    reason = _take(server, folder, path, say)
+                    if path.stem in sites:
+                        aside[path.stem] = reason[:_MOST_REASON]
                 if new:
                     folder.put(folder.round, server.standing(aside))
                 if not server.missing or server.is_over:

@@ -61,25 +61,28 @@ class CheckpointFolder:
     """A folder in which a run saves its progress, and which only one run at a time may open.
 
     Args:
-        folder: the folder; it is made if needed, and locked until `close`.
+        folder: the folder; it is made if needed, and locked until `close`. What else is in it stays.
+        kind: what is saved, in words, such as "a run of rounds".
 
     Raises:
         ValueError: if another run has opened the folder, or a file has its name.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, kind: str) -> None:
         self._ocp = optional("orbax.checkpoint", "rounds")
         # Silence orbax, which logs a warning for each file.
         logging.getLogger("absl").setLevel(logging.ERROR)
         if folder.exists() and not folder.is_dir():
             raise ValueError(f"checkpoint: expected a folder, but {folder} is a file")
-        folder.mkdir(parents=True, exist_ok=True)
-        self.folder, self._lock = folder, (folder / "lock").open("ab")
+        # Folders of orbax have numbers as names: keep them apart from a user's.
+        self.folder, self._kind, self._saved = folder, kind, folder / "saved"
+        self._saved.mkdir(parents=True, exist_ok=True)
+        self._lock = (self._saved / "lock").open("ab")
         if not lock(self._lock):
             self._lock.close()
             raise ValueError(f"checkpoint: expected a folder of no other run, but one writes to {folder} now")
         options = self._ocp.CheckpointManagerOptions(max_to_keep=1, enable_async_checkpointing=False)
-        self._manager = self._ocp.CheckpointManager(folder.resolve(), options=options)
+        self._manager = self._ocp.CheckpointManager(self._saved.resolve(), options=options)
 
     def save(self, step: int, tree: Any, about: Mapping[str, Any], identity: Mapping[str, Mark]) -> None:
         """Save the arrays in ``tree`` in place of those saved before, as a whole or not at all.
@@ -96,7 +99,7 @@ class CheckpointFolder:
         empty = {name: leaf for name, leaf in leaves.items() if np.size(leaf) == 0}
         shapes = {name: [list(leaf.shape), str(leaf.dtype)] for name, leaf in empty.items()}
         kept = {name: leaf for name, leaf in leaves.items() if name not in empty} or {"none": np.zeros(1)}
-        about = {**about, "identity": dict(identity), "empty": shapes}
+        about = {**about, "kind": self._kind, "identity": dict(identity), "empty": shapes}
         self._manager.save(
             step, args=args.Composite(arrays=args.StandardSave(kept), about=args.JsonSave(about))
         )
@@ -118,10 +121,13 @@ class CheckpointFolder:
         try:
             about = self._manager.restore(step, args=args.Composite(about=args.JsonRestore()))["about"]
             theirs = {name: Mark(*mark) for name, mark in about["identity"].items()}
+            kind = about["kind"]
         except (KeyError, ValueError, TypeError, OSError) as error:
             raise ValueError(
-                f"checkpoint: expected the saved state of a run, which {self.folder / str(step)} is not"
+                f"checkpoint: expected the saved state of a run, which {self._saved / str(step)} is not"
             ) from error
+        if kind != self._kind:
+            raise ValueError(f"checkpoint: expected {self._kind}, {self.folder} holds {kind}")
         self._check(theirs, identity(about))
         arrays = self._manager.restore(step, args=args.Composite(arrays=args.StandardRestore()))["arrays"]
         arrays.pop("none", None)
@@ -148,12 +154,13 @@ class CheckpointFolder:
         for step in self._manager.all_steps():
             self._manager.delete(step)
 
-    def close(self, *, remove_empty: bool = False) -> None:
-        """Unlock the folder; with ``remove_empty``, remove it if nothing is in it."""
+    def close(self) -> None:
+        """Unlock the folder; if nothing is saved, remove what was made of it."""
         nothing = self._manager.latest_step() is None
         self._manager.close()
-        if remove_empty and nothing:
-            (self.folder / "lock").unlink(missing_ok=True)
+        if nothing:
+            (self._saved / "lock").unlink(missing_ok=True)
             with suppress(OSError):
+                self._saved.rmdir()
                 self.folder.rmdir()
         self._lock.close()

@@ -105,7 +105,11 @@ def over_stream(
     error the checkpoint stays.
     """
     parts = _cut(method, stream, num_classes)
-    folder = None if stream.checkpoint is None else CheckpointFolder(Path(stream.checkpoint))
+    folder = (
+        None
+        if stream.checkpoint is None
+        else CheckpointFolder(Path(stream.checkpoint), "a run over a Stream")
+    )
     try:
         while True:
             try:
@@ -123,7 +127,7 @@ def over_stream(
         return result
     finally:
         if folder is not None:
-            folder.close(remove_empty=True)
+            folder.close()
 
 
 @dataclass
@@ -232,14 +236,15 @@ def _identity(
         return re.sub(r" at 0x[0-9a-f]+", "", repr(value))
 
     numbers, structure = jax.tree.flatten(method.params)
-    uploads = ", ".join(f"{leaf.dtype}{list(leaf.shape)}" for form in forms for leaf in form.upload.leaves)
+    uploads = (f"{leaf.dtype}{list(leaf.shape)}".encode() for form in forms for leaf in form.upload.leaves)
     return {
         "method": Mark(method.name),
         "the method's numbers": Mark("", digest(np.asarray(leaf) for leaf in numbers)),
         "the method's parts": Mark("", described((method.rounds, structure))),
         "num_classes": Mark(str(num_classes)),
         "part_rows": Mark(str(part_rows)),
-        "totals": Mark(uploads),
+        "float64 enabled": Mark(str(jax.config.jax_enable_x64)),
+        "totals": Mark("", digest(np.frombuffer(upload, np.uint8) for upload in uploads)),
         **parts.identity(),
     }
 

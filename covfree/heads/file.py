@@ -112,8 +112,8 @@ def save_head(
     Raises:
         TypeError: if the head is no pytree of arrays or cannot be called, or ``dim`` is no integer.
         ValueError: if the head or its map is not finite (without x64: in float32); if the map does not fit
-            the head, or has an array where it needs a number; if there is not one class name for each class;
-            if ``dim`` is missing or does not fit; or if ``path`` has another ending.
+            the head, is before another, or has an array where it needs a number; if there is not one class
+            name for each class; if ``dim`` is missing or does not fit; or if ``path`` has another ending.
 
     >>> import tempfile, jax.numpy as jnp
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -123,6 +123,8 @@ def save_head(
     'dog'
     """
     head = taken(head)
+    if isinstance(head, MappedHead) and isinstance(head.head, MappedHead):
+        raise ValueError("head: expected one map of features at most, got a map before another")
     inner, term = _without_term(head.head if isinstance(head, MappedHead) else head)
     kind = next((name for name, make in _HEADS.items() if isinstance(inner, make)), _OWN)
     if Path(path).suffix not in (".npz", _SAFETENSORS):

@@ -20,7 +20,7 @@ from covfree.estimators.automatic import as_matrix_shrinkage
 from covfree.estimators.shrinkage import Shrinkage
 from covfree.heads.composed import MappedHead
 from covfree.heads.temperature import with_temperature
-from covfree.methods.rounds import Round, bound
+from covfree.methods.rounds import Round, bound, option
 from covfree.methods.summary import Summary
 from covfree.statistics.feature_maps import FeatureMap
 from covfree.statistics.transforms import Transform
@@ -238,7 +238,7 @@ class Method(Generic[H]):
 
         Raises:
             TypeError: if it is no map of features, or no pytree of arrays and numbers.
-            ValueError: if the method has a map already.
+            ValueError: if the method has a map already, or `covfree.select` made it.
 
         >>> import covfree
         >>> method = covfree.fedcof().with_feature_map(covfree.relu_features(500))
@@ -247,6 +247,13 @@ class Method(Generic[H]):
             raise TypeError(
                 f"feature_map: expected a map such as covfree.relu_features(500), got {feature_map!r}; "
                 "jax.tree_util.register_dataclass makes a dataclass one"
+            )
+        if any(option(each.client, "maker") is not None for each in self.rounds):
+            # The last bits of a mapped feature depend on how many examples are mapped at once, and with them
+            # the hash that decides which examples `covfree.select` keeps aside.
+            raise ValueError(
+                f"feature_map: expected a method that select did not make, got {self.name!r}; apply the map "
+                "to the features first"
             )
         if self.feature_map is not None:
             raise ValueError(

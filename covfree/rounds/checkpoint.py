@@ -61,7 +61,7 @@ class RunFolder:
     """
 
     def __init__(self, folder: Path, identity: Callable[[int], Mapping[str, Mark]]) -> None:
-        self._saved, self._identity = CheckpointFolder(folder), identity
+        self._saved, self._identity = CheckpointFolder(folder, "a run of rounds"), identity
         self._lines = folder / "history.jsonl"
         self.close = self._saved.close
 

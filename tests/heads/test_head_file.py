@@ -250,6 +250,12 @@ def test_float64_stays_and_bfloat16_becomes_float32(tmp_path):
             ValueError,
             "head: expected a linear term for all classes of the classifier, got one that lacks some",
         ),
+        (
+            MappedHead(covfree.relu_features(DIM), deep()),
+            {"dim": DIM},
+            ValueError,
+            "head: expected one map of features at most, got a map before another",
+        ),
         (HEADS["linear"], {"class_names": ["a"]}, ValueError, r"class_names: expected 3 names.*\[1\]"),
         (replace(linear(), bias=jnp.ones(2)), {}, ValueError, r"head: expected a linear head .*bias.*\[2\]"),
         (replace(linear(), bias=jnp.full(3, jnp.nan)), {}, ValueError, r"head: bias: .* nan at \(0,\)"),

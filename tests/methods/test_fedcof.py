@@ -146,6 +146,8 @@ def test_another_map_is_another_head_and_there_is_one():
         ValueError, match="feature_map: expected a method without a map, got 'fedcof', which has"
     ):
         mapped.with_feature_map(covfree.relu_features(7))
+    with pytest.raises(ValueError, match="feature_map: expected a method that select did not make, got"):
+        covfree.select([covfree.fedcof(0.1), covfree.fedcof(1.0)]).with_feature_map(covfree.relu_features(7))
     with pytest.raises(TypeError, match=r"feature_map: expected a map such as .*, got <function"):
         covfree.fedcof().with_feature_map(lambda x: 2 * x)
     # It has all that a map needs, but is no pytree.

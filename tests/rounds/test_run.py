@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 
 from covfree import finetune
+from covfree.engine.checkpoint import CheckpointFolder
 from covfree.rounds import (
     Algorithm,
     Checkpoint,
@@ -400,7 +401,7 @@ run(adding(), *DATA, key=KEY, rounds=1000, participation=0.5, checkpoint=sys.arg
         seen = []
 
         def look(history):
-            seen.append([path.name for path in tmp_path.glob("[0-9]*")])
+            seen.append([path.name for path in tmp_path.glob("saved/[0-9]*")])
             return len(history) == 7
 
         options = {"key": KEY, "rounds": 9, "participation": 2}
@@ -408,7 +409,7 @@ run(adding(), *DATA, key=KEY, rounds=1000, participation=0.5, checkpoint=sys.arg
         stopped = run(adding(), *DATA, **options, **saved, stop=look)
         # Saved before it is asked whether to stop.
         assert seen == [[], [], ["3"], ["3"], ["3"], ["6"], ["6"]]
-        assert [path.name for path in tmp_path.glob("[0-9]*")] == ["7"]
+        assert [path.name for path in tmp_path.glob("saved/[0-9]*")] == ["7"]
         assert len(stopped.history) == 7
         resumed, whole = run(adding(), *DATA, **options, **saved), run(adding(), *DATA, **options)
         assert [record["round"] for record in resumed.history] == list(range(9))
@@ -423,6 +424,13 @@ run(adding(), *DATA, key=KEY, rounds=1000, participation=0.5, checkpoint=sys.arg
             return {}
 
         run(adding(), *DATA, key=KEY, rounds=1, checkpoint=tmp_path, evaluate=second)
+
+    def test_a_folder_of_a_stream_is_refused(self, tmp_path):
+        folder = CheckpointFolder(tmp_path, "a run over a Stream")
+        folder.save(1, [np.ones(2)], {}, {})
+        folder.close()
+        with pytest.raises(ValueError, match=r"checkpoint: expected a run of rounds, .* a run over a Stream"):
+            run(adding(), *DATA, key=KEY, rounds=1, checkpoint=tmp_path)
 
     def test_fewer_rounds_than_there_were_are_refused(self, tmp_path):
         run(adding(), *DATA, key=KEY, rounds=3, participation=0.5, checkpoint=tmp_path)
