@@ -243,7 +243,7 @@ def _identity(
         "the method's parts": Mark("", described((method.rounds, structure))),
         "num_classes": Mark(str(num_classes)),
         "part_rows": Mark(str(part_rows)),
-        "float64 enabled": Mark(str(jax.config.jax_enable_x64)),
+        "data type of floats": Mark(str(jax.dtypes.canonicalize_dtype(np.float64))),
         "totals": Mark("", digest(np.frombuffer(upload, np.uint8) for upload in uploads)),
         **parts.identity(),
     }
