@@ -7,7 +7,6 @@ from covfree.engine.batch import accumulate as accumulate
 from covfree.engine.batch import fit as fit
 from covfree.engine.batch import solve_message as solve_message
 from covfree.engine.batch import solve_rows as solve_rows
-from covfree.engine.batch import solve_totals as solve_totals
 from covfree.engine.certificate import Certificate as Certificate
 from covfree.engine.certificate import certify as certify
 from covfree.engine.diagnosis import Diagnosis as Diagnosis
@@ -16,4 +15,5 @@ from covfree.engine.evaluation import evaluate as evaluate
 from covfree.engine.examples import summarise as summarise
 from covfree.engine.generated import Generated as Generated
 from covfree.engine.sharded import shard_rows as shard_rows
+from covfree.engine.solving import solve_totals as solve_totals
 from covfree.engine.stream import Stream as Stream

@@ -13,15 +13,15 @@ from jax.sharding import Mesh
 
 from covfree.core.checks import check, check_integer, check_row_structure, num_classes_of
 from covfree.core.compiling import jit
-from covfree.core.doors import as_array, as_int32, finite
+from covfree.core.doors import as_array, as_int32
 from covfree.core.keys import check_key
 from covfree.core.padding import as_arrays, is_large
 from covfree.core.row_types import summable
-from covfree.core.types import H, LinearHead, Message, Moments, PRNGKey, Rows, is_traced
+from covfree.core.types import H, Message, PRNGKey, Rows, is_traced
 from covfree.engine.examples import examples_of, over_examples, over_rows, summarise
 from covfree.engine.generated import Generated, over_parts
 from covfree.engine.sharded import over_devices
-from covfree.engine.solving import head_of
+from covfree.engine.solving import solve_totals
 from covfree.engine.stream import Stream, over_stream
 from covfree.engine.totals import (
     AxisName,
@@ -31,7 +31,6 @@ from covfree.engine.totals import (
     in_memory,
     through,
 )
-from covfree.heads.composed import SelectedHead, taken
 from covfree.methods import Method
 from covfree.methods.method import check_method
 from covfree.methods.summary import Merge
@@ -39,64 +38,6 @@ from covfree.protocol.sites import leave_out
 
 # Rows in memory, made by a function, or read from files.
 Source: TypeAlias = Rows | Generated | Stream
-
-# If all class means are below this multiple of √(smallest normal number), squares of features underflow, and
-# an error is raised.
-_LEAST = 100
-# Class means are taken to differ if they do so by more than this share of the largest.
-_ROUNDING = 1e-5
-
-
-def solve_totals(method: Method[H], *totals: Any) -> H:
-    """Solve for the head from the totals of the method's rounds.
-
-    Args:
-        method: the method.
-        totals: the server's state after the last round, from `accumulate` or another function that sums.
-
-    Returns:
-        The method's head.
-
-    Raises:
-        ValueError: if the head is not finite; if it needs sums of squares, and these underflow or are 0, so
-            that its weights are the same for all classes (not checked if the totals are traced).
-    """
-    check_method(method)
-    head = head_of(method, totals)
-    chosen: Any = taken(head) if isinstance(head, SelectedHead) else head
-    _check_squares(totals, chosen)
-    return finite(chosen)
-
-
-def _check_squares(totals: tuple[Any, ...], head: Any) -> None:
-    """Raise a ValueError if squares of the features are all 0, so that the head knows nothing of the classes.
-
-    They are if they underflow; or if there is no shrinkage, and no class has two rows that differ. Totals
-    that contain class sums alone need no squares, and are not checked; nor are traced totals.
-    """
-    nodes = jax.tree.leaves(totals, is_leaf=lambda node: isinstance(node, Moments))
-    moments = next((node for node in nodes if isinstance(node, Moments)), None)
-    if moments is None or len(nodes) == 1 or is_traced(*jax.tree.leaves((totals, head))):
-        return
-    total, count = np.asarray(moments.total), np.asarray(moments.count)
-    largest = np.abs(total).max(initial=0)
-    if 0 < largest < _LEAST * np.sqrt(np.finfo(total.dtype).tiny) * count.max(initial=1):
-        raise ValueError(
-            f"features: expected numbers whose squares do not underflow in {total.dtype}, got sums over "
-            f"classes of at most {largest:.0e}; multiply all features by one number, the same at all clients"
-        )
-    present = np.flatnonzero(count > 0)
-    if not isinstance(head, LinearHead) or total.shape[1] < 2 or len(present) < 2:
-        return
-    alike = np.asarray(head.weight[:, present[:1]] == head.weight[:, present]).all()
-    means = total[present] / count[present, None]
-    # Means of equal features differ by rounding.
-    if alike and np.abs(means - means[0]).max() > _ROUNDING * np.abs(means).max():
-        raise ValueError(
-            "head: expected weights that differ between classes, got the same for all, as the covariance is "
-            "0. A covariance is seen only if a class has two rows, such as means at two clients; set "
-            "shrinkage to 'auto' or a number above 0 (a share such as '10%' of 0 is 0), or num_subsets to 2"
-        )
 
 
 def accumulate(

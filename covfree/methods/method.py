@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import re
-import zlib
 from collections.abc import Callable
-from dataclasses import dataclass, field, fields, is_dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Generic
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from covfree.core.checks import check_above_zero, check_choice
 from covfree.core.keys import derive
@@ -22,7 +20,7 @@ from covfree.heads.composed import MappedHead
 from covfree.heads.temperature import with_temperature
 from covfree.methods.rounds import Round, bound, option
 from covfree.methods.summary import Summary
-from covfree.statistics.feature_maps import FeatureMap
+from covfree.statistics.feature_maps import FeatureMap, described
 from covfree.statistics.transforms import Transform
 
 
@@ -143,16 +141,11 @@ class Method(Generic[H]):
     def sends(self) -> str:
         """Describe what clients send; methods with equal descriptions can use each other's messages.
 
-        The description names the rows or sums and the feature map, and has a checksum of the map's seeds,
-        scalars and settings. Of arrays only the shape enters, as devices may have rounded them differently.
+        The description names the rows or sums, and the feature map by its `described` text.
         """
         if self.feature_map is None:
             return self.summary.name
-        numbers = b"".join(map(_imprint, jax.tree.leaves(self.feature_map)))
-        # Add static fields (e.g. whether features are scaled to norm 1), which are not leaves.
-        numbers += "".join(_settings(self.feature_map)).encode()
-        kind = f"{type(self.feature_map).__name__} of {self.feature_map.num_features}"
-        return f"{self.summary.name} in {kind} ({zlib.crc32(numbers):08x})"
+        return f"{self.summary.name} in {described(self.feature_map)}"
 
     def check_sends(self, sends: str | None) -> None:
         """Raise a ValueError if ``sends``, a message's text on what it holds, differs from `Method.sends`.
@@ -290,31 +283,6 @@ def _is_held(part: Any) -> bool:
     except TypeError:
         return False
     return True
-
-
-def _settings(feature_map: Any) -> list[str]:
-    """Return a map's settings, static fields that are booleans, numbers or strings, as texts "name=value".
-
-    The number of features is left out, as the text of `sends` has it already.
-    """
-    if not is_dataclass(feature_map):
-        return []
-    static = [own.name for own in fields(feature_map) if own.metadata.get("static")]
-    held = {name: getattr(feature_map, name) for name in static if name != "num_features"}
-    return [f"{name}={value}" for name, value in held.items() if isinstance(value, bool | int | float | str)]
-
-
-def _imprint(leaf: Any) -> bytes:
-    """Return bytes that identify an array or number of a feature map, and are the same on all devices.
-
-    Of an array of floats only the shape is used, as devices round its numbers differently.
-    """
-    dtype, shape = jnp.result_type(leaf), jnp.shape(leaf)
-    if jnp.issubdtype(dtype, jax.dtypes.prng_key):
-        return np.asarray(jax.random.key_data(leaf)).tobytes()
-    if jnp.issubdtype(dtype, jnp.floating):
-        return f"{shape}".encode() if shape else np.float32(leaf).tobytes()
-    return np.asarray(leaf).astype(np.int64).tobytes()
 
 
 def _no_head(params: Any, system: Any, *totals: Any) -> Head:

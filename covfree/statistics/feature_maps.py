@@ -9,11 +9,13 @@ between versions of JAX or settings of its generators.)
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
-from typing import Protocol, runtime_checkable
+import zlib
+from dataclasses import dataclass, field, fields, is_dataclass
+from typing import Any, Protocol, runtime_checkable
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Float
 
 from covfree.core.checks import check_above_zero, check_positive, check_seed
@@ -205,3 +207,40 @@ def accurate(features: Float[AnyArray, "*batch dim"]) -> Float[Array, "*batch di
 
 def _directions(key: jax.Array, dim: int, num_features: int) -> Float[Array, "dim num_features"]:
     return jax.random.normal(derive(key, "directions"), (dim, num_features), jnp.float32)
+
+
+def described(feature_map: FeatureMap) -> str:
+    """Return a text that identifies a map: its type, number of features, and a checksum of its other numbers.
+
+    The checksum covers seeds, scalars and settings. Of arrays only the shape enters, as devices may have
+    rounded them differently.
+    """
+    numbers = b"".join(map(_imprint, jax.tree.leaves(feature_map)))
+    # Add static fields (e.g. whether features are scaled to norm 1), which are not leaves.
+    numbers += "".join(_settings(feature_map)).encode()
+    return f"{type(feature_map).__name__} of {feature_map.num_features} ({zlib.crc32(numbers):08x})"
+
+
+def _settings(feature_map: Any) -> list[str]:
+    """Return a map's settings, static fields that are booleans, numbers or strings, as texts "name=value".
+
+    The number of features is left out, as the text of `sends` has it already.
+    """
+    if not is_dataclass(feature_map):
+        return []
+    static = [own.name for own in fields(feature_map) if own.metadata.get("static")]
+    held = {name: getattr(feature_map, name) for name in static if name != "num_features"}
+    return [f"{name}={value}" for name, value in held.items() if isinstance(value, bool | int | float | str)]
+
+
+def _imprint(leaf: Any) -> bytes:
+    """Return bytes that identify an array or number of a feature map, and are the same on all devices.
+
+    Of an array of floats only the shape is used, as devices round its numbers differently.
+    """
+    dtype, shape = jnp.result_type(leaf), jnp.shape(leaf)
+    if jnp.issubdtype(dtype, jax.dtypes.prng_key):
+        return np.asarray(jax.random.key_data(leaf)).tobytes()
+    if jnp.issubdtype(dtype, jnp.floating):
+        return f"{shape}".encode() if shape else np.float32(leaf).tobytes()
+    return np.asarray(leaf).astype(np.int64).tobytes()
