@@ -43,11 +43,13 @@ def gram_head(params: object, system: Scatter, total: tuple[Any, ...], **options
 
 
 def gram_merge(params: object, message: Message, num_classes: int) -> tuple[tuple[Moments, Scatter]]:
-    """Compute class sums and the Gram matrix from ``message``, all clients' messages merged into one.
+    """Return the state that the round of `gram_phase` gives, from all clients' messages merged into one.
 
-    The result is the server's state, as after the round of `gram_phase`.
+    A server that has clients' messages, not their rows, calls it in place of the round. The state is a tuple
+    of one total: the pair of class sums and Gram matrix.
     """
     matrix = jnp.asarray(sent_matrix(message.matrix, "matrix"))
+    # A message has a row for each class mean, `gram_phase` gets one for each example: count examples as rows.
     moments = example_moments(message.rows, num_classes)
     # The server adds matrices up in float64; cast to the moments' type.
     return ((moments, Scatter.from_matrix(matrix.astype(moments.total.dtype))),)
@@ -78,9 +80,9 @@ def within_head(
 
 
 def _within_merge(ridge: Scalar, message: Message, num_classes: int) -> tuple[Moments, Scatter]:
-    """Return the class moments and the within-class scatter: the Gram matrix minus Σ_c N_c μ_c μ_cᵀ.
+    """Return the state of two rounds: the class moments, then the within-class scatter.
 
-    Class c has N_c examples with mean μ_c.
+    The scatter is the Gram matrix minus Σ_c N_c μ_c μ_cᵀ; class c has N_c examples with mean μ_c.
     """
     ((moments, gram),) = gram_merge(ridge, message, num_classes)
     return moments, Scatter.from_matrix(scatter_about(moments.mean, moments.count, gram.value))

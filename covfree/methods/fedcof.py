@@ -63,10 +63,10 @@ def fedcof(
     ``fedcof(shrinkage=1.0, head="ridge")``. Bytes up: 4·M·d for M client-class pairs and d features, as
     FedNCM's.
 
-    Heads other than ridge use the covariance Σ̂ = Ŵ / (Σ_c w_c (K_c − 1)). Ŵ is the `within_scatter` with
-    class weights w_c, and K_c is the number of means of class c. Σ̂ is unbiased if the classes share one
-    covariance, even if some classes have a single mean. (For N examples of C classes, Ŵ/(N − C) would then be
-    too small.)
+    Heads other than ridge use the covariance Σ̂ = Ŵ / (Σ_c w_c (K_c − 1)). Ŵ = Σ_c w_c S_c is the
+    `within_scatter`, with S_c the scatter of the K_c means of class c about their mean, and weights w_c. This
+    divisor makes Σ̂ unbiased if the classes share one covariance. N − C, for N examples of C classes, would
+    be too large a divisor if a class has a single mean, which shows no scatter.
 
     Args:
         shrinkage: a number γ adds γI to the covariance; with ``"10%"`` γ is 10 % of its mean variance;

@@ -31,7 +31,9 @@ _HEADS: dict[str, Callable[[Scatter, Moments], LinearHead]] = {
 
 
 class Spread(NamedTuple):
-    """The total of the second round: ``scatter`` + ``inner`` is the unshrunk covariance within classes.
+    """A client's terms of the second round, or their total.
+
+    In the total, ``scatter`` + ``inner`` is the covariance within classes before shrinkage.
 
     Attributes:
         scatter: the term from the means of the rows (class means, or single examples): a `Factor` from one
@@ -111,8 +113,9 @@ def gram_of(covariance: Scatter, first: Any, within: Within, gram: ScatterChoice
         gram: which terms to add: the argument ``scatter`` of `total_gram`.
     """
     moments = moments_of(first)
-    # As in the paper, take the scatter of the rows as it is: a class with a single row has none, and nothing
-    # makes up for it.
+    # The covariance times its degrees of freedom is Ŵ, to which a class with a single row adds nothing. The
+    # shift is multiplied by all N − C, as in the paper: γI is added to the covariance of each class, and
+    # N_c − 1 times these are summed.
     observed = covariance.unshifted.scaled(_degrees(within, first))
     return total_gram(observed.shifted(covariance.shift * moments.within_degrees), moments, scatter=gram)
 

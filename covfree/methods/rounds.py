@@ -73,7 +73,7 @@ class Round:
             of the method's summary, such as class means.
         head: whether a head can be made from the state after this round. It always can after the last.
         fixed: whether the clients' terms do not depend on any number in ``params``. `covfree.select` then
-            computes them once for methods that differ only in hyperparameters.
+            computes them once for methods that differ only in hyperparameters; without any, it always does.
     """
 
     client: Callable[[Any, Any, Rows, int], Any]
