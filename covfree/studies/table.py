@@ -186,8 +186,10 @@ def show(
             # Widen the console to the table, as rich would truncate its figures, even in pipes and files.
             console.size = ConsoleDimensions(max(_width(console, block), console.width), console.height)
             console.print(block)
-        if below:
-            console.print(Text(below, "dim"))
+        signs = ["*: the best of its column"] * bool(table.best)
+        signs += ["±: one standard deviation over seeds"] * ("±" in str(table.lines))
+        for text in filter(None, (f"{'; '.join(signs)}." * bool(signs), below)):
+            console.print(Text(text, "dim"))
 
 
 def _blocks(console: Any, table: Table) -> list[Any]:

@@ -244,6 +244,8 @@ def test_the_table(again, everything, monkeypatch):
     lines, below = [line for line in lines if "│" in line], [line for line in lines if "│" not in line]
     assert len(lines) == len(found)
     said = " ".join(below)
+    signs, _, said = said.partition(". ")
+    assert signs == "*: the best of its column; ±: one standard deviation over seeds"
     assert said.startswith("On the command line fedcof is FedCOF (LDA, automatic γ); ")
     assert "Fed3R" not in said  # which is called fed3r
     for line, record in zip(lines, found, strict=True):

@@ -93,7 +93,7 @@ def test_tables_in_every_format(compare, swept, tmp_path):
     assert [(float(r["alpha"]), r["method"]) for r in records] == [key(r) for r in swept["results"]]
     table = outputs["table"].out
     assert table.startswith("digits, 6 clients, inner_dirichlet, 2 seeds, test accuracy in %")
-    assert table.count("*") == 2
+    assert table.count("*") == 3  # and once below, where it is explained
     # A picture is of one federation.
     pictures = [f"accuracy_vs_alpha.{suffix}" for suffix in ("pdf", "png", "svg")]
     names = [*pictures, "results.json", "runs.jsonl", "settings.json"]
@@ -110,9 +110,10 @@ def test_a_wide_table_comes_in_blocks_that_fit(capsys, monkeypatch):
     ]
     best = frozenset({(0, 3), (1, 7)})
     show("table", "digits", Table(("method", *names), tuple(lines), best, broken=names), [], "")
-    title, *shown = capsys.readouterr().out.rstrip().splitlines()
+    title, *shown, signs = capsys.readouterr().out.rstrip().splitlines()
     assert title == "digits"
     assert max(map(len, shown)) <= 80
+    assert signs == "*: the best of its column; ±: one standard deviation over seeds."
     found = {}
     for block in "\n".join(shown).split("\n\n"):
         head, body = block.split("━\n")
@@ -152,7 +153,7 @@ def test_a_table_of_one_federation_fits_in_one_block(capsys, monkeypatch):
     show("table", "digits", made, [], "")
     _, *shown = capsys.readouterr().out.rstrip().splitlines()
     assert max(map(len, shown)) <= 80
-    first, second = ([cell.strip() for cell in each.split("│")] for each in shown[-2:])
+    first, second = ([cell.strip() for cell in each.split("│")] for each in shown[-3:-1])
     assert first[1:] == list(line[1:])
     assert f"{first[0]} {second[0]}" == line[0]
 
