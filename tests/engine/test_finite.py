@@ -75,6 +75,7 @@ def test_a_head_that_knows_nothing_is_an_error(shrinkage):
     ):
         covfree.fit(method, features, labels, clients)
     covfree.fit(method, features, labels, np.arange(6))
-    # Of equal features, or of one class, no head knows more.
+    # Of equal features, of one class, or of one example a class, no head knows more.
+    covfree.fit(method, features[:3], labels[:3], clients[:3])
     covfree.fit(method, np.ones_like(features), labels, clients)
     covfree.fit(method, features, np.zeros(6, int), clients)
