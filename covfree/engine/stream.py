@@ -236,7 +236,7 @@ def _identity(
         return re.sub(r" at 0x[0-9a-f]+", "", repr(value))
 
     numbers, structure = jax.tree.flatten(method.params)
-    uploads = (f"{leaf.dtype}{list(leaf.shape)}".encode() for form in forms for leaf in form.upload.leaves)
+    uploads = [f"{leaf.dtype}{list(leaf.shape)}" for form in forms for leaf in form.upload.leaves]
     return {
         "method": Mark(method.name),
         "the method's numbers": Mark("", digest(np.asarray(leaf) for leaf in numbers)),
@@ -244,7 +244,7 @@ def _identity(
         "num_classes": Mark(str(num_classes)),
         "part_rows": Mark(str(part_rows)),
         "data type of floats": Mark(str(jax.dtypes.canonicalize_dtype(np.float64))),
-        "totals": Mark("", digest(np.frombuffer(upload, np.uint8) for upload in uploads)),
+        "totals": Mark("", ", ".join(uploads)),
         **parts.identity(),
     }
 
