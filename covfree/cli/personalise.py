@@ -45,7 +45,7 @@ from covfree.studies.progress import Progress, say
 from covfree.studies.report import environment
 from covfree.studies.run_folder import RUNS, check_settings, make_folder, write_settings
 from covfree.studies.source import Source, law_of, source_of
-from covfree.studies.table import Table, TableCell, as_bytes, as_seconds, percent, show
+from covfree.studies.table import Table, TableCell, as_bytes, as_seconds, percent, plural, show
 from covfree.studies.task import Task, network_of
 
 _PAPER = Personalisation()
@@ -167,7 +167,7 @@ def personalise_command(
     runs = _runs(how, chosen, range(seeds), source, federation, test_share, folder)
     law, counted = law_of(source.outline, federation), f"{seeds} seed{'s' if seeds > 1 else ''}"
     if source.outline.clients is None:
-        law = f"{federation.clients} client{'s' * (federation.clients > 1)}, {law}"
+        law = f"{federation.clients} {plural('client', federation.clients)}, {law}"
     title = f"{source.outline.name}, {law}, {counted}: accuracy of each client on its own test examples"
     records = [_record(name, [run for run in runs if run["method"] == name]) for name in chosen]
     content = {"settings": settings, "environment": environment(), "results": records, "runs": runs}

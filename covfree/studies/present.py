@@ -19,7 +19,7 @@ from covfree.studies.progress import say
 from covfree.studies.result import Result, Run, accuracy_table, place_names, summarise
 from covfree.studies.source import on_no_client
 from covfree.studies.study import Study
-from covfree.studies.table import Format, show
+from covfree.studies.table import Format, plural, show
 from covfree.studies.variants import Variant
 
 
@@ -152,12 +152,12 @@ def _title(study: Study, results: Sequence[Result]) -> str:
     seeds = f"{number} seed{'s' if number > 1 else ''}"
     if not _is_several(study):
         (data,), (place,) = _loaded(study).values(), study.federations
-        spread = f"{place.clients} client{'s' * (place.clients > 1)}, {place.partition}"
+        spread = f"{place.clients} {plural('client', place.clients)}, {place.partition}"
         if place.partition != "iid":
             spread += f" {place.alpha:g}"
         if data.clients is not None:
             held = int(data.clients.max()) + 1
-            spread = f"{held} client{'s' * (held > 1)} of its own"
+            spread = f"{held} {plural('client', held)} of its own"
         sizes = f"{len(data.train_labels)} train, {len(data.test_labels)} test"
         lost = on_no_client([run.left_out for result in results for run in result.runs])
         return ", ".join([f"{data.name}: {sizes}, {spread}, {seeds}", *lost])
@@ -170,7 +170,7 @@ def _title(study: Study, results: Sequence[Result]) -> str:
         words.append(f"clients of its own in {' and '.join(own)}")
     if len(own) == len(study.datasets):
         clients = partitions = alphas = set[Any]()
-    words += [f"{number} client{'s' * (number > 1)}" for number in clients if len(clients) == 1]
+    words += [f"{number} {plural('client', number)}" for number in clients if len(clients) == 1]
     words += [partition for partition in partitions if len(partitions) == 1]
     words += [f"alpha {alpha:g}" for alpha in alphas if len(alphas) == 1 and partitions != {"iid"}]
     words += [seeds, "test accuracy in %"]

@@ -14,7 +14,7 @@ from covfree.core.atomic import JsonLines
 from covfree.engine.bytes import SentBytes
 from covfree.studies.federation import Federation, LeftOut
 from covfree.studies.predictions import Predictions
-from covfree.studies.table import Table, TableCell, percent
+from covfree.studies.table import Table, TableCell, percent, plural
 
 # A line of a training's history: round, accuracy, bytes and seconds.
 Record = dict[str, Any]
@@ -166,7 +166,7 @@ def place_names(places: Sequence[tuple[str, Federation | None]]) -> tuple[str, .
         if federation is not None:
             words += [federation.partition] if len(partitions) > 1 else []
             count = federation.clients
-            words += [f"{count} client{'s' * (count > 1)}"] if len(clients) > 1 else []
+            words += [f"{count} {plural('client', count)}"] if len(clients) > 1 else []
             words += (
                 [f"alpha {federation.alpha:g}"] if len(alphas) > 1 and federation.partition != "iid" else []
             )
@@ -178,7 +178,7 @@ def place_names(places: Sequence[tuple[str, Federation | None]]) -> tuple[str, .
 def accuracy_cell(result: Result, seeds: int) -> TableCell:
     """Format an accuracy, mean ± deviation in percent; add the number of seeds if it is below ``seeds``."""
     number = len(result.runs)
-    of = f" ({number} seed{'s' * (number > 1)})" if number < seeds else ""
+    of = f" ({number} {plural('seed', number)})" if number < seeds else ""
     return TableCell(percent(*result.accuracy) + of, result.accuracy[0])
 
 

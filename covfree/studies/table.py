@@ -255,6 +255,11 @@ def as_csv(records: Sequence[dict[str, Any]]) -> str:
     return text.getvalue().rstrip("\n")
 
 
+def plural(name: str, count: int) -> str:
+    """Return a noun for ``count`` things: "client" for one, "clients" for several."""
+    return name if count == 1 else f"{name}es" if name.endswith("s") else f"{name}s"
+
+
 def as_bytes(number: int | float) -> str:
     """Format bytes in the largest unit that gives at least 1."""
     return _with_unit(number, ("B", "kB", "MB", "GB"))

@@ -7,6 +7,7 @@ import numpy as np
 
 from covfree.data.partitions.partition_statistics import PartitionStatistics
 from covfree.studies.plots import style as figures
+from covfree.studies.table import plural
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -125,18 +126,14 @@ def _heading(statistics: PartitionStatistics, shown: str) -> list[str]:
     """
     held = statistics.num_examples - statistics.num_unassigned
     clients = statistics.num_clients
-    lines = [f"{held:,} examples on {clients:,} {_plural('client', clients)} ({shown})"]
+    lines = [f"{held:,} examples on {clients:,} {plural('client', clients)} ({shown})"]
     absent = int((statistics.clients_per_class == 0).sum())
     kinds = ((statistics.num_unassigned, "example"), (absent, "class"))
-    nowhere = [f"{count:,} {_plural(name, count)}" for count, name in kinds if count]
+    nowhere = [f"{count:,} {plural(name, count)}" for count, name in kinds if count]
     left_out = [f"on no client: {' and '.join(nowhere)}"] if nowhere else []
     if empty := statistics.num_empty_clients:
-        left_out.append(f"without examples: {empty:,} {_plural('client', empty)}")
+        left_out.append(f"without examples: {empty:,} {plural('client', empty)}")
     return lines + (["; ".join(left_out)] if left_out else [])
-
-
-def _plural(name: str, count: int) -> str:
-    return name if count == 1 else f"{name}es" if name.endswith("s") else f"{name}s"
 
 
 def _draw_histogram(figure: "Figure", axes: "Axes", values: np.ndarray, quantity: str, of: str) -> None:
