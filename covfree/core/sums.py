@@ -46,12 +46,24 @@ def deviations(
     centre = mean if group is None else mean.at[group].get(mode="fill", fill_value=0)
     centred = values - centre
     noise = _ROUNDING * jnp.finfo(centred.dtype).eps * jnp.abs(mean)
-    # A comparison with NaN is False, so NaN is kept.
     size = jnp.abs(jax.lax.stop_gradient(centred))
+    # A comparison with NaN is False, so NaN is kept.
     if group is None:
         return jnp.where(size <= noise, 0, centred)
-    equal = jax.ops.segment_max(size, group, mean.shape[0]) <= noise
-    return jnp.where(equal.at[group].get(mode="fill", fill_value=True), 0, centred)
+
+    def settle(centred: jax.Array) -> jax.Array:
+        equal = jax.ops.segment_max(size, group, num_groups) <= noise
+        return jnp.where(equal.at[group].get(mode="fill", fill_value=True), 0, centred)
+
+    # That maximum takes longer than the rest. So first look at two values of each group: if the deviation of
+    # one exceeds the noise, the group's values differ; if it has no other value, its deviation is 0 already.
+    num_groups, index = mean.shape[0], jnp.arange(values.shape[0], dtype=jnp.int32)
+    first = jax.ops.segment_min(index, group, num_groups)
+    last = jax.ops.segment_max(index, group, num_groups)
+    ends = [size.at[row].get(mode="fill", fill_value=jnp.inf) for row in (first, last)]
+    both = jnp.maximum(*ends)
+    rounded = (noise > 0) & (both <= noise) & ((first < last)[:, None] | (both > 0))
+    return jax.lax.cond(rounded.any(), settle, lambda centred: centred, centred)
 
 
 def settled(

@@ -149,3 +149,22 @@ def test_gradients_far_from_zero_are_those_of_float64():
     mean, step = np.asarray(rows.mean, np.float64), 1e-2
     ends = [np.trace(exact_covariance(mean + s * direction, rows.count, label)) for s in (step, -step)]
     np.testing.assert_allclose((slope * direction).sum(), (ends[0] - ends[1]) / (2 * step), rtol=2e-3)
+
+
+def test_deviations_become_zero_only_where_a_whole_group_is_within_rounding():
+    """As the rule says, with groups whose ends are near the mean and whose middle is not, and by `vmap`."""
+    eps = np.finfo(np.float32).eps
+    group = np.array([0, 0, 0, 1, 1, 2, 3, 3, 3, 4, 9])  # the last is padding, group 4 part of a group
+    off = np.array([1, 1, 1, 1, -1, 0, 1, 4000, 1, 1, 1], np.float32) * eps
+    values = (1 + off)[:, None] * np.array([1, -1000, 0], np.float32)
+    mean = np.ones((6, 1), np.float32) * np.array([1, -1000, 0], np.float32)
+    seen = np.asarray(sums.deviations(jnp.asarray(values), jnp.asarray(mean), jnp.asarray(group)))
+    rough = values[:-1] - mean[group[:-1]]
+    assert (rough[:, :2] != 0).sum() > 15
+    zero = np.isin(group[:-1], [0, 1, 2, 4])
+    np.testing.assert_array_equal(seen[:-1], np.where(zero[:, None], 0, rough))
+    both = jax.vmap(sums.deviations)(
+        jnp.stack([values, values + mean[0]]), jnp.stack([mean, mean]), jnp.stack([group, group])
+    )
+    np.testing.assert_array_equal(both[0], seen)
+    np.testing.assert_array_equal(both[1, :-1], (values + mean[0])[:-1] - mean[group[:-1]])
