@@ -35,7 +35,7 @@ from covfree.heads import metrics
 from covfree.heads.file import SavedHead
 from covfree.methods import registry
 from covfree.studies.federation import left_out
-from covfree.studies.known import alternatives
+from covfree.studies.known import alternatives, sees_no_covariance
 from covfree.studies.origin import origin_of, says_enough, seen_in_training
 from covfree.studies.predictions import scores_of
 from covfree.studies.progress import say
@@ -105,6 +105,8 @@ def fit_command(
     state = state_of(chosen, *train, owners, classes, key)
     head: Any = covfree.solve_totals(chosen, *state)
     told = {} if chosen.report is None else chosen.report(chosen.params, state)
+    if note := sees_no_covariance(name, len(np.unique(owners[owners >= 0]))):
+        say(note)
     if "taken" in told:
         say(f"clients took {alternatives(name)[int(told['taken'])]}")
     if calibrate:

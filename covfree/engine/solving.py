@@ -133,12 +133,25 @@ def _check_squares(totals: tuple[Any, ...], head: Any) -> None:
     # With one example of each class there is no covariance that any method could see.
     if not isinstance(head, LinearHead) or total.shape[1] < 2 or not 2 <= len(present) < count.sum():
         return
-    alike = np.asarray(head.weight[:, present[:1]] == head.weight[:, present]).all()
-    means = total[present] / count[present, None]
+    weights, means = np.asarray(head.weight)[:, present].T, total[present] / count[present, None]
     # Means of equal features differ by rounding.
-    if alike and np.abs(means - means[0]).max() > _ROUNDING * np.abs(means).max():
+    lost = (weights == weights[0]).all() and np.abs(means - means[0]).max() > _ROUNDING * np.abs(means).max()
+    # A ridge head without a covariance has multiples of one vector, the mean of all examples, as weights.
+    if np.asarray(moments.num_rows).max() == 1 and not np.asarray(head.bias)[present].any():
+        lost = lost or (_on_one_line(weights) and not _on_one_line(means))
+    if lost:
         raise ValueError(
-            "head: expected weights that differ between classes, got the same for all, as the covariance is "
-            "0. A covariance is seen only if a class has two rows, such as means at two clients; set "
-            "shrinkage to 'auto' or a number above 0 (a share such as '10%' of 0 is 0), or num_subsets to 2"
+            "head: expected weights that differ between classes, got multiples of one vector, as the "
+            "covariance is 0. A covariance is seen only if a class has two rows, such as means at two "
+            "clients; set shrinkage to 'auto' or a number above 0 (a share such as '10%' of 0 is 0), or "
+            "num_subsets to 2"
         )
+
+
+def _on_one_line(vectors: np.ndarray) -> bool:
+    """Return whether vectors, the rows of a matrix, are multiples of one vector, within rounding."""
+    norms = np.linalg.norm(vectors, axis=1)
+    unit = vectors[norms.argmax()] / max(norms.max(), np.finfo(norms.dtype).tiny)
+    with np.errstate(invalid="ignore"):  # heads that are not finite are refused elsewhere
+        rest = vectors - np.outer(vectors @ unit, unit)
+    return bool(np.abs(rest).max() <= _ROUNDING * norms.max())

@@ -48,6 +48,21 @@ def is_own(name: str) -> bool:
     return any(each.partition(":")[0] not in registry() for each in alternatives(name))
 
 
+def sees_no_covariance(name: str, clients: int) -> str:
+    """Return a note that a method, such as FedCOF, sees no covariance as there is one client; "" if it may.
+
+    ``name`` is the method's name, perhaps with arguments. At one client a class has a single mean.
+    """
+    stem = name.partition(":")[0]
+    takes_spread = stem in registry() and registry()[stem].family == registry()["fedcof"].family
+    if clients != 1 or not takes_spread or stem == "fedncm":
+        return ""
+    return (
+        "FedCOF sees no covariance at one client, which sends one mean of each class: its head is a "
+        "nearest-mean classifier, unless num_subsets is 2 or more."
+    )
+
+
 def like(method: Method[Any]) -> str:
     """Return the name of a registered method whose clients send the same as those of ``method``.
 

@@ -14,7 +14,7 @@ import jax
 import numpy as np
 
 import covfree
-from covfree.studies.known import alternatives
+from covfree.studies.known import alternatives, sees_no_covariance
 from covfree.studies.result import Result, Run, accuracy_cell, best_of
 from covfree.studies.table import Table, TableCell, as_bytes, as_flops, as_seconds, percent
 
@@ -208,10 +208,14 @@ def _trained_run(run: Run) -> dict[str, Any]:
 def notes(results: Sequence[Result]) -> list[str]:
     """Return lines of text to print below a table of results; there may be none.
 
-    If clients chose among methods, a line says how often they chose each. For methods in closed form, another
-    line gives the names by which the command line knows them, where these are not the titles.
+    If clients chose among methods, a line says how often they chose each. Another says of which methods one
+    client shows too little. For methods in closed form, another line gives the names by which the command
+    line knows them, where these are not the titles.
     """
-    lines = []
+    alone = [
+        sees_no_covariance(each.kind or each.method, run.clients) for each in results for run in each.runs
+    ]
+    lines = [*dict.fromkeys(filter(None, alone))]
     choices = {result.method: names for result in results if len(names := alternatives(result.method)) > 1}
     for method, names in choices.items():
         runs = [run for result in results if result.method == method for run in result.runs]

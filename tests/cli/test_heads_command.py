@@ -219,8 +219,11 @@ def test_a_file_that_is_there_is_kept(cli, tmp_path):
     assert outcome.is_one_line
     assert f"--out: {path} is there; --overwrite replaces it, or give another file" in outcome.err
     assert path.read_bytes() == before
-    assert cli(*given, "--method", "fed3r", "--overwrite").code == 0
+    replaced = cli(*given, "--method", "fed3r", "--overwrite")
+    assert (replaced.code, "no covariance" in replaced.err) == (0, False)
     assert path.read_bytes() != before
+    alone = cli("fit", "--out", path, "--clients", "1", "--overwrite")
+    assert "FedCOF sees no covariance at one client" in alone.err
 
 
 @pytest.mark.slow

@@ -65,10 +65,11 @@ def test_every_number_of_a_head_is_looked_at():
             finite(wrong)
 
 
+@pytest.mark.parametrize("options", [{}, {"head": "ridge"}, {"head": "ridge", "bias": True}])
 @pytest.mark.parametrize("shrinkage", [0.0, "10%"])
-def test_a_head_that_knows_nothing_is_an_error(shrinkage):
+def test_a_head_that_knows_nothing_is_an_error(shrinkage, options):
     """At one client no class has two means, so the covariance is 0, and so is any share of it."""
-    method, clients = covfree.fedcof(shrinkage), np.zeros(6, int)
+    method, clients = covfree.fedcof(shrinkage, **options), np.zeros(6, int)
     features, labels = np.arange(12, dtype=np.float32).reshape(6, 2) ** 2, np.arange(6) % 3
     with pytest.raises(
         ValueError, match=r"head: expected weights that differ between classes, .* num_subsets"
@@ -79,3 +80,4 @@ def test_a_head_that_knows_nothing_is_an_error(shrinkage):
     covfree.fit(method, features[:3], labels[:3], clients[:3])
     covfree.fit(method, np.ones_like(features), labels, clients)
     covfree.fit(method, features, np.zeros(6, int), clients)
+    covfree.fit(covfree.fedcof(0.1, **options), features, labels, clients)

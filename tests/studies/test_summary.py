@@ -2,6 +2,7 @@
 
 import importlib
 import sys
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -145,12 +146,12 @@ def test_methods_by_their_texts():
     # One value for all is in no name, and in the title where it takes a default's place.
     (one,) = studies.variants(["fedcof"], {"shrinkage": [0.1]}).items()
     assert (one[0], one[1].title) == ("fedcof", "FedCOF (shrinkage=0.1)")
-    told = report.notes(
-        studies.summarise(
-            [fake("fedcof:shrinkage=1", 0, 0.9)], {"fedcof:shrinkage=1": "A (shrinkage=1, head=ridge)"}
-        )
-    )
-    assert told == ["On the command line fedcof:shrinkage=1:head=ridge is A (shrinkage=1, head=ridge)."]
+    titles = {"fedcof:shrinkage=1": "A (shrinkage=1, head=ridge)"}
+    told = report.notes(studies.summarise([fake("fedcof:shrinkage=1", 0, 0.9)], titles))
+    assert told[0].startswith("FedCOF sees no covariance at one client")
+    assert told[1:] == ["On the command line fedcof:shrinkage=1:head=ridge is A (shrinkage=1, head=ridge)."]
+    of_others = [fake("fedncm", 0, 0.9), fake("fed3r", 0, 0.9), replace(fake("fedcof", 0, 0.9), clients=2)]
+    assert not any("no covariance" in note for note in report.notes(studies.summarise(of_others)))
     assert [v.title for v in studies.variants(["fed3r"], {"ridge": [1.0, 2.0]}).values()] == [
         "Fed3R (ridge=1.0)",
         "Fed3R (ridge=2.0)",
