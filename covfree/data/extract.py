@@ -27,9 +27,8 @@ from covfree.core.checks import check_choice, check_positive
 from covfree.data.dataset import StrPath
 from covfree.data.decode import DecodedBatch, decoded_batches
 from covfree.data.feature_file import DTYPES
-from covfree.data.feature_writer import FeatureWriter
 from covfree.data.image_set import ImageSet
-from covfree.data.kept import Extracted, Progress, keep
+from covfree.data.kept import Extracted, Pieces, Progress, keep
 from covfree.data.texts import TextSet
 
 # How many batches of texts are sorted by length together, and then written.
@@ -75,7 +74,7 @@ def extract_features(
 
     The file holds ``features [n, d]``, ``labels [n]``, ``ids [n]`` and ``class_names [C]``; ``clients [n]``
     and ``is_test [n]`` if the images have them; ``skipped_ids`` and ``skipped_reasons`` of images that were
-    left out. If you delete such images later, the file, even if unfinished, need not be computed again.
+    left out.
 
     Args:
         images: the image set.
@@ -137,23 +136,21 @@ def extract_features(
     devices = len(jax.local_devices())
     size = -(-min(batch_size, len(images)) // devices) * devices
 
-    def compute(writer: FeatureWriter, tell: Callable[[], None]) -> None:
-        def write(batch: DecodedBatch, features: Any) -> None:
-            writer.append(extractor.checked(features, len(batch.pixels))[batch.kept], batch.skipped)
-            tell()
+    def computed(batch: DecodedBatch, features: Any) -> tuple[np.ndarray, dict[int, str]]:
+        return extractor.checked(features, len(batch.pixels))[batch.kept], batch.skipped
 
+    def compute(start: int) -> Pieces:
         skip = on_damaged == "skip"
-        batches = decoded_batches(images, inputs, batch_size=size, start=writer.done, skip=skip)
-        with closing(batches):
+        with closing(decoded_batches(images, inputs, batch_size=size, start=start, skip=skip)) as batches:
             under_way = None
             for batch in batches:
                 # The device computes this batch while the previous features are written.
                 features = extractor.compute(batch.pixels)
                 if under_way is not None:
-                    write(*under_way)
+                    yield computed(*under_way)
                 under_way = batch, features
             if under_way is not None:
-                write(*under_way)
+                yield computed(*under_way)
 
     return keep(
         images,
@@ -244,10 +241,9 @@ def encode_texts(
     if extractor.inputs is not None:
         raise ValueError(f"encoder: expected one of texts, got {extractor.name}, which takes images")
 
-    def compute(writer: FeatureWriter, tell: Callable[[], None]) -> None:
-        while writer.done < len(texts):
-            writer.append(extractor(texts.texts[writer.done : writer.done + most]), {})
-            tell()
+    def compute(start: int) -> Pieces:
+        for first in range(start, len(texts), most):
+            yield extractor(texts.texts[first : first + most]), {}
 
     return keep(
         texts,

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Generator, Mapping
+from contextlib import closing
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
 from covfree.data.dataset import StrPath
 from covfree.data.feature_file import differences, read_feature_file, rewrite
-from covfree.data.feature_writer import FeatureWriter, identity_of, recognised
+from covfree.data.feature_writer import FeatureWriter
 from covfree.data.labelled import LabelledSet, few
 
 # A callback that gets the number of finished examples and the number of all examples.
 Progress = Callable[[int, int], None]
+# The arguments of `FeatureWriter.append`, piece by piece.
+Pieces: TypeAlias = Generator[tuple[np.ndarray, Mapping[int, str]], None, None]
 
 
 class Extracted(NamedTuple):
@@ -34,7 +37,7 @@ class Extracted(NamedTuple):
 def keep(
     examples: LabelledSet,
     key: Mapping[str, Any],
-    compute: Callable[[FeatureWriter, Callable[[], None]], None],
+    compute: Callable[[int], Pieces],
     *,
     out: StrPath,
     num_features: int,
@@ -44,10 +47,9 @@ def keep(
 ) -> Extracted:
     """Write the features of ``examples`` to the file ``out``; return an `Extracted`, which names the file.
 
-    A finished file is reused, and an unfinished one is continued. Features are computed by
-    ``compute(writer, tell)``, which appends them to ``writer`` and calls ``tell()`` after each batch. The
-    file also gets the labels, clients and split of ``examples``. ``key`` says what the features are computed
-    from, see `FeatureWriter`.
+    A finished file is reused, and an unfinished one is continued. ``compute(start)`` yields the features of
+    the examples from number ``start`` on. The file also gets the labels, clients and split of ``examples``.
+    ``key`` says what the features are computed from, see `FeatureWriter`.
 
     Raises:
         ValueError: if a finished file does not fit ``key`` or ``examples``, if no example could be read,
@@ -59,12 +61,15 @@ def keep(
         tell(total, total)
         return Extracted(path, 0, _reuse(path, key, examples, on_damaged))
     sizes = {"num_examples": total, "num_features": num_features, "dtype": dtype}
-    with FeatureWriter(path, key, **sizes, identities=examples.identities) as writer:
+    with FeatureWriter(path, key, **sizes, identities=examples.identities or ()) as writer:
         begun = writer.done
         _check_skipped(f"{path}.partial", [examples.ids[i] for i in writer.skipped], on_damaged)
         tell(begun, total)
-        if begun < total:
-            compute(writer, lambda: tell(writer.done, total))
+        # Close it if an error ends the loop: its threads decode ahead.
+        with closing(compute(begun)) as pieces:
+            for features, skipped in pieces:
+                writer.append(features, skipped)
+                tell(writer.done, total)
         if len(writer.skipped) == total:
             first = next(iter(writer.skipped.values()))
             raise ValueError(f"images: none of the {total} images of {examples.name} can be read ({first})")
@@ -79,25 +84,17 @@ def _reuse(path: Path, key: Mapping[str, Any], examples: LabelledSet, on_damaged
     Returns the reason for each example without features, by its id. Raises a ValueError as `keep` does.
     """
     file = read_feature_file(path)
-    ids, reasons, without = (
-        file.arrays.get(f"skipped_{name}", np.array([], str)).tolist()
-        for name in ("ids", "reasons", "identities")
-    )
-    skipped = dict(zip(ids, reasons, strict=True))
     if differing := differences(file.key, key):
-        identities, found, told = examples.identities, None, ""
-        if identities is not None and all(each.startswith("images: ") for each in differing):
-            kept = str(file.arrays.get("kept_images"))
-            found = recognised(
-                identities, dict(zip(without, reasons, strict=False)), len(file.features), kept
-            )
-            told = f": names, sizes or modification times of images in {examples.name} changed"
-        if found is None or found[0] < len(examples):
-            raise ValueError(
-                f"{path}: holds features of something else ({'; '.join(differing)}){told}; remove it or "
-                "write to another file to extract again, or give it as a file of features as it is"
-            )
-        skipped = {examples.ids[place]: reason for place, reason in found[1].items()}
+        of_files = examples.identities is not None and all(each.startswith("images: ") for each in differing)
+        told = (
+            f": names, sizes or modification times of images in {examples.name} changed" if of_files else ""
+        )
+        raise ValueError(
+            f"{path}: holds features of something else ({'; '.join(differing)}){told}; remove it or write to "
+            "another file to extract again, or give it as a file of features as it is"
+        )
+    ids, reasons = (file.arrays.get(f"skipped_{name}", np.array([], str)) for name in ("ids", "reasons"))
+    skipped = dict(zip(ids.tolist(), reasons.tolist(), strict=True))
     _check_skipped(str(path), list(skipped), on_damaged)
     arrays, count = _arrays(examples, skipped), len(file.features)
     if len(arrays["labels"]) != count:
@@ -139,11 +136,6 @@ def _arrays(examples: LabelledSet, skipped: Mapping[str, str]) -> dict[str, np.n
         "skipped_ids": np.array(list(skipped), str),
         "skipped_reasons": np.array(list(skipped.values()), str),
     }
-    if (identities := examples.identities) is not None:
-        without = {place: name for place, name in enumerate(examples.ids) if name in skipped}
-        # `recognised` needs these arrays to recognise the images after damaged ones were removed.
-        arrays["kept_images"] = np.array(identity_of(identities, without))
-        arrays["skipped_identities"] = np.array([identities[place] for place in without], str)
     if examples.clients is not None:
         arrays["clients"] = np.asarray(examples.clients)[kept]
     if examples.is_test is not None:

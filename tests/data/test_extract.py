@@ -1,6 +1,5 @@
 """Extraction into a file: the features are right, nothing is computed twice, and nothing is lost."""
 
-import contextlib
 import dataclasses
 import os
 import signal
@@ -371,8 +370,8 @@ def test_a_file_that_leaves_images_out_is_used_as_it_is(run):
 
 
 def of_files(without=(), changed=()) -> ImageSet:
-    """Images as a folder has them, some taken away or changed; of `BROKEN` only changed ones can be read."""
-    whole = made(broken=[i for i in BROKEN if i not in changed])
+    """Images as a folder has them, some taken away or changed; those in `BROKEN` cannot be read."""
+    whole = made(broken=BROKEN)
     kept = [i for i in range(COUNT) if i not in without]
     identities = tuple(f"{whole.ids[i]}, {i in changed}" for i in kept)
     pick = {"labels": whole.labels[kept], "clients": whole.clients[kept], "is_test": whole.is_test[kept]}
@@ -385,36 +384,20 @@ def of_files(without=(), changed=()) -> ImageSet:
     )
 
 
-def test_a_skipped_image_may_be_taken_away(run, tmp_path):
-    """What is computed stays, in a finished file and in a part of one; a changed image is another."""
-
-    def interrupt(done, total):
-        if done == 24:
-            raise KeyboardInterrupt
-
-    run(of_files(BROKEN), out=tmp_path / "whole.npz")
-    for out in (tmp_path / "finished.npz", tmp_path / "part.npz"):
-        progress = interrupt if out.stem == "part" else None
-        with pytest.raises(KeyboardInterrupt) if progress else contextlib.nullcontext():
-            run(of_files(), out=out, on_damaged="skip", progress=progress)
-        with pytest.raises(ValueError, match=r"leaves out"):
-            run(of_files({0}), params=no_params, out=out)
-        for other in (of_files({0}, {9}), of_files({1}), of_files({0}, {1})):
-            what = (
-                r"finished images changed; remove it to start anew$" if progress else "images in made changed"
-            )
-            with pytest.raises(
-                ValueError, match=rf"images: '.*' there, '.*' here.*modification times of {what}"
-            ):
-                run(other, params=no_params, out=out, on_damaged="skip")
-        done = run(of_files({0, 40}), out=out, on_damaged="skip")
-        assert list(done.skipped) == [BROKEN[i] for i in BROKEN if i not in {0, 40}]
-        assert done.computed == (COUNT - 24 - 1 if progress else 0)
-        done = run(of_files(BROKEN), params=no_params, out=out)
-        assert (done.computed, done.skipped) == (0, {})
-        with np.load(out) as found, np.load(tmp_path / "whole.npz") as expected:
-            for name in set(expected) - {"key"}:
-                np.testing.assert_array_equal(found[name], expected[name])
+def test_a_damaged_image_may_be_taken_away(run, tmp_path):
+    """What came before it is not computed again; if any of that changed, it is another set."""
+    whole = run(of_files(BROKEN), out=tmp_path / "whole.npz").path
+    with pytest.raises(ValueError, match=r"^images: dog/40\.png: cannot be read"):
+        run(of_files({0, 9}))
+    changed = "names, sizes or modification times of"
+    for other in (of_files({0, 9, 1}), of_files(BROKEN, {1}), of_files(range(10, COUNT))):
+        with pytest.raises(ValueError, match=rf"key\.images: .* {changed} finished images .* start anew$"):
+            run(other, params=no_params)
+    done = run(of_files(BROKEN))
+    assert done.computed == COUNT - len(BROKEN) - 24
+    assert done.path.read_bytes() == whole.read_bytes()
+    with pytest.raises(ValueError, match=rf"holds .*images: '.*' there.* {changed} images in made changed"):
+        run(of_files(BROKEN, {1}), params=no_params)
 
 
 def test_a_part_that_leaves_images_out_is_not_finished_without_asking(run):
