@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
-from typing import Any, TypeVar
+from itertools import accumulate, pairwise
+from typing import Any
 
 import numpy as np
 
@@ -16,10 +16,15 @@ from covfree.secure.shamir import SHARE
 from covfree.secure.words import Words
 
 Arrays = Mapping[str, np.ndarray]
-Part = TypeVar("Part", Advert, Agreed)
-# Offsets in an advert's bytes where its sealing key, masking key, commitment and signature end; the length of
-# a box (two shares and the cipher's tag), and that of a signature.
-_ADVERT, _BOX, _SIGNATURE = (32, 64, 96, 160), 2 * SHARE + 16, 64
+# The tables in messages: for each, its columns of integers, and the widths of the parts of a row's bytes. A box
+# has two shares and the cipher's tag.
+_TABLES = {
+    "advert": (("sender",), (32, 32, 32, 64)),
+    "box": (("sender", "receiver"), (2 * SHARE + 16,)),
+    "agreed": (("sender",), (64,)),
+    "seed": (("seed_of",), (SHARE,)),
+    "key": (("key_of",), (SHARE,)),
+}
 
 
 def answer(
@@ -38,16 +43,17 @@ def answer(
         Refused: (of `covfree.secure`) if the site must not answer, or the broadcast has wrong arrays.
     """
     if step == "advertise":
-        return _adverts([client.advertise()])
+        return _arrays("advert", [client.advertise()])
     if step == "share":
-        return _boxes(client.share(_adverts_of(asked)))
+        return _arrays("box", client.share(Advert(*row) for row in _rows("advert", asked)))
     if step == "mask":
-        own = [box for box in _boxes_of(asked) if box.receiver == number]
+        boxes = (Sealed(*row) for row in _rows("box", asked))
+        own = [box for box in boxes if box.receiver == number]
         return {"words": client.mask(own, words()).words}
     if step == "agree":
-        return _agreed([client.agree(_numbers(asked, "came"))])
-    opened = client.unmask(_agreed_of(asked))
-    return _opened(opened.seeds, "seed") | _opened(opened.keys, "key")
+        return _arrays("agreed", [client.agree(_numbers(asked, "came"))])
+    opened = client.unmask(Agreed(*row) for row in _rows("agreed", asked))
+    return _arrays("seed", opened.seeds.items()) | _arrays("key", opened.keys.items())
 
 
 @dataclass(frozen=True)
@@ -100,13 +106,13 @@ class Sums:
         In ``"share"`` these are the sites' public keys, for example. The dict is empty in the first step.
         """
         if step == "share":
-            return _adverts(self._server.adverts)
+            return _arrays("advert", self._server.adverts)
         if step == "mask":
             own = self._server
-            return _boxes([box for site in sorted(own.shared) for box in own.shares_for(site)])
+            return _arrays("box", [box for site in sorted(own.shared) for box in own.shares_for(site)])
         if step == "agree":
             return {"came": np.array(self._server.came(), np.int32)}
-        return _agreed(self._server.agreed) if step == "unmask" else {}
+        return _arrays("agreed", self._server.agreed) if step == "unmask" else {}
 
     def take(self, step: str, site: int, arrays: Arrays) -> None:
         """Check and store a site's answer to a step.
@@ -115,15 +121,15 @@ class Sums:
             Refused: (of `covfree.secure`) if ``arrays`` are no answer to this step; nothing changes then.
         """
         if step == "advertise":
-            self._server.take_advert(_one("advert", _adverts_of(arrays), site))
+            self._server.take_advert(Advert(*_row_of("advert", arrays, site)))
         elif step == "share":
-            self._server.take_shares(site, _boxes_of(arrays))
+            self._server.take_shares(site, [Sealed(*row) for row in _rows("box", arrays)])
         elif step == "mask":
             self._server.take_upload(secure.Masked(site, arrays.get("words", np.zeros(0))))
         elif step == "agree":
-            self._server.take_agreed(_one("agreed", _agreed_of(arrays), site))
+            self._server.take_agreed(Agreed(*_row_of("agreed", arrays, site)))
         else:
-            self._server.take_opened(Opened(site, _shares_of(arrays, "seed"), _shares_of(arrays, "key")))
+            self._server.take_opened(Opened(site, dict(_rows("seed", arrays)), dict(_rows("key", arrays))))
 
     def too_few(self, step: str, sites: Collection[int]) -> str:
         """Return a text that says which answers are needed; "" if the answers of ``sites`` are enough."""
@@ -151,37 +157,46 @@ class Sums:
         return self._server.total()
 
 
-def _one(name: str, parts: Sequence[Part], site: int) -> Part:
-    """Return the message in ``parts``; raise Refused unless it is the only one and from client ``site``."""
-    if [each.sender for each in parts] != [site]:
-        got = [each.sender for each in parts]
-        raise secure.Refused(f"{name}: expected exactly one, of client {site}, got those of clients {got}")
-    return parts[0]
+def _arrays(name: str, rows: Collection[tuple[Any, ...]]) -> dict[str, np.ndarray]:
+    """Make the arrays of a table of `_TABLES`: one of bytes with the table's name, and one for each column.
+
+    A row has the columns' integers, then its parts of bytes.
+    """
+    columns, widths = _TABLES[name]
+    content = b"".join(part for row in rows for part in row[len(columns) :])
+    numbers = {each: np.array([row[i] for row in rows], np.int32) for i, each in enumerate(columns)}
+    return {name: np.frombuffer(content, np.uint8).reshape(-1, sum(widths))} | numbers
 
 
-def _table(arrays: Arrays, name: str, width: int, *numbers: str) -> list[tuple[Any, ...]]:
-    """Read a table from a message's arrays: for each row its integers and its bytes.
-
-    Args:
-        arrays: the message's arrays, by name.
-        name: the array of bytes, uint8 [rows, ``width``].
-        width: the number of bytes of a row.
-        numbers: the names of arrays of integers, each int32 [rows], e.g. the numbers of the senders.
+def _rows(name: str, arrays: Arrays) -> list[tuple[Any, ...]]:
+    """Read the rows of a table that `_arrays` made; ``arrays`` are those of a message, by name.
 
     Raises:
         Refused: if an array is missing, or has another shape or data type.
     """
-    rows = arrays.get(name)
+    columns, widths = _TABLES[name]
+    rows, width = arrays.get(name), sum(widths)
     if rows is None or rows.dtype != np.uint8 or rows.ndim != 2 or rows.shape[1] != width:
         got = None if rows is None else f"{rows.dtype}{list(rows.shape)}"
         raise secure.Refused(f"{name}: expected uint8 [rows, {width}], got {got}")
-    columns = [_numbers(arrays, each) for each in numbers]
-    if any(len(column) != len(rows) for column in columns):
-        got = [len(column) for column in columns]
+    numbers = [_numbers(arrays, each) for each in columns]
+    if any(len(column) != len(rows) for column in numbers):
+        got = [len(column) for column in numbers]
         raise secure.Refused(
-            f"{name}: expected {len(rows)} numbers, as rows, in {', '.join(numbers)}, got {got}"
+            f"{name}: expected {len(rows)} numbers, as rows, in {', '.join(columns)}, got {got}"
         )
-    return list(zip(*columns, (row.tobytes() for row in rows), strict=True))
+    cuts = [slice(*each) for each in pairwise((0, *accumulate(widths)))]
+    parts = ([row[cut].tobytes() for cut in cuts] for row in rows)
+    return [(*own, *row) for *own, row in zip(*numbers, parts, strict=True)]
+
+
+def _row_of(name: str, arrays: Arrays, site: int) -> tuple[Any, ...]:
+    """Return the row of a table; raise Refused unless it is the only one, and its sender is ``site``."""
+    rows = _rows(name, arrays)
+    if [row[0] for row in rows] != [site]:
+        got = [row[0] for row in rows]
+        raise secure.Refused(f"{name}: expected exactly one, of client {site}, got those of clients {got}")
+    return rows[0]
 
 
 def _numbers(arrays: Arrays, name: str) -> list[int]:
@@ -190,46 +205,3 @@ def _numbers(arrays: Arrays, name: str) -> list[int]:
         got = None if found is None else f"{found.dtype}{list(found.shape)}"
         raise secure.Refused(f"{name}: expected int32 [rows], got {got}")
     return found.tolist()
-
-
-def _arrays(name: str, width: int, rows: Iterable[bytes], **numbers: Iterable[int]) -> dict[str, np.ndarray]:
-    """Make the arrays of a table that `_table` reads."""
-    body = np.frombuffer(b"".join(rows), np.uint8).reshape(-1, width)
-    return {name: body} | {each: np.array([*own], np.int32) for each, own in numbers.items()}
-
-
-def _adverts(adverts: Collection[Advert]) -> dict[str, np.ndarray]:
-    rows = (b"".join(own[1:]) for own in adverts)
-    return _arrays("advert", _ADVERT[-1], rows, sender=(own.sender for own in adverts))
-
-
-def _adverts_of(arrays: Arrays) -> list[Advert]:
-    cuts = [slice(*each) for each in pairwise((0, *_ADVERT))]
-    rows = _table(arrays, "advert", _ADVERT[-1], "sender")
-    return [Advert(sender, *(row[cut] for cut in cuts)) for sender, row in rows]
-
-
-def _boxes(boxes: list[Sealed]) -> dict[str, np.ndarray]:
-    senders, receivers, rows = zip(*boxes, strict=True) if boxes else ((), (), ())
-    return _arrays("box", _BOX, rows, sender=senders, receiver=receivers)
-
-
-def _boxes_of(arrays: Arrays) -> list[Sealed]:
-    return [Sealed(*row) for row in _table(arrays, "box", _BOX, "sender", "receiver")]
-
-
-def _agreed(agreed: Collection[Agreed]) -> dict[str, np.ndarray]:
-    rows = (own.signature for own in agreed)
-    return _arrays("agreed", _SIGNATURE, rows, sender=(own.sender for own in agreed))
-
-
-def _agreed_of(arrays: Arrays) -> list[Agreed]:
-    return [Agreed(*row) for row in _table(arrays, "agreed", _SIGNATURE, "sender")]
-
-
-def _opened(shares: Mapping[int, bytes], name: str) -> dict[str, np.ndarray]:
-    return _arrays(name, SHARE, shares.values(), **{f"{name}_of": shares})
-
-
-def _shares_of(arrays: Arrays, name: str) -> dict[int, bytes]:
-    return {owner: row for owner, row in _table(arrays, name, SHARE, f"{name}_of")}
