@@ -193,7 +193,7 @@ def many() -> dict[str, Any]:
             # All sites have the same examples, as only the server is measured here.
             upload, _ = steps.upload(0, 0, steps.broadcast(state), memory, *examples(0, 4, 64))
             answers = [
-                seal(load_key(folder / f"{name}.key"), {**about, "sender": name}, upload.arrays())
+                seal(load_key(folder / f"{name}.key"), {**about, "sender": name}, upload)
                 for name in own.sites
             ]
             for answer in answers:

@@ -19,7 +19,7 @@ from covfree.deployment.differences import differences
 from covfree.deployment.door import Left, check_federation
 from covfree.deployment.envelope import SERVER, Refused, Unsealed, check_own, seal, unseal, write
 from covfree.deployment.machine import Machine, unflattened
-from covfree.deployment.steps import StepUpload
+from covfree.deployment.steps import Arrays
 from covfree.deployment.sums import answer
 from covfree.rounds.algorithm import Algorithm
 from covfree.secure import STEPS
@@ -101,7 +101,7 @@ class Client(Machine):
         check(values, labels, num_classes=len(description.class_names))
         if (count := int((labels >= 0).sum())) > description.max_examples:
             raise ValueError(f"labels: expected at most {description.max_examples} examples, got {count}")
-        self.site, self._features, self._labels = site, features, labels
+        self.site, self._features, self._labels, self._count = site, features, labels, count
         self._number = list(description.sites).index(site)
         super().__init__(description, folder, site, key, algorithm, now)
 
@@ -131,18 +131,16 @@ class Client(Machine):
         if turn == self.turn:
             # The round was opened again: send the same content with the new opening's nonce.
             opened = unseal(self._answer, self.description.sites)
-            content, examples, kept = opened.arrays, opened.about["examples"], self._kept
+            content, kept = opened.arrays, self._kept
         elif self.description.sums is None:
-            own, kept = self._upload(turn, about, arrays)
-            content, examples = own.arrays(), own.examples
+            content, kept = self._upload(turn, about, arrays)
         else:
             content, kept = self._step(turn, about, arrays)
-            examples = 0  # in a secure sum, the number of examples is hidden too
-        reply = self._reply(about, examples)
+        reply = self._reply(about)
         self._keep(reply, seal(self._key, reply, content), kept)
         return self._answer
 
-    def _reply(self, asked: Mapping[str, Any], examples: int) -> dict[str, Any]:
+    def _reply(self, asked: Mapping[str, Any]) -> dict[str, Any]:
         """Return the metadata of the answer to a broadcast with metadata ``asked``."""
         return {
             "kind": "answer",
@@ -150,17 +148,16 @@ class Client(Machine):
             "federation": self.description.identity,
             "uses": self.uses,
             **{name: asked[name] for name in ("turn", "nonce", "expires")},
-            "examples": examples,
+            # In a secure sum, the number of examples is hidden too.
+            "examples": self._count if self.description.sums is None else 0,
         }
 
     def _leaving(self, asked: Mapping[str, Any], text: str) -> Left:
         """Make the error with which the site leaves a secure sum; ``text`` says why, to the site alone."""
-        reply = {**self._reply(asked, 0), "left": True}
+        reply = {**self._reply(asked), "left": True}
         return Left(text, asked["turn"], seal(self._key, reply, {}))
 
-    def _upload(
-        self, turn: int, about: Mapping[str, Any], arrays: Mapping[str, Any]
-    ) -> tuple[StepUpload, _Kept]:
+    def _upload(self, turn: int, about: Mapping[str, Any], arrays: Arrays) -> tuple[Arrays, _Kept]:
         """Return the upload that answers a broadcast, and the site's state after it."""
         counted = arrays.get("counted")
         if counted is None or counted.shape != (len(self.description.sites),):
@@ -210,7 +207,7 @@ class Client(Machine):
         def words() -> Words:
             nonlocal kept
             upload, kept = self._upload(turn, about, arrays)
-            found = self.description.words.encode(upload.sums)
+            found = self.description.words.encode(list(upload.values()))
             if len(found) != size:
                 raise secure.Refused(
                     f"words: expected {len(found)}, the words of this site's upload, got {size}"

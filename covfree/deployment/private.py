@@ -12,7 +12,7 @@ import numpy as np
 
 from covfree.core.checks import check_positive
 from covfree.core.types import AnyArray, Head
-from covfree.deployment.steps import StepUpload
+from covfree.deployment.steps import Arrays
 from covfree.methods import Method
 from covfree.privacy import Private, PrivateUpdates, private, private_updates
 from covfree.privacy import Upload as Integers
@@ -181,7 +181,7 @@ class PrivateSteps:
 
     def upload(
         self, number: int, turn: int, sent: Any, memory: Any, features: np.ndarray, labels: np.ndarray
-    ) -> tuple[StepUpload, Any]:
+    ) -> tuple[Arrays, Any]:
         """Compute a site's upload from its examples, and add the site's share of the noise.
 
         ``number`` is the site's number, ``turn`` the round's, and ``sent`` the server's broadcast. See
@@ -194,7 +194,7 @@ class PrivateSteps:
             raise ValueError(f"kind: expected one of 0 to {len(_KINDS) - 1}, got {int(sent)}")
         kind = _KINDS[int(sent)]
         own = self.made.upload(turn, kind, features, labels, num_classes=self._classes)
-        return StepUpload(number, 0, [own.values, np.asarray(own.noises, np.int64)], []), memory
+        return {"sum.0": own.values, "sum.1": np.asarray(own.noises, np.int64)}, memory
 
     def serve(self, state: _State, total: Any) -> tuple[_State, bool]:
         """Return the server's state with a round's ``total``, and True, as integers are always finite.

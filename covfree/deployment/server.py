@@ -16,7 +16,7 @@ from covfree.deployment.description import Description
 from covfree.deployment.door import Receipt, TooFew, check_answer, judge, stopping
 from covfree.deployment.envelope import SERVER, Refused, Unsealed, public_key, seal, unseal, write
 from covfree.deployment.standing import Standing
-from covfree.deployment.steps import Steps, StepUpload
+from covfree.deployment.steps import Arrays, Steps
 from covfree.deployment.sums import Sums
 from covfree.protocol.door import reason_of
 from covfree.rounds.adding import Parts
@@ -114,9 +114,8 @@ class Server(Standing):
                 again = site in self._left or site not in self._there
                 self._left.add(site)
                 raise Refused(_LEFT_AGAIN if again else _LEFT, site)
-            examples = 0
             if self.description.sums is None:
-                examples = self._upload(opened).examples
+                self._plain.check(opened.arrays, self._expected())
             else:
                 self._round_sums().take(self._step, self._numbers[site], opened.arrays)
         except Refused as error:
@@ -124,7 +123,7 @@ class Server(Standing):
         except Exception as error:  # no list of exceptions covers everything that strangers send
             return self._aside(site, reason_of(error))
         write(self._file(site), data)
-        self.taken[site] = examples
+        self.taken[site] = opened.about["examples"]
         # An answer counts although the site left before, by a process with another folder.
         self._left.discard(site)
         return Receipt(site, None)
@@ -281,10 +280,9 @@ class Server(Standing):
         """Make the message that tells sites that the federation stops before its end, and why."""
         return stopping(self.description, self._key, reason)
 
-    def _read(self, site: str) -> StepUpload:
+    def _read(self, site: str) -> Arrays:
         """Return the upload in a site's stored answer to the open round."""
-        opened = unseal(self._file(site).read_bytes(), self.description.sites)
-        return self._upload(opened)
+        return unseal(self._file(site).read_bytes(), self.description.sites).arrays
 
     def _expected(self) -> Parts:
         if self._form is None:
@@ -314,15 +312,10 @@ class Server(Standing):
         assert isinstance(self._steps, Steps)
         return self._steps
 
-    def _upload(self, opened: Unsealed) -> StepUpload:
-        about = opened.about
-        number = self._numbers[about["sender"]]
-        return self._plain.received(number, about["examples"], opened.arrays, self._expected())
-
     def _message(self, site: str) -> Message:
         """Return the class statistics in a site's stored answer as a `Message`."""
-        own = self._read(site)
-        sent = self._plain.total({own.number: own.examples}, lambda _: own, self._expected())
+        examples = {self._numbers[site]: self.taken[site]}
+        sent = self._plain.total(examples, lambda _: self._read(site), self._expected())
         return jax.tree.map(np.asarray, Message(sent.rows.items, sent.matrix))
 
     def _aside(self, site: str | None, reason: str) -> Receipt:

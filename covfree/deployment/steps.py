@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -24,26 +24,9 @@ from covfree.rounds.adding import Parts
 from covfree.rounds.algorithm import Algorithm
 from covfree.rounds.from_method import Sent
 
-
-class StepUpload(NamedTuple):
-    """One client's upload: arrays that the server adds over clients, and tables, whose rows it concatenates.
-
-    Attributes:
-        number: the client's number, which distinguishes its random draws and its rows from others'.
-        examples: the number of the client's examples.
-        sums: the arrays that are added.
-        tables: for each table, its columns: arrays with one entry for each row, without padding.
-    """
-
-    number: int
-    examples: int
-    sums: list[np.ndarray]
-    tables: list[list[np.ndarray]]
-
-    def arrays(self) -> dict[str, np.ndarray]:
-        """Return a dict of the upload's arrays, with their names in a message as keys."""
-        tables = {f"table.{i}.{j}": x for i, table in enumerate(self.tables) for j, x in enumerate(table)}
-        return {f"sum.{i}": x for i, x in enumerate(self.sums)} | tables
+# A client's upload, as the arrays of its message by name: `sum.0`, …, which the server adds over clients, and
+# `table.0.0`, …, the columns of tables, with one entry for each row, without padding.
+Arrays: TypeAlias = Mapping[str, np.ndarray]
 
 
 class Steps:
@@ -96,7 +79,7 @@ class Steps:
 
     def upload(
         self, number: int, turn: int, sent: Any, memory: Any, features: np.ndarray, labels: np.ndarray
-    ) -> tuple[StepUpload, Any]:
+    ) -> tuple[Arrays, Any]:
         """Return a client's upload in a round, and the client's memory after the round.
 
         Args:
@@ -107,17 +90,19 @@ class Steps:
             features: [n, d], or images [n, side, side, 3].
             labels: [n]; below 0 is padding.
         """
-        count = int((labels >= 0).sum())
-        given = self._answers(number, turn, sent, memory, features, labels, self.padded(count))
+        longest = self.padded(int((labels >= 0).sum()))
+        given = self._answers(number, turn, sent, memory, features, labels, longest)
         parts, remembered = given.uploads, jax.tree.map(lambda x: np.asarray(x)[0], given.memory)
-        sums = [np.asarray(leaf)[0] for leaf in parts.sums.total]
-        tables = [[np.asarray(x)[0][np.asarray(table[-1])[0]] for x in table[:-1]] for table in parts.tables]
+        upload = {f"sum.{i}": np.asarray(x)[0] for i, x in enumerate(parts.sums.total)}
+        for i, (*columns, kept) in enumerate(parts.tables):
+            used = np.asarray(kept)[0]
+            upload |= {f"table.{i}.{j}": np.asarray(x)[0][used] for j, x in enumerate(columns)}
         if not np.asarray(given.sound)[0] and self._private:
             # Keep the old memory: an error would reveal something about the client's examples.
             remembered = jax.tree.map(np.asarray, memory)
         elif not np.asarray(given.sound)[0]:
             raise ValueError("memory: expected finite numbers after the round; the features may be too large")
-        return StepUpload(number, count, sums, tables), remembered
+        return upload, remembered
 
     def _answers(
         self, number: int, turn: int, sent: Any, memory: Any, features: Any, labels: np.ndarray, longest: int
@@ -183,27 +168,22 @@ class Steps:
             self._skeletons.append(zeros_of(cohort.serve, self.algorithm, state, total)[0])
         return self._skeletons[len(items)]
 
-    def received(
-        self, number: int, examples: int, arrays: Mapping[str, np.ndarray], form: Parts
-    ) -> StepUpload:
-        """Check the arrays of a client's message, and return them as an `StepUpload`.
+    def check(self, arrays: Arrays, form: Parts) -> None:
+        """Check the arrays of a client's message.
 
         Args:
-            number: the client's number.
-            examples: the number of the client's examples.
             arrays: the message's arrays, by name.
             form: the expected shapes and data types, from `form`. A table may have fewer rows.
 
         Raises:
             ValueError: if a number is not finite, or a shape or data type is not the expected one.
         """
-        lengths = [len(np.atleast_1d(arrays.get(f"table.{i}.0", 0))) for i in range(len(form.tables))]
         wanted = {f"sum.{i}": (x.shape, x.dtype) for i, x in enumerate(form.sums)}
-        for i, table in enumerate(form.tables):
-            if lengths[i] > (most := len(table[-1])):
-                raise ValueError(f"upload: expected at most {most} rows, got {lengths[i]}")
-            for j, x in enumerate(table[:-1]):
-                wanted[f"table.{i}.{j}"] = (lengths[i], *x.shape[1:]), x.dtype
+        for i, (*columns, kept) in enumerate(form.tables):
+            length = len(np.atleast_1d(arrays.get(f"table.{i}.0", 0)))
+            if length > len(kept):
+                raise ValueError(f"upload: expected at most {len(kept)} rows, got {length}")
+            wanted |= {f"table.{i}.{j}": ((length, *x.shape[1:]), x.dtype) for j, x in enumerate(columns)}
         found = {name: (x.shape, x.dtype) for name, x in arrays.items()}
         if found != wanted:
             shown = (", ".join(f"{n}: {t}{list(s)}" for n, (s, t) in own.items()) for own in (wanted, found))
@@ -211,12 +191,8 @@ class Steps:
         for name, x in arrays.items():
             if jnp.issubdtype(x.dtype, jnp.inexact) and not np.isfinite(x.astype(np.float64)).all():
                 raise ValueError(f"upload: {name}: expected finite numbers")
-        tables = [
-            [arrays[f"table.{i}.{j}"] for j in range(len(table) - 1)] for i, table in enumerate(form.tables)
-        ]
-        return StepUpload(number, examples, [arrays[f"sum.{i}"] for i in range(len(form.sums))], tables)
 
-    def total(self, examples: Mapping[int, int], load: Callable[[int], StepUpload], form: Parts) -> Any:
+    def total(self, examples: Mapping[int, int], load: Callable[[int], Arrays], form: Parts) -> Any:
         """Add up the clients' uploads: return one upload, with sums added and tables concatenated.
 
         Sums are added in the order of the simulation: clients are grouped by padded size, and each group has
@@ -229,24 +205,27 @@ class Steps:
             form: an upload of zeros, from the method `form`.
         """
         zeros = [jnp.zeros_like(x) for x in form.sums]
-        total, tables = Compensated(zeros, zeros), dict[int, list[list[np.ndarray]]]()
+        total, tables = Compensated(zeros, zeros), dict[int, Arrays]()
         for place, size in enumerate(sorted({self.padded(own) for own in examples.values()})):
             group = Compensated(zeros, zeros)
             for number in sorted(examples, key=lambda number: (-examples[number], number)):
                 if self.padded(examples[number]) == size:
                     own = load(number)
-                    group = _plus(group, [jnp.asarray(x) for x in own.sums])
-                    tables[number] = own.tables
+                    group = _plus(group, [jnp.asarray(own[f"sum.{i}"]) for i in range(len(zeros))])
+                    tables[number] = {name: x for name, x in own.items() if name.startswith("table")}
             total = total.plus(group.total).plus(group.lost) if place else group
         columns = [
-            [np.concatenate([tables[n][i][j] for n in sorted(tables)]) for j in range(len(table) - 1)]
+            [
+                np.concatenate([tables[n][f"table.{i}.{j}"] for n in sorted(tables)])
+                for j in range(len(table) - 1)
+            ]
             for i, table in enumerate(form.tables)
         ]
         whole = [[*map(jnp.asarray, own), jnp.ones(len(own[0]), bool)] for own in columns]
         upload = Parts(total.value, whole, form.structure).upload()
         if isinstance(upload, Sent):
             # The signature says whose rows these are; the sender's own array of clients is not trusted.
-            owner = [np.full(len(tables[n][0][0]), n, np.int32) for n in sorted(tables)]
+            owner = [np.full(len(tables[n]["table.0.0"]), n, np.int32) for n in sorted(tables)]
             items = replace(upload.rows.items, client=jnp.asarray(np.concatenate(owner)))
             upload = upload._replace(rows=replace(upload.rows, items=items))
         return upload

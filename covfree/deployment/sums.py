@@ -16,8 +16,8 @@ from covfree.secure.shamir import SHARE
 from covfree.secure.words import Words
 
 Arrays = Mapping[str, np.ndarray]
-# The tables in messages: for each, its columns of integers, and the widths of the parts of a row's bytes. A box
-# has two shares and the cipher's tag.
+# The tables in messages: for each, its columns of integers, and the widths of the parts of a row's bytes. A
+# box has two shares and the cipher's tag.
 _TABLES = {
     "advert": (("sender",), (32, 32, 32, 64)),
     "box": (("sender", "receiver"), (2 * SHARE + 16,)),

@@ -38,7 +38,7 @@ def of_integers(description, came):
             upload, after = steps.upload(number, turn, sent, memories[site], *padded(site))
             if site in sites:
                 memories[site] = after
-                total = total + np.array(point.encode(upload.sums).tolist(), object)
+                total = total + np.array(point.encode(list(upload.values())).tolist(), object)
         form = steps.form(state)
         words = np.array([int(word) % 2**64 for word in total], np.uint64)
         state, _ = steps.serve(state, Parts(point.decode(words, form.sums), [], form.structure).upload())
