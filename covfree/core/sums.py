@@ -51,19 +51,20 @@ def deviations(
     if group is None:
         return jnp.where(size <= noise, 0, centred)
 
-    def settle(centred: jax.Array) -> jax.Array:
-        equal = jax.ops.segment_max(size, group, num_groups) <= noise
-        return jnp.where(equal.at[group].get(mode="fill", fill_value=True), 0, centred)
-
-    # That maximum takes longer than the rest. So first look at two values of each group: if the deviation of
-    # one exceeds the noise, the group's values differ; if it has no other value, its deviation is 0 already.
+    # A maximum over groups takes longer than the rest. So first look at two values of each: if the deviation
+    # of one exceeds the noise, the group's values differ; if it has no other value, its deviation is 0.
     num_groups, index = mean.shape[0], jnp.arange(values.shape[0], dtype=jnp.int32)
     first = jax.ops.segment_min(index, group, num_groups)
     last = jax.ops.segment_max(index, group, num_groups)
     ends = [size.at[row].get(mode="fill", fill_value=jnp.inf) for row in (first, last)]
     both = jnp.maximum(*ends)
     rounded = (noise > 0) & (both <= noise) & ((first < last)[:, None] | (both > 0))
-    return jax.lax.cond(rounded.any(), settle, lambda centred: centred, centred)
+    largest = partial(jax.ops.segment_max, size, group, num_groups)
+    return jax.lax.cond(
+        rounded.any(),
+        lambda: jnp.where((largest() <= noise).at[group].get(mode="fill", fill_value=True), 0, centred),
+        lambda: centred,
+    )
 
 
 def settled(
