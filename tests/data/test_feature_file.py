@@ -15,7 +15,7 @@ import pytest
 from covfree.core import array_file, atomic
 from covfree.data import feature_file
 from covfree.data.feature_file import FeatureFile, differences, read_feature_file, rewrite
-from covfree.data.feature_writer import FeatureWriter
+from covfree.data.kept import FeatureWriter
 
 IMAGES, DIM = 7, 3
 KEY = {"backbone": "tiny", "weights": "ab12", "crop": {"size": (4, 4), "mean": 0.5}}
@@ -173,7 +173,7 @@ def test_a_kill_while_the_folder_is_removed(tmp_path, finished, monkeypatch):
 VICTIM = """
 import sys
 import numpy as np
-from covfree.data.feature_writer import FeatureWriter
+from covfree.data.kept import FeatureWriter
 
 sizes = dict(num_examples=10**6, num_features=50, dtype="float32")
 with FeatureWriter(sys.argv[1], {"weights": "ab12"}, **sizes) as writer:
