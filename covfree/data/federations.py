@@ -6,7 +6,6 @@ import csv
 import json
 import os
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 
@@ -15,37 +14,24 @@ from covfree.data.folders import of_files, scan
 from covfree.data.image_set import ImageSet, image_arrays, image_formats
 from covfree.data.labelled import Example, by_number, labelled, read_table
 
-
-class _Tables(NamedTuple):
-    """The files of a data set of images that is split by user.
-
-    Attributes:
-        train: the name of the CSV file that lists the training images with their users.
-        images: the name of the folder of images.
-        download: a text that says what to download.
-    """
-
-    train: str
-    images: str
-    download: str
-
-
 _SPLITS = "http://storage.googleapis.com/gresearch/federated-vision-datasets/"
-_TABLES = {
-    "landmarks-user-160k": _Tables(
-        "federated_train.csv",
-        "train",
+# What belongs in the folder of each federation: files and folders, and what to download.
+_CONTENT = {
+    "femnist": (
+        ("train", "test"),
+        "what LEAF writes by data/femnist/preprocess.sh -s niid --sf 1.0 -k 0 -t sample",
+    ),
+    "landmarks-user-160k": (
+        ("federated_train.csv", "test.csv", "train"),
         f"the tables of {_SPLITS}landmarks-user-160k.zip, and Google Landmarks v2's folder train/",
     ),
-    "inaturalist-user-120k": _Tables(
-        "federated_train_user_120k.csv",
-        "train_val_images",
+    "inaturalist-user-120k": (
+        ("federated_train_user_120k.csv", "test.csv", "train_val_images"),
         f"the tables of {_SPLITS}inaturalist-user-120k.zip, and train_val_images/ of iNaturalist 2017",
     ),
 }
-_FEMNIST = "what LEAF writes by data/femnist/preprocess.sh -s niid --sf 1.0 -k 0 -t sample"
 # The names that `federation` accepts.
-FEDERATIONS = ("femnist", *_TABLES)
+FEDERATIONS = tuple(_CONTENT)
 
 
 def federation(name: str, *, data_dir: StrPath | None = None) -> ImageSet:
@@ -68,18 +54,16 @@ def federation(name: str, *, data_dir: StrPath | None = None) -> ImageSet:
         raise ValueError(f"name: expected one of {', '.join(FEDERATIONS)}, got {name!r}")
     above = data_dir or os.environ.get("COVFREE_DATA") or Path.home() / "covfree-data"
     root = Path(above) / name
-    tables = _TABLES.get(name)
-    needed = ["train", "test"] if tables is None else [tables.train, "test.csv", tables.images]
-    missing = [each for each in needed if not (root / each).exists()]
-    if missing:
-        what = _FEMNIST if tables is None else tables.download
+    content, download = _CONTENT[name]
+    if missing := [each for each in content if not (root / each).exists()]:
         raise FileNotFoundError(
             f"{name}: expected {' and '.join(missing)} in {root} (the folder above is $COVFREE_DATA); "
-            f"put there {what}"
+            f"put there {download}"
         )
-    if tables is None:
+    if name == "femnist":
         return leaf_images(root)
-    return image_table(root / tables.images, root / tables.train, root / "test.csv")
+    train, test, images = (root / each for each in content)
+    return image_table(images, train, test)
 
 
 def image_table(

@@ -6,7 +6,7 @@ import errno
 import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import cache
 from io import BytesIO
 from typing import Any
 
@@ -117,16 +117,11 @@ def image_arrays(
         ids=tuple(str(i) for i in range(len(images))),
         labels=labels,
         class_names=tuple(str(each) for each in class_names),
-        read=partial(_row, images),
+        read=images.__getitem__,
         fingerprint=digest.hexdigest(),
         clients=None if clients is None else np.asarray(clients),
         is_test=None if is_test is None else np.asarray(is_test),
     )
-
-
-# A module-level function can be pickled, so that the image set can be sent to another process.
-def _row(images: np.ndarray, i: int) -> np.ndarray:
-    return images[i]
 
 
 # Pillow recognises these formats, but cannot decode them, or (EPS) only by running another program.
