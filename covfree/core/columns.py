@@ -158,8 +158,8 @@ def read_columns(path: Path, columns: Mapping[str, str]) -> dict[str, np.ndarray
         found["feature_names"] = np.array(names)
     if table.wide and found["features"].dtype.kind in "iub":
         found["features"] = found["features"].astype(np.result_type(np.float32, found["features"].dtype))
-    if "key" in table and not table.wide:
-        found["key"] = table["key"]
+    if not table.wide:
+        found.update((name, table[name]) for name in ("key", "feature_names") if name in table)
     if (names := table.class_names(own["labels"])) is not None:
         found["class_names"] = names
     return found
