@@ -15,7 +15,7 @@ import numpy as np
 
 from covfree.core.atomic import replacing
 from covfree.core.optional import optional
-from covfree.protocol.tensors import DTYPES, check_places, read_exactly, read_header, tensor_of
+from covfree.protocol.tensors import DTYPES, read_header, read_tensors
 
 # Signed data begins with this, so that a signature made for another purpose is not valid for a message.
 _MAGIC = b"covfree federation 1\n"
@@ -155,11 +155,9 @@ def unseal(data: bytes, keys: Mapping[str, str]) -> Unsealed:
     try:
         if strange := {name for name, entry in header.items() if entry["dtype"] not in DTYPES}:
             raise ValueError(f"unknown data types in {sorted(strange)}")
-        check_places(header, length)
-        body = read_exactly(file, length)
+        return Unsealed(about, read_tensors(file, header, length))
     except ValueError as error:
         raise Refused(f"message: expected arrays of safetensors, got {error}", sender) from error
-    return Unsealed(about, {name: tensor_of(body, entry) for name, entry in header.items()})
 
 
 def _parts(data: bytes) -> tuple[dict[str, Any], dict[str, Any], int, Any]:

@@ -16,6 +16,7 @@ import numpy as np
 
 from covfree.core.types import Message
 from covfree.protocol.checks import Rules, max_norm_of
+from covfree.protocol.sites_model import robust_deviation
 from covfree.protocol.values import square_sums
 
 # With fewer clients, no bounds are derived.
@@ -100,19 +101,13 @@ def _range(values: Iterable[float], least: float) -> _Range | None:
     """Derive an upper bound on ``values``, such as numbers of examples; a few outliers hardly change it.
 
     Only values above 0 are used; return None if there are fewer than four. The bound's logarithm is the
-    median of the values' logarithms plus 6 robust standard deviations. A robust standard deviation is the
-    logarithms' median distance from the median times 1.48, or the upper quartile's distance from the median
-    divided by 0.67 if that is larger, as clients' sizes have long tails. The bound is at least ``least``
-    times the median.
+    median of the values' logarithms plus 6 robust standard deviations (`robust_deviation`). The bound is at
+    least ``least`` times the median.
     """
     logs = np.log([value for value in values if value > 0])
     if len(logs) < _FEWEST:
         return None
-    median = float(np.median(logs))
-    # If the quartile lies between two values, take the lower: with four values, interpolation would use the
-    # largest, which would raise its own bound.
-    upper = (float(np.quantile(logs, 0.75, method="lower")) - median) / 0.6745
-    spread = max(1.4826 * float(np.median(np.abs(logs - median))), upper)
+    median, spread = float(np.median(logs)), float(robust_deviation(logs, tail=True))
     factor = math.exp(min(max(_DEVIATIONS * spread, math.log(least)), _LARGEST))
     return _Range(math.exp(median), math.exp(median) * factor, len(logs))
 
@@ -137,7 +132,12 @@ class Limits:
             for name in ("directions", "trace")
         }
 
-    def beyond(self, size: Size) -> str | None:
+    def exceeded(self, sizes: Mapping[Hashable, Size]) -> dict[Hashable, str]:
+        """Return, for each client whose message exceeds the bounds, the reason."""
+        reasons = {client: self._beyond(size) for client, size in sizes.items()}
+        return {client: reason for client, reason in reasons.items() if reason is not None}
+
+    def _beyond(self, size: Size) -> str | None:
         """Return the reason why a message of this size exceeds the bounds; None if it does not."""
         if self._count is not None and size.count > self._count.most:
             return f"count: counts sum to {size.count:.15g}; expected at most {self._count}; see max_count"
@@ -179,33 +179,3 @@ class Limits:
         if self._rules.max_norm == "derived" and public is not None:
             said["max_norm"] = f"{public:.4g}, that of the method's map of features"
         return said
-
-
-class Judgement(NamedTuple):
-    """The result of `judge`.
-
-    Attributes:
-        rejected: for each new message that exceeds the bounds, the reason.
-        doubted: for each message of earlier rounds that exceeds the bounds, the reason.
-        bounds: the bounds in words, by `Limits.report`.
-    """
-
-    rejected: dict[Hashable, str]
-    doubted: dict[Hashable, str]
-    bounds: dict[str, str]
-
-
-def judge(sizes: Mapping[Hashable, Size], before: Mapping[Hashable, Size], rules: Rules) -> Judgement:
-    """Derive bounds from the sizes of all messages, and return which messages exceed them.
-
-    Args:
-        sizes: for each client with a new message, its `Size`: number of examples and sums of squares.
-        before: the same for the messages of earlier rounds.
-        rules: the arguments of `collect`, which say which bounds are to be derived.
-    """
-    limits = Limits([*before.values(), *sizes.values()], rules)
-    new, old = (
-        {client: reason for client, size in each.items() if (reason := limits.beyond(size)) is not None}
-        for each in (sizes, before)
-    )
-    return Judgement(new, old, limits.report())

@@ -1,8 +1,8 @@
-"""Checks of one message: the functions in `CHECKS` raise an error if the message breaks a rule."""
+"""Check one message by the server's rules, and convert it to the form in which it is merged with others."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Hashable, Mapping
+from collections.abc import Collection, Hashable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Literal, TypeAlias
@@ -100,30 +100,36 @@ def check_known(rows: Rows, num_classes: int, whose: str) -> None:
         )
 
 
-@dataclass(frozen=True)
-class Letter:
-    """The input of a check of a client's message.
+def check_message(message: Message, rules: Rules, announced: int | None = None) -> Message:
+    """Check a client's message; return it in the form in which it is merged with others, see `as_received`.
 
-    Attributes:
+    Args:
         message: the message.
         rules: the rules that it must satisfy.
         announced: the number of examples that the client announced; None if it announced none.
+
+    Raises:
+        TypeError: if it is no `Message`, or a data type is wrong.
+        ValueError: if the message breaks a rule.
     """
-
-    message: Message
-    rules: Rules
-    announced: int | None = None
-
-    @cached_property
-    def num_examples(self) -> float:
-        """The sum of the counts of the rows that have a class (a label of at least 0)."""
-        count, label = np.asarray(self.message.rows.count), np.asarray(self.message.rows.label)
-        return count_sum(count[label >= 0])
-
-    @cached_property
-    def received(self) -> Message:
-        """The message as it is merged with others: without padding, in data types that can be summed."""
-        return as_received(self.message)
+    # The order matters: each check relies on those before it.
+    if not isinstance(message, Message):
+        raise TypeError(f"message: expected a Message, got {type(message).__name__}")
+    rows = message.rows
+    check_row_structure(rows, dim=rules.dim)
+    if len(rows.count) and (reason := rules.difference(Kind.of(message))) is not None:
+        raise ValueError(reason)
+    sound_rows(rows, RowTypes.of(rows), num_classes=rules.num_classes)
+    total = count_sum(np.asarray(rows.count)[np.asarray(rows.label) >= 0])
+    _check_counts(rows, total, rules, announced)
+    _check_matrix(message, total)
+    received = as_received(message)
+    if message.solved:
+        # A ridge solution may imply class means that are invalid.
+        check_rows(received.rows, num_classes=rules.num_classes)
+    if (most := max_norm_of(rules)) is not None:
+        _check_norms(received.rows, None if message.solved else received.matrix, total, most)
+    return received
 
 
 def as_received(message: Message) -> Message:
@@ -159,48 +165,24 @@ def _with_means(rows: Rows, matrix: np.ndarray) -> Rows:
         return replace(rows, mean=means.astype(np.asarray(rows.mean).dtype))
 
 
-def is_a_message(letter: Letter) -> None:
-    """Raise an error unless this is a `Message` whose rows have the right shapes and data types."""
-    if not isinstance(letter.message, Message):
-        raise TypeError(f"message: expected a Message, got {type(letter.message).__name__}")
-    check_row_structure(letter.message.rows, dim=letter.rules.dim)
-
-
-def is_of_the_method(letter: Letter) -> None:
-    """Raise a ValueError unless the message's arrays, method, class names and extractor are as expected."""
-    message, rules = letter.message, letter.rules
-    if not len(message.rows.count):
-        return
-    if (reason := rules.difference(Kind.of(message))) is not None:
-        raise ValueError(reason)
-
-
-def has_sound_rows(letter: Letter) -> None:
-    """Raise an error if means, counts, labels or covariances of the message are invalid; see `check_rows`."""
-    rows = letter.message.rows
-    sound_rows(rows, RowTypes.of(rows), num_classes=letter.rules.num_classes)
-
-
-def has_announced_counts(letter: Letter) -> None:
+def _check_counts(rows: Rows, total: float, rules: Rules, announced: int | None) -> None:
     """Raise a ValueError if the counts do not sum to the announced number, or sum to above ``max_count``.
 
-    The count of a residual direction (a row that `Rows.sketch` marks) is a number of degrees of freedom. It
-    must not exceed the announced number or ``max_count``.
+    ``total`` is the sum of the counts of rows with a class. The count of a residual direction (a row that
+    `Rows.sketch` marks) is a number of degrees of freedom. It must not exceed the announced number or
+    ``max_count``.
     """
-    rows, total = letter.message.rows, letter.num_examples
-    most = None if letter.rules.max_count == "derived" else letter.rules.max_count
+    most = None if rules.max_count == "derived" else rules.max_count
     count = np.asarray(rows.count)
     # Allow for rounding of float counts: a mixture spreads each class over its components by float weights.
     slack = 0 if count.dtype.kind in "iu" else 1e-5
-    if letter.announced is not None and not np.isclose(total, letter.announced, rtol=slack):
-        raise ValueError(
-            f"count: counts sum to {total:.15g}; expected the {letter.announced} examples announced"
-        )
+    if announced is not None and not np.isclose(total, announced, rtol=slack):
+        raise ValueError(f"count: counts sum to {total:.15g}; expected the {announced} examples announced")
     if most is not None and total > most * (1 + slack):
         raise ValueError(f"count: counts sum to {total:.15g}; expected at most max_count = {most}")
     if rows.sketch is not None:
         degrees = max((float(n) for n in count[np.asarray(rows.sketch)]), default=0.0)
-        for bound in (letter.announced, most):
+        for bound in (announced, most):
             if bound is not None and degrees > bound:
                 raise ValueError(
                     f"count: residual directions show {degrees:.15g} degrees of freedom; expected at most "
@@ -208,9 +190,11 @@ def has_announced_counts(letter: Letter) -> None:
                 )
 
 
-def has_a_sound_matrix(letter: Letter) -> None:
-    """Raise an error if the message's matrix, if any, is not finite, symmetric and positive semi-definite."""
-    message = letter.message
+def _check_matrix(message: Message, total: float) -> None:
+    """Raise an error if the message's matrix, if any, is not finite, symmetric and positive semi-definite.
+
+    ``total`` is the number of the client's examples.
+    """
     dim = np.shape(message.rows.mean)[1]
     if message.matrix is None:
         if message.solved:
@@ -232,32 +216,19 @@ def has_a_sound_matrix(letter: Letter) -> None:
         raise ValueError(
             f"matrix: has a trace of {trace:.2g}; expected at most {most:.2g}, as larger sums could overflow"
         )
-    tolerance = rounding(letter.num_examples, came.dtype, np.asarray(message.rows.mean).dtype)
-    scaled = unit_diagonal("matrix:", matrix, letter.num_examples, tolerance)
+    tolerance = rounding(total, came.dtype, np.asarray(message.rows.mean).dtype)
+    scaled = unit_diagonal("matrix:", matrix, total, tolerance)
     if not is_positive(scaled, tolerance):
         raise ValueError("matrix: has a negative eigenvalue; expected F Fᵀ, a sum of squares")
 
 
-def has_sound_means(letter: Letter) -> None:
-    """Raise an error if a message has a ridge solution from which invalid class means follow.
+def _check_norms(rows: Rows, matrix: AnyArray | None, total: float, most: float) -> None:
+    """Raise a ValueError if a client's rows and matrix imply that features have norms above ``most``.
 
-    `check_rows` says which means are valid.
+    The statistics of n examples f of a class must agree with Σ‖f‖² ≤ n·most². The squares of all residual
+    directions (the rows that `Rows.sketch` marks) must sum to at most N·most², for N = ``total`` examples in
+    all; so must the diagonal of ``matrix``, a Gram matrix.
     """
-    if letter.message.solved:
-        check_rows(letter.received.rows, num_classes=letter.rules.num_classes)
-
-
-def has_bounded_norms(letter: Letter) -> None:
-    """Raise a ValueError if the message implies that features have norms above ``max_norm``.
-
-    The statistics of n examples f of a class must agree with Σ‖f‖² ≤ n·max_norm². The squares of all residual
-    directions (the rows that `Rows.sketch` marks) must sum to at most N·max_norm², for N examples in all; so
-    must the diagonal of a Gram matrix.
-    """
-    most, total = max_norm_of(letter.rules), letter.num_examples
-    if most is None:
-        return
-    rows, matrix = letter.received.rows, letter.received.matrix
     square = most**2 * (1 + 1e-3)
     count, label = np.asarray(rows.count).astype(np.float64), np.asarray(rows.label)
     squares = square_sums(rows)
@@ -270,7 +241,7 @@ def has_bounded_norms(letter: Letter) -> None:
         )
     vectors = np.zeros(len(count), bool) if rows.sketch is None else np.asarray(rows.sketch)
     sums = {"mean: residual directions have squares that sum to": squares[vectors].sum()}
-    if matrix is not None and not letter.message.solved:
+    if matrix is not None:
         sums["matrix: has a trace of"] = float(np.trace(matrix, dtype=np.float64))
     for name, found in sums.items():
         if found > total * square:
@@ -288,15 +259,3 @@ def max_norm_of(rules: Rules) -> int | float | None:
     if rules.max_norm != "derived":
         return rules.max_norm
     return None if rules.method is None else getattr(rules.method.feature_map, "max_norm", None)
-
-
-# The order matters: each check relies on those before it.
-CHECKS: tuple[Callable[[Letter], None], ...] = (
-    is_a_message,
-    is_of_the_method,
-    has_sound_rows,
-    has_announced_counts,
-    has_a_sound_matrix,
-    has_sound_means,
-    has_bounded_norms,
-)

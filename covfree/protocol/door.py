@@ -10,8 +10,8 @@ import jax
 import numpy as np
 
 from covfree.core.types import Message, Rows, is_traced
-from covfree.protocol.bounds import Size, judge, sizes_of
-from covfree.protocol.checks import CHECKS, Letter, Rules, as_received
+from covfree.protocol.bounds import Limits, Size, sizes_of
+from covfree.protocol.checks import Rules, as_received, check_message
 from covfree.protocol.inbox import Inbox
 from covfree.protocol.kinds import Kind, common_dim, unlike
 from covfree.protocol.messages import digest
@@ -116,15 +116,12 @@ def check_messages(
         message = None
         try:
             message = messages[client]
-            letter = Letter(message, rules, rules.num_examples.get(client))
-            for check in CHECKS:
-                check(letter)
+            received = check_message(message, rules, rules.num_examples.get(client))
             receipt = receipt_of(messages, client)
             if receipt in owners:
                 raise ValueError(
                     f"message: expected each client's own, got a copy of what {owners[receipt]!r} sent"
                 )
-            received = letter.received
             (size,) = sizes_of(received)
             none = jax.tree.map(lambda leaf: leaf[:0].copy(), received.rows)
             found[client] = FoundMessage(receipt, Kind.of(message), size, len(received.rows.label), none)
@@ -150,11 +147,11 @@ def check_messages(
                 f"before: expected the result of earlier rounds with the same method and classes; {reason}"
             )
     others = unlike(kinds, earlier)
-    sizes = {client: found[client].size for client in kinds if client not in others}
-    judged = judge(sizes, _sizes(before), rules)
-    others |= judged.rejected
+    sizes, old = {client: found[client].size for client in kinds if client not in others}, _sizes(before)
+    limits = Limits([*old.values(), *sizes.values()], rules)
+    others |= limits.exceeded(sizes)
+    doubted, bounds = limits.exceeded(old), limits.report()
     sound = {client: each for client, each in found.items() if client not in others}
-    doubted, bounds = dict(judged.doubted), dict(judged.bounds)
     if rules.judge_sites:
         report = _judged(messages, sound, before, rules)
         bounds["sites"] = report.summary

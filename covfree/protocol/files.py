@@ -19,7 +19,7 @@ from covfree.core.checks import check_row_structure, check_type
 from covfree.core.optional import optional
 from covfree.core.types import Message, Rows
 from covfree.protocol.messages import ROWS, digest
-from covfree.protocol.tensors import DTYPES, check_places, read_exactly, read_header, tensor_of
+from covfree.protocol.tensors import DTYPES, read_header, read_tensors
 
 SUFFIX = ".safetensors"
 _FORMAT = "covfree.Message"
@@ -185,14 +185,12 @@ def read(
         if (rows := max((about["shape"] or [1])[0] for about in header.values())) > max_rows:
             raise ValueError(f"{expected}, of at most {max_rows} rows, got {rows}")
         try:
-            check_places(header, length)
-            body = read_exactly(file, length)
+            tensors = read_tensors(file, header, length)
             names = json.loads(metadata["class_names"]) if "class_names" in metadata else None
             if names is not None and not all(isinstance(name, str) for name in names):
                 raise ValueError("its class names are not strings")
         except (ValueError, TypeError, RecursionError) as error:
             raise ValueError(f"{broken} {error}") from error
-    tensors = {name: tensor_of(body, about) for name, about in header.items()}
     parts = {name: tensors.get(name) for name in ROWS}
     message = Message(
         Rows(**parts),  # pyright: ignore[reportArgumentType]

@@ -94,17 +94,27 @@ def deviation(
         values: one value for each site; NaN if a site has none.
         least: the smallest allowed standard deviation.
         error: the known standard error of each value, used as its standard deviation where it is larger.
-        tail: whether to use the upper quartile's distance from the median, divided by 0.67, as the standard
-            deviation where that is larger; for sites' sizes, which have long tails.
+        tail: as in `robust_deviation`.
     """
     known = values[np.isfinite(values)]
     if not len(known):
         return np.zeros_like(values)
-    median = np.median(known)
-    scale = max(1.4826 * np.median(np.abs(known - median)), least)
-    if tail:
-        scale = max(scale, (np.quantile(known, 0.75, method="lower") - median) / 0.6745)
-    return np.nan_to_num((values - median) / np.maximum(scale, error))
+    scale = max(robust_deviation(known, tail=tail), least)
+    return np.nan_to_num((values - np.median(known)) / np.maximum(scale, error))
+
+
+def robust_deviation(values: np.ndarray, *, tail: bool) -> float:
+    """Return a robust standard deviation: the median distance of values from their median, times 1.48.
+
+    With ``tail``, return the upper quartile's distance from the median, divided by 0.67, if that is larger;
+    for sizes of clients, which have long tails.
+    """
+    median = np.median(values)
+    scale = 1.4826 * np.median(np.abs(values - median))
+    # If the quartile lies between two values, take the lower: of four values, interpolation would use the
+    # largest, which would raise its own bound.
+    upper = (np.quantile(values, 0.75, method="lower") - median) / 0.6745 if tail else 0.0
+    return max(scale, upper)
 
 
 def fit_model(means: Means, num_classes: int) -> SitesModel:

@@ -34,10 +34,10 @@ def read_header(
         ValueError: if the header is too long, or an entry or the metadata are not valid; other errors if the
             header has another structure.
     """
-    (length,) = struct.unpack("<Q", read_exactly(file, 8))
+    (length,) = struct.unpack("<Q", _read_exactly(file, 8))
     if length > min(size - 8, _MOST_HEADER):
         raise ValueError(f"its header is of {length} bytes")
-    header = json.loads(bytes(read_exactly(file, length)))
+    header = json.loads(bytes(_read_exactly(file, length)))
     metadata = header.pop("__metadata__", None) or {}
     if not all(isinstance(text, str) for text in metadata.values()):
         raise ValueError("its metadata are not strings")
@@ -50,11 +50,17 @@ def read_header(
     return header, metadata, size - 8 - length
 
 
-def check_places(header: Mapping[str, Any], length: int) -> None:
-    """Raise a ValueError unless the tensors exactly fill the ``length`` bytes after the header.
+def read_tensors(
+    file: io.RawIOBase | io.BufferedIOBase, header: Mapping[str, Any], length: int
+) -> dict[str, np.ndarray]:
+    """Read the tensors of a safetensors file; ``header`` and ``length`` are those of `read_header`.
 
-    Each tensor must have as many bytes as its shape and data type need. The first must begin at 0, and each
-    other tensor where the one before it ends.
+    Data types must be among `DTYPES`.
+
+    Raises:
+        ValueError: unless the tensors exactly fill the ``length`` bytes after the header. Each tensor must
+            have as many bytes as its shape and data type need. The first must begin at 0, and each other
+            tensor where the one before it ends.
     """
     end = 0
     for name, about in sorted(header.items(), key=lambda item: item[1]["data_offsets"]):
@@ -65,9 +71,11 @@ def check_places(header: Mapping[str, Any], length: int) -> None:
         end = stop
     if end != length:
         raise ValueError(f"{length} bytes of tensors; expected {end}")
+    body = _read_exactly(file, length)
+    return {name: _tensor(body, about) for name, about in header.items()}
 
 
-def read_exactly(file: io.RawIOBase | io.BufferedIOBase, size: int) -> bytearray:
+def _read_exactly(file: io.RawIOBase | io.BufferedIOBase, size: int) -> bytearray:
     """Read exactly ``size`` bytes; raise a ValueError if the file ends before."""
     content, done = bytearray(size), 0
     view = memoryview(content)
@@ -79,11 +87,8 @@ def read_exactly(file: io.RawIOBase | io.BufferedIOBase, size: int) -> bytearray
     return content
 
 
-def tensor_of(body: bytearray, about: Mapping[str, Any]) -> np.ndarray:
-    """Read one tensor of a safetensors file from ``body``, the bytes after the header.
-
-    ``about`` is the tensor's entry in the header: data type, shape and byte offsets.
-    """
+def _tensor(body: bytearray, about: Mapping[str, Any]) -> np.ndarray:
+    """Return the tensor with the entry ``about`` in the header; ``body`` has the bytes after the header."""
     dtype, shape = np.dtype(DTYPES[about["dtype"]]), about["shape"]
     if 0 in shape:
         return np.zeros(shape, dtype)

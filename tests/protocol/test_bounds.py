@@ -9,7 +9,7 @@ from deployed import rows, with_matrix
 
 import covfree
 from covfree.data.dataset import load_digits, load_npz
-from covfree.protocol.bounds import Size, judge, sizes_of
+from covfree.protocol.bounds import Limits, Size, sizes_of
 from covfree.protocol.checks import Rules
 
 CLASSES = 10
@@ -231,8 +231,8 @@ def test_no_client_of_a_real_federation_is_too_large(shared):
             k: Size(float(n), np.zeros(1, int), np.array([n]), np.array([rng.chisquare(8) / n]), 0.0, 0.0)
             for k, n in enumerate(sizes)
         }
-        judgement = judge(found, {}, Rules(1, max_count="derived", max_norm="derived"))
-        assert judgement.rejected == {}, (file.name, judgement.bounds)
+        limits = Limits(list(found.values()), Rules(1, max_count="derived", max_norm="derived"))
+        assert limits.exceeded(found) == {}, (file.name, limits.report())
 
 
 def test_the_size_of_a_client_is_that_of_its_rows():

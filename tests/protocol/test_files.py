@@ -468,17 +468,17 @@ def test_a_file_far_larger_than_all_others_is_not_read(tmp_path):
 
 def test_a_file_that_is_cut_short_while_it_is_read(tmp_path, monkeypatch):
     """Were the file mapped, a signal would end this process."""
-    exactly = files.read_exactly
+    read = files.read_tensors
 
-    def cut(file, size):
+    def cut(file, header, length):
         if os.path.samestat(os.fstat(file.fileno()), os.stat(tmp_path / "b.safetensors")):
             os.truncate(tmp_path / "b.safetensors", 100)
-        return exactly(file, size)
+        return read(file, header, length)
 
     written(tmp_path, {"a": gram(0), "b": gram(1)})
     monkeypatch.setattr(inbox, "_KEPT", 0)
     folder = Inbox(tmp_path)
-    monkeypatch.setattr(files, "read_exactly", cut)
+    monkeypatch.setattr(files, "read_tensors", cut)
     collected = collect(folder, num_classes=CLASSES)
     assert collected.clients == ("a",)
     assert "cut short or no safetensors: it ends after" in collected.rejected["b"]
