@@ -80,10 +80,10 @@ def check_settings(folder: Path, settings: Mapping[str, Any], resume: bool) -> N
             )
 
 
-def check_data(folder: Path, contents: Mapping[str, str]) -> None:
+def check_data(folder: Path, contents: Mapping[str, str], files: Mapping[str, str]) -> None:
     """Raise ValueError if runs in the folder used data of the same name with other or unknown contents.
 
-    ``contents`` has a digest of each data set, by name.
+    ``contents`` has a digest of each data set, by name; ``files`` says from which files they come, or "".
     """
     earlier = read_settings(folder, "data")
     if earlier is None and (folder / RUNS).exists():
@@ -93,7 +93,10 @@ def check_data(folder: Path, contents: Mapping[str, str]) -> None:
         )
     for name, now in contents.items():
         if earlier is not None and earlier["data"].get(name) != now:
-            raise ValueError(f"--resume: {folder} holds runs on other contents of {name}")
+            where = "" if files[name] in ("", name) else f" ({files[name]})"
+            raise ValueError(
+                f"--resume: {folder} holds runs on other contents of {name}{where}; give another folder"
+            )
 
 
 def write_settings(folder: Path, settings: Mapping[str, Any], **more: Any) -> None:

@@ -75,6 +75,12 @@ class Source(NamedTuple):
     load: Callable[[int], FeatureSet]
     images: Images | None = None
 
+    @property
+    def files(self) -> str:
+        """The paths of the files or the folder that the data is read from; or the name of a data set."""
+        paths = (self.config.get(option) for option in ("dataset", "test_file", "images"))
+        return " and ".join(path for path in paths if path is not None)
+
     def __call__(self, seed: int) -> FeatureSet:
         """Load the features and labels for a seed."""
         return self.load(seed)

@@ -157,7 +157,8 @@ class Study:
             return
         now = {name: contents_of(load(0)) for name, load in self.datasets.items()}
         check_settings(folder, self.settings, resume)
-        check_data(folder, now)
+        files = {name: getattr(load, "files", "") for name, load in self.datasets.items()}
+        check_data(folder, now, files)
         write_settings(folder, self.settings, data=now)
 
     def kept_with(self, training: Training, seed: int) -> dict[str, Any]:
