@@ -35,7 +35,7 @@ from covfree.heads import metrics
 from covfree.heads.file import SavedHead
 from covfree.methods import registry
 from covfree.studies.federation import left_out
-from covfree.studies.known import alternatives, sees_no_covariance
+from covfree.studies.known import alternatives, failure, is_own, sees_no_covariance
 from covfree.studies.origin import origin_of, says_enough, seen_in_training
 from covfree.studies.predictions import scores_of
 from covfree.studies.progress import say
@@ -102,9 +102,15 @@ def fit_command(
         say(f"{data.name}: {text}")
     train = data.train_features, data.train_labels
     key = jax.random.key(seed)
-    state = state_of(chosen, *train, owners, classes, key)
-    head: Any = covfree.solve_totals(chosen, *state)
-    told = {} if chosen.report is None else chosen.report(chosen.params, state)
+    try:
+        state = state_of(chosen, *train, owners, classes, key)
+        head: Any = covfree.solve_totals(chosen, *state)
+        told = {} if chosen.report is None else chosen.report(chosen.params, state)
+        accuracy = metrics.accuracy(scores_of(head, data.test_features), data.test_labels)
+    except Exception as error:
+        if not is_own(name):
+            raise
+        raise ValueError(f"{name}: {failure(error)}") from error
     if note := sees_no_covariance(name, len(np.unique(owners[owners >= 0]))):
         say(note)
     if "taken" in told:
@@ -121,7 +127,6 @@ def fit_command(
         covfree.save_head(head, out, class_names=data.class_names, dim=dim, origin=origin_of(data, seed))
     except OSError as error:
         raise ValueError(f"--out: cannot write {out} ({error.strerror})") from error
-    accuracy = metrics.accuracy(scores_of(head, data.test_features), data.test_labels)
     say(
         f"{method} on {data.name}, {dim} features, {classes} classes: test accuracy "
         f"{100 * float(accuracy):.2f} %; wrote {out}"

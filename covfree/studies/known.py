@@ -10,6 +10,9 @@ from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
+import jax
+
+from covfree.core.checks import own_place
 from covfree.core.registries import Entry, nearest
 from covfree.methods import Method, registry
 
@@ -19,6 +22,8 @@ GROUP = "covfree.methods"
 _FAMILY = "other"
 # Joins the names of methods among which clients choose one: ``fedcof-or-fedcof-student``.
 JOINT = "-or-"
+# Errors that a method may raise, by their messages alone. Any other error of covfree's methods is a bug.
+FAILURES = (ValueError, FloatingPointError, MemoryError, jax.errors.JaxRuntimeError)
 _OPEN = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 
 
@@ -46,6 +51,15 @@ def is_own(name: str) -> bool:
     This is so for ``fedcof:shrinkage=1-or-mine``, because of ``mine``.
     """
     return any(each.partition(":")[0] not in registry() for each in alternatives(name))
+
+
+def failure(error: Exception) -> str:
+    """Return an error in one line: its kind unless in `FAILURES`, message and place in a user's code.
+
+    jax's error messages are long, so only the first line is taken.
+    """
+    kind = "" if isinstance(error, FAILURES) else f"{type(error).__name__}: "
+    return f"{kind}{str(error).partition(chr(10))[0]}{own_place(error)}"
 
 
 def sees_no_covariance(name: str, clients: int) -> str:
@@ -133,8 +147,10 @@ def function_of(name: str, option: str = "methods") -> Any:
         sys.modules[module] = importlib.util.module_from_spec(spec)
         try:
             spec.loader.exec_module(sys.modules[module])
-        except BaseException:
+        except BaseException as error:
             del sys.modules[module]
+            if isinstance(error, Exception):
+                raise ValueError(f"{option}: {path}: {failure(error)}") from error
             raise
     found = vars(sys.modules[module])
     if function not in found:

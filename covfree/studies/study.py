@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import jax
 import numpy as np
 
-from covfree.core.checks import check_type, own_place
+from covfree.core.checks import check_type
 from covfree.core.padding import is_large
 from covfree.data import FeatureSet
 from covfree.data.dataset import StrPath
 from covfree.methods import Method
 from covfree.studies.federation import Federation, left_out, several
 from covfree.studies.fingerprint import fingerprint
-from covfree.studies.known import is_own
+from covfree.studies.known import FAILURES, failure, is_own
 from covfree.studies.one_shot import run_method
 from covfree.studies.progress import Lines, Listener
 from covfree.studies.result import Run, RunFile, place_names
@@ -30,9 +30,6 @@ from covfree.studies.variants import Variant
 
 if TYPE_CHECKING:
     from covfree.studies.training import Training
-
-# Errors that a method may raise. Any other error is a bug, and ends the study.
-_FAILURES = (ValueError, FloatingPointError, MemoryError, jax.errors.JaxRuntimeError)
 
 
 class Cell(NamedTuple):
@@ -209,12 +206,9 @@ class Study:
                         # A user's own method may fail in any way.
                         way = self.methods[cell.method]
                         own = isinstance(way, Variant) and is_own(cell.method)
-                        if cell.method not in prints or not (own or isinstance(error, _FAILURES)):
+                        if cell.method not in prints or not (own or isinstance(error, FAILURES)):
                             raise
-                        # jax's error messages are long, and repeated for each seed: take the first line.
-                        said = str(error).partition("\n")[0]
-                        kind = "" if isinstance(error, _FAILURES) else f"{type(error).__name__}: "
-                        self.failed[cell] = f"{kind}{said}{own_place(error)}"
+                        self.failed[cell] = failure(error)
                         continue
                     if kept is not None and cell.method in prints:
                         kept.add(run, prints[cell.method])

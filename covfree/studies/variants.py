@@ -7,13 +7,12 @@ from inspect import signature
 from itertools import product
 from typing import Any, NamedTuple, cast
 
-from covfree.core.checks import own_place
 from covfree.core.registries import nearest
 from covfree.methods import Method, registry
 from covfree.methods.selecting import select
 from covfree.statistics.transforms import count_noise
 from covfree.studies.federation import several
-from covfree.studies.known import JOINT, alternatives, entry_of, is_own
+from covfree.studies.known import JOINT, alternatives, entry_of, failure, is_own
 from covfree.studies.names import parsed
 
 
@@ -151,8 +150,7 @@ def _of_user(name: str, make: Any, given: Mapping[str, Any]) -> Method:
     try:
         method = make(**given)
     except Exception as error:
-        kind = "" if isinstance(error, ValueError) else f"{type(error).__name__}: "
-        raise ValueError(f"methods: {key}: {kind}{error}{own_place(error)}") from error
+        raise ValueError(f"methods: {key}: {failure(error)}") from error
     if not isinstance(method, Method):
         got = type(method).__name__
         raise ValueError(f"methods: {name}: expected the function to return a method, got a {got}")

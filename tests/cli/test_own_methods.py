@@ -152,6 +152,24 @@ def test_what_is_no_method_is_one_line(cli, folder, asked):
     assert BAD[asked] in result.err
 
 
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (
+            "import none_such",
+            "ModuleNotFoundError: No module named 'none_such' (bad.py, line 1, in <module>)",
+        ),
+        ("def f(:", "SyntaxError: invalid syntax (bad.py, line 1)"),
+    ],
+)
+def test_a_file_that_cannot_be_imported_is_one_line(cli, folder, text, said):
+    (folder / "bad.py").write_text(text)
+    for command in (("compare", "--methods"), ("fit", "--out", "head.npz", "--method")):
+        result = cli(*command, "bad.py:f")
+        assert result.is_one_line
+        assert result.err == f"covfree: {command[-1]}: bad.py: {said}\n"
+
+
 def test_values_for_all_methods_are_told_with_an_error(cli, folder):
     result = cli(*SMALL, "--methods", "mine.py:spread", "--set", "power=much", "--seeds", "1")
     assert result.code == 2
@@ -194,3 +212,6 @@ def test_a_method_that_breaks_does_not_end_the_table_and_a_head_is_fitted_by_one
         == 0
     )
     assert cli("evaluate", "--head", "head.npz").code == 0
+    fitted = cli("fit", "--method", "mine.py:broken", "--clients", "6", "--out", "other.npz")
+    assert fitted.is_one_line
+    assert fitted.err == "covfree: mine.py:broken: RuntimeError: no head (mine.py, line 33, in head)\n"

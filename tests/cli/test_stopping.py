@@ -104,7 +104,9 @@ def test_other_contents_of_a_file_are_an_error(untyped, cli, tmp_path):
     np.savez(data, features=features + 1, labels=labels)
     outcome = cli(*command, "--resume")
     assert outcome.is_one_line
-    assert f"--resume: {out} holds runs on other contents of mine ({data}); give another folder" in outcome.err
+    assert (
+        f"--resume: {out} holds runs on other contents of mine ({data}); give another folder" in outcome.err
+    )
 
 
 def test_other_clients_of_a_file_are_other_contents(untyped, cli, tmp_path):
