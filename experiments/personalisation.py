@@ -27,7 +27,7 @@ import covfree
 from covfree import finetune
 from covfree.data import load_npz
 from covfree.data.partitions import dominant_classes
-from covfree.studies.personal import TITLES, Part, PersonalStart, personalised
+from covfree.studies.personal import TITLES, Part, Personalisation, PersonalStart
 from covfree.studies.report import environment
 
 UNIFORM_SHARE = 0.2
@@ -72,18 +72,19 @@ def starts(train: Part, test: Part, num_classes: int, seed: int) -> dict[str, Fe
 def trained(federation: Federation, method: str, epochs: int, rate: float, strength: float) -> np.ndarray:
     """Accuracy of each client; NaN if training diverged."""
     home = epochs // _AT_HOME
-    done = personalised(
-        method,
-        PersonalStart(federation.start, finetune.adapter_model, federation.prototypes),
-        federation.train,
-        federation.test,
-        client=rate,
+    settings = Personalisation(
         rounds=epochs - home if method == "fedavg-ft" else epochs,
         epochs=epochs,
         home=home,
         strength=strength,
-        key=jax.random.key(federation.seed),
+        rate=rate,
+        momentum=0.0,
+        weight_decay=0.0,
+        batch_size=32,
     )
+    start = PersonalStart(federation.start, finetune.adapter_model, federation.prototypes)
+    key = jax.random.key(federation.seed)
+    done = settings.trained(method, start, federation.train, federation.test, key)
     return done.accuracy if done.diverged is None else np.full_like(done.accuracy, np.nan)
 
 

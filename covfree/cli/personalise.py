@@ -139,20 +139,8 @@ def personalise_command(
         raise ValueError("--norms: expected --images beside it, as features have no network to train")
     check_resume(resume, out)
     how = Personalisation(
-        *(
-            start,
-            rounds,
-            epochs,
-            home,
-            strength,
-            client_lr,
-            momentum,
-            weight_decay,
-            batch_size,
-            divided,
-            rank,
-        ),
-        norms=norms or _PAPER.norms,
+        *(start, rounds, epochs, home, strength, client_lr, momentum, weight_decay),
+        *(batch_size, divided, rank, norms or _PAPER.norms),
     )
     source = source_of(dataset, test_file, images, backbone, weights)
     federation = federation_of(source.outline, clients, partition, alpha, _FEDERATION)

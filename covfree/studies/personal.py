@@ -88,80 +88,6 @@ class Personalised(NamedTuple):
     seconds: float
 
 
-def personalised(
-    method: str,
-    start: PersonalStart,
-    train: Part,
-    test: Part,
-    *,
-    client: Any,
-    rounds: int,
-    epochs: int,
-    home: int,
-    strength: float,
-    key: PRNGKey,
-    checkpoint: Path | None = None,
-    batch_size: int = 32,
-) -> Personalised:
-    """Train a model for each client, or one for all by FedAvg; test the models on the clients' test examples.
-
-    Args:
-        method: one of `TITLES`.
-        start: the initial model and the class means.
-        train: the clients' training examples.
-        test: the clients' test examples.
-        client: the clients' optimiser, or its learning rate.
-        rounds: the number of rounds of methods that send something. In a round, every client passes once
-            over its examples.
-        epochs: the number of passes over a client's examples in local training and FedCGS, which take a
-            single round.
-        home: the number of passes over a client's examples in FedAvg-FT, after the rounds.
-        strength: λ of FedProto and FedCGS, the weight of the features' distance from class means in the loss.
-        key: the key of all random draws.
-        checkpoint: a folder in which rounds are saved, and from which they are resumed.
-        batch_size: examples per gradient step.
-    """
-    if method not in TITLES:
-        raise ValueError(f"methods: expected some of {', '.join(TITLES)}, got {method!r}")
-    model, (num_classes, dim) = start.model, start.prototypes.mean.shape
-    history: list[dict[str, Any]] = []
-    diverged: list[int] = []
-
-    def run(algorithm: covfree.rounds.Algorithm, number: int = 1) -> Any:
-        # FedAvg-FT consists of two runs; their names differ, so each has a checkpoint of its own.
-        saved = checkpoint and covfree.rounds.Checkpoint(checkpoint / algorithm.name, every=_EVERY)
-        with warnings.catch_warnings():
-            # Silence this warning, as `Personalised.diverged` reports the divergence.
-            warnings.filterwarnings("ignore", ".*is not finite", RuntimeWarning)
-            done = covfree.rounds.run(algorithm, *train, key=key, rounds=number, checkpoint=saved)
-        history.extend(done.history)
-        if done.stopped is not None:
-            diverged.append(len(done.history) + 1)
-        return done.result
-
-    known = None
-    size: dict[str, Any] = {"batch_size": batch_size}
-    if method == "local":
-        result = run(finetune.local_only(model, client, epochs=epochs, **size))
-    elif method == "afl":
-        return _closed_form(train, test, num_classes)
-    elif method == "fedcgs":
-        own = finetune.fedcgs_personal(model, start.prototypes, strength, client, epochs=epochs, **size)
-        result = run(own)
-    elif method == "fedproto":
-        result = run(finetune.fedproto(model, num_classes, dim, strength, client, **size), rounds)
-    elif method == "oll":
-        result = run(finetune.oll(model, client, **size), rounds)
-        known = finetune.client_classes(train.labels, train.clients, num_classes=num_classes)
-    else:
-        result = start.again(run(finetune.fedavg(model, client, **size), rounds))
-        if method == "fedavg-ft" and home:
-            result = run(finetune.local_only(result, client, epochs=home, **size))
-    accuracy = finetune.client_accuracy(result, *test, own_classes=known)
-    up, down, seconds = (sum(r[name] for r in history) for name in ("bytes_up", "bytes_down", "seconds"))
-    return Personalised(accuracy, (diverged or [None])[0], up, down, seconds)
-
-
 def _closed_form(train: Part, test: Part, num_classes: int) -> Personalised:
     """Fit AFL's head to all clients' examples; then fit and test a head at each client by `ridge_at_home`."""
     if train.features.ndim != 2:
@@ -181,14 +107,18 @@ class Personalisation:
 
     Attributes:
         init: `covfree.studies.starts.RANDOM`, or the method whose head is the start of all clients.
-        rounds: see `personalised`.
-        epochs: see `personalised`.
-        home: see `personalised`; not stated by the paper.
-        strength: see `personalised`; not stated by the paper.
+        rounds: the number of rounds of methods that send something. In a round, every client passes once
+            over its examples.
+        epochs: the number of passes over a client's examples in local training and FedCGS, which take a
+            single round.
+        home: the number of passes over a client's examples in FedAvg-FT, after the rounds; not stated by the
+            paper.
+        strength: λ of FedProto and FedCGS, the weight of the features' distance from class means in the loss;
+            not stated by the paper.
         rate: learning rate of the clients.
         momentum: momentum of the clients' descent.
         weight_decay: weight decay of the clients' descent, as in PyTorch.
-        batch_size: see `personalised`.
+        batch_size: examples per gradient step.
         temperature: temperature of a head in closed form, see `covfree.studies.training.Training`.
         rank: rank of the adapter that is trained between features and head. With images there is no adapter:
             the whole network is trained.
@@ -246,20 +176,69 @@ class Personalisation:
         assert data.test_clients is not None
         # Clients numbered above all training clients have no model.
         tested = np.where(data.test_clients <= task.clients.max(), data.test_clients, -1)
-        return personalised(
-            method,
-            self.start(task),
-            Part(task.inputs, data.train_labels, task.clients),
-            Part(task.test_inputs, data.test_labels, tested.astype(np.int32)),
-            client=descent(self.rate, self.momentum, self.weight_decay),
-            rounds=self.rounds,
-            epochs=self.epochs,
-            home=self.home,
-            strength=self.strength,
-            key=jax.random.key(task.seed),
-            checkpoint=checkpoint,
-            batch_size=self.batch_size,
-        )
+        train = Part(task.inputs, data.train_labels, task.clients)
+        test = Part(task.test_inputs, data.test_labels, tested.astype(np.int32))
+        return self.trained(method, self.start(task), train, test, jax.random.key(task.seed), checkpoint)
+
+    def trained(
+        self,
+        method: str,
+        start: PersonalStart,
+        train: Part,
+        test: Part,
+        key: PRNGKey,
+        checkpoint: Path | None = None,
+    ) -> Personalised:
+        """Train a model for each client, or one for all by FedAvg; test on the clients' test examples.
+
+        Args:
+            method: one of `TITLES`.
+            start: the initial model and the class means.
+            train: the clients' training examples.
+            test: the clients' test examples.
+            key: the key of all random draws.
+            checkpoint: a folder in which rounds are saved, and from which they are resumed.
+        """
+        if method not in TITLES:
+            raise ValueError(f"methods: expected some of {', '.join(TITLES)}, got {method!r}")
+        model, (num_classes, dim) = start.model, start.prototypes.mean.shape
+        history: list[dict[str, Any]] = []
+        diverged: list[int] = []
+
+        def run(algorithm: covfree.rounds.Algorithm, number: int = 1) -> Any:
+            # FedAvg-FT consists of two runs; their names differ, so each has a checkpoint of its own.
+            saved = checkpoint and covfree.rounds.Checkpoint(checkpoint / algorithm.name, every=_EVERY)
+            with warnings.catch_warnings():
+                # Silence this warning, as `Personalised.diverged` reports the divergence.
+                warnings.filterwarnings("ignore", ".*is not finite", RuntimeWarning)
+                done = covfree.rounds.run(algorithm, *train, key=key, rounds=number, checkpoint=saved)
+            history.extend(done.history)
+            if done.stopped is not None:
+                diverged.append(len(done.history) + 1)
+            return done.result
+
+        known, size = None, dict[str, Any](batch_size=self.batch_size)
+        client = descent(self.rate, self.momentum, self.weight_decay)
+        if method == "local":
+            result = run(finetune.local_only(model, client, epochs=self.epochs, **size))
+        elif method == "afl":
+            return _closed_form(train, test, num_classes)
+        elif method == "fedcgs":
+            fixed, size["epochs"] = start.prototypes, self.epochs
+            result = run(finetune.fedcgs_personal(model, fixed, self.strength, client, **size))
+        elif method == "fedproto":
+            own = finetune.fedproto(model, num_classes, dim, self.strength, client, **size)
+            result = run(own, self.rounds)
+        elif method == "oll":
+            result = run(finetune.oll(model, client, **size), self.rounds)
+            known = finetune.client_classes(train.labels, train.clients, num_classes=num_classes)
+        else:
+            result = start.again(run(finetune.fedavg(model, client, **size), self.rounds))
+            if method == "fedavg-ft" and self.home:
+                result = run(finetune.local_only(result, client, epochs=self.home, **size))
+        accuracy = finetune.client_accuracy(result, *test, own_classes=known)
+        up, down, seconds = (sum(r[name] for r in history) for name in ("bytes_up", "bytes_down", "seconds"))
+        return Personalised(accuracy, (diverged or [None])[0], up, down, seconds)
 
 
 def dealt(
