@@ -12,11 +12,10 @@ import pytest
 from covfree import SentBytes
 from covfree.cli.app import run
 from covfree.data.partitions import partition_statistics
-from covfree.studies import Federation, Run, report, summarise
+from covfree.studies import Federation, Result, Run, report, summarise
 from covfree.studies.page.details import detail
-from covfree.studies.page.headline import Scored, behind, gains, headline, over_places
+from covfree.studies.page.headline import behind, gains, headline, over_places
 from covfree.studies.page.pictures import as_svg
-from covfree.studies.page.study import scored_of
 from covfree.studies.plots import style as figures
 from covfree.studies.predictions import Predictions
 
@@ -236,24 +235,36 @@ def test_bad_files_are_told_at_once(cli, tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
+def scored(title, accuracies, size, starts=()):
+    """A method's result, from accuracies by seed, bytes up, and accuracies before training."""
+    histories = {
+        seed: [{"round": 0, "accuracy": start}] for seed, start in zip(accuracies, starts, strict=False)
+    }
+    runs = [
+        Run(title, seed, accuracy, SentBytes(size, 0), 0, 10, history=histories.get(seed, ()))
+        for seed, accuracy in accuracies.items()
+    ]
+    return Result(title, title, tuple(runs))
+
+
 def test_the_headline_says_how_sure_it_is():
-    ahead = Scored("A", {0: 0.92, 1: 0.93, 2: 0.925}, 1000)
-    second = Scored("B", {0: 0.90, 1: 0.912, 2: 0.906}, 4000)
-    close = Scored("C", {0: 0.93, 1: 0.92, 2: 0.92}, 500)
-    lost = Scored("D", {0: float("nan")}, 10)
+    ahead = scored("A", {0: 0.92, 1: 0.93, 2: 0.925}, 1000)
+    second = scored("B", {0: 0.90, 1: 0.912, 2: 0.906}, 4000)
+    close = scored("C", {0: 0.93, 1: 0.92, 2: 0.92}, 500)
+    lost = scored("D", {0: float("nan")}, 10)
     assert headline([second, lost, ahead], 100, "bytes up") == [
         "A has the highest test accuracy: 92.50 ± 0.50 % over 3 seeds.",
         # 2, 1.8 and 1.9 points: mean 1.9 ± 4.303 · 0.1/√3.
         "It is 1.90 points above B (95 % interval 1.65 to 2.15, and it is higher with 3 of 3 seeds).",
         "A takes 1.0 kB (bytes up), 4 times less than B.",
-        "D is left out: with 1 of 1 seed it has no test accuracy.",
+        "D is left out: with 3 of 3 seeds it has no test accuracy.",
     ]
     level = headline([ahead, close], 100, "bytes up")
     both = "A and C are level at the top: 92.50 ± 0.50 % and 92.33 ± 0.58 %"
     assert level[0] == f"{both} test accuracy over 3 seeds."
     assert level[1].startswith("The seeds do not tell the two apart")
     assert level[2] == "A takes 1.0 kB (bytes up); C comes within a point of it for 500 B."
-    one = [Scored("A", {0: 0.9}, 1000), Scored("B", {0: 0.8}, 1000)]
+    one = [scored("A", {0: 0.9}, 1000), scored("B", {0: 0.8}, 1000)]
     assert headline(one, 100, "bytes up") == [
         "A has the highest test accuracy: 90.00 % with one seed.",
         "It is 10.00 points above B.",
@@ -262,10 +273,10 @@ def test_the_headline_says_how_sure_it_is():
         "A takes 1.0 kB (bytes up), as much as B.",
     ]
     assert headline([lost], 100, "bytes up") == ["No method has a test accuracy with all seeds."]
-    half = Scored("E", {0: 0.99, 1: float("nan")}, 10)
+    half = scored("E", {0: 0.99, 1: float("nan")}, 10)
     alone = headline([half, second], 100, "bytes up")
     assert alone[0].startswith("B: 90.60 ± 0.60 % test accuracy")
-    assert alone[1:] == ["E is left out: with 1 of 2 seeds it has no test accuracy."]
+    assert alone[1:] == ["E is left out: with 2 of 3 seeds it has no test accuracy."]
     assert behind([second, lost, ahead]) == ["−1.90 ± 0.10", "–", "best"]
     assert over_places([[ahead, second], [second], [ahead, close]]) == [
         "A has the highest mean test accuracy on 2 of 3 federations (level with C on 1), B on 1."
@@ -273,10 +284,10 @@ def test_the_headline_says_how_sure_it_is():
     assert over_places([[ahead, second], [second]]) == [
         "A has the highest test accuracy on 1 of 2 federations, B on 1."
     ]
-    two = headline([Scored("A", {0: 0.9, 1: 0.8}, 1), Scored("B", {0: 0.8, 1: 0.8}, 1)], 100, "bytes up")
+    two = headline([scored("A", {0: 0.9, 1: 0.8}, 1), scored("B", {0: 0.8, 1: 0.8}, 1)], 100, "bytes up")
     assert two[0].startswith("A and B are not told apart by 2 seeds: 85.00 ± 7.07 % and 80.00 ± 0.00 %")
     # A fixed split and clients of the data's own: no seed changes anything.
-    fixed = headline([Scored("A", {0: 0.9, 1: 0.9}, 1), Scored("B", {0: 0.8, 1: 0.8}, 1)], 100, "bytes up")
+    fixed = headline([scored("A", {0: 0.9, 1: 0.9}, 1), scored("B", {0: 0.8, 1: 0.8}, 1)], 100, "bytes up")
     assert fixed[1:3] == [
         "It is 10.00 points above B.",
         "Seeds that all give the same do not tell how much of this is chance; 100 test examples alone make a "
@@ -286,9 +297,9 @@ def test_the_headline_says_how_sure_it_is():
 
 def test_the_headline_says_what_training_lost():
     """The refined head was better before any round than anything that was trained."""
-    refined = Scored("Refined → FedAvg", {0: 0.9424}, 2000, {0: 0.9450})
-    random = Scored("Random → FedAvg", {0: 0.9010}, 1000, {0: 0.1})
-    ncm = Scored("FedNCM → FedAvg", {0: 0.8900}, 1000, {0: 0.8960})
+    refined = scored("Refined → FedAvg", {0: 0.9424}, 2000, [0.9450])
+    random = scored("Random → FedAvg", {0: 0.9010}, 1000, [0.1])
+    ncm = scored("FedNCM → FedAvg", {0: 0.8900}, 1000, [0.8960])
     said = gains([random, refined, ncm], ["first.", "second."])
     assert said == [
         "No training reaches the best start: 94.50 % before any round of Refined → FedAvg, 94.24 % at most "
@@ -319,8 +330,8 @@ def test_what_is_written_in_a_picture_stays():
 
 def test_ties_are_said():
     """Of accuracies that are the same to the digits that are shown."""
-    first, second = Scored("A", {0: 0.925}, 1000), Scored("B", {0: 0.92500001}, 4000)
-    worse = Scored("A", {0: 0.9}, 1000)
+    first, second = scored("A", {0: 0.925}, 1000), scored("B", {0: 0.92500001}, 4000)
+    worse = scored("A", {0: 0.9}, 1000)
     assert over_places([[first, second], [first]]) == [
         "A has the highest mean test accuracy on both federations (level with B on 1)."
     ]
@@ -331,14 +342,14 @@ def test_ties_are_said():
         "No method is surely the best: B has the highest mean test accuracy on both federations "
         "(level with A on 2)."
     ]
-    three = [Scored(title, {0: 0.925}, 1) for title in "CDE"]
+    three = [scored(title, {0: 0.925}, 1) for title in "CDE"]
     assert over_places([[first, *three], [first]]) == [
         "A has the highest mean test accuracy on both federations (level with others on 1)."
     ]
 
 
 def lost_of(title):
-    return Scored(title, {0: float("nan")}, 10)
+    return scored(title, {0: float("nan")}, 10)
 
 
 def test_details_of_few_and_of_many_classes():
@@ -377,7 +388,7 @@ def test_a_method_that_failed_with_a_seed_is_not_ranked():
         for seed, accuracy in enumerate(accuracies)
     ]
     results = summarise(runs)
-    said = headline(scored_of(results, False), 100, "bytes up")
+    said = headline(results, 100, "bytes up")
     assert said[0].startswith("A: 85.00 ± 7.07 % test accuracy over 2 seeds")
     assert said[-1] == "B is left out: with 1 of 2 seeds it has no test accuracy."
     assert [line[1] for line in report.table(results).lines] == ["85.00 ± 7.07", "89.00 (1 seed)"]

@@ -3,48 +3,16 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from math import isfinite, sqrt
 from statistics import fmean, stdev
-from types import MappingProxyType
-from typing import NamedTuple
 
-from covfree.studies.table import TableCell, as_bytes, percent
+from covfree.studies.report import gain_of, start_of
+from covfree.studies.result import Result
+from covfree.studies.table import TableCell, as_bytes, percent, plural
 
 # A method that sends less than the best is mentioned if its accuracy is lower by at most this.
 _NEAR = 0.01
-
-
-class Scored(NamedTuple):
-    """A method's accuracies and bytes on a federation.
-
-    Attributes:
-        title: the method's title.
-        accuracy: test accuracy by seed.
-        bytes: bytes that all clients send. If some method's clients receive bytes before the head, the bytes
-            that clients receive are included for every method.
-        starts: accuracy before training, by seed; empty for a method in closed form.
-    """
-
-    title: str
-    accuracy: Mapping[int, float]
-    bytes: float
-    starts: Mapping[int, float] = MappingProxyType({})
-
-    @property
-    def mean(self) -> float:
-        """Mean accuracy over the seeds."""
-        return fmean(self.accuracy.values())
-
-    @property
-    def gain(self) -> float:
-        """Mean gain by training in percentage points; negative if training lost."""
-        return 100 * fmean(self.accuracy[seed] - start for seed, start in self.starts.items())
-
-    def over(self, other: Scored) -> list[float]:
-        """Return this method's accuracy minus another's, for each seed that both methods have."""
-        seeds = [seed for seed in self.accuracy if seed in other.accuracy]
-        return [self.accuracy[seed] - other.accuracy[seed] for seed in seeds]
 
 
 def interval(differences: Sequence[float]) -> tuple[float, float] | None:
@@ -67,92 +35,102 @@ def interval(differences: Sequence[float]) -> tuple[float, float] | None:
     return fmean(differences) - half, fmean(differences) + half
 
 
-def ranked(scored: Sequence[Scored]) -> list[Scored]:
-    """Return the methods sorted by accuracy, best first, without those whose mean accuracy is NaN."""
-    return sorted((one for one in scored if isfinite(one.mean)), key=lambda one: -one.mean)
+def ranked(results: Sequence[Result]) -> list[Result]:
+    """Return the methods that have an accuracy with all seeds, sorted by accuracy, best first."""
+    complete = [result for result in results if not _missing(result, results)]
+    return sorted(complete, key=lambda result: -result.accuracy[0])
 
 
-def headline(scored: Sequence[Scored], num_tests: int, bytes_name: str) -> list[str]:
+def headline(results: Sequence[Result], num_tests: int, bytes_name: str, down: bool = False) -> list[str]:
     """Return the sentences on the methods' accuracy and cost in one federation.
 
-    ``num_tests`` is the number of test examples; ``bytes_name`` says which bytes are counted.
+    ``num_tests`` is the number of test examples; ``bytes_name`` says which bytes are counted; with ``down``,
+    bytes that clients receive are among them.
     """
-    order = ranked(scored)
+    order = ranked(results)
     if not order:
         return ["No method has a test accuracy with all seeds."]
     best, *others = order
-    seeds = len(best.accuracy)
-    share = percent(best.mean, stdev(best.accuracy.values()) if seeds > 1 else None)
+    share, seeds = percent(*best.accuracy), len(best.runs)
     over = f"over {seeds} seeds" if seeds > 1 else "with one seed"
     if others:
-        said, cost = _ahead(best, others[0], share, over), [_cost(best, others, bytes_name)]
+        said, cost = _ahead(best, others[0], share, over), [_cost(best, others, bytes_name, down)]
     else:
-        text = f"{best.title}: {share} % test accuracy {over}, for {as_bytes(best.bytes)} ({bytes_name})."
-        said, cost = [text], []
-    return [*said, *_sureness(best, num_tests), *cost, *_left_out(scored)]
+        size = as_bytes(best.bytes(down))
+        said, cost = [f"{best.title}: {share} % test accuracy {over}, for {size} ({bytes_name})."], []
+    return [*said, *_sureness(best, num_tests), *cost, *_left_out(results)]
 
 
-def gains(scored: Sequence[Scored], said: Sequence[str]) -> list[str]:
+def gains(results: Sequence[Result], said: Sequence[str]) -> list[str]:
     """Return the headline ``said`` (a list of sentences) with more sentences: what training gained or lost.
 
-    ``scored`` has each method's accuracies before and after training. If the best accuracy after training is
-    below the best one before training, the first sentence says so.
+    If the best accuracy after training is below the best one before training, the first sentence says so.
     """
-    order = ranked(scored)
+    order = ranked(results)
     if not order:
         return list(said)
-    best, start = order[0], max(order, key=lambda one: fmean(one.starts.values()))
-    before = fmean(start.starts.values())
-    first, own = [], fmean(best.starts.values())
-    if before > best.mean:
+    best, start = order[0], max(order, key=lambda one: one.mean(start_of))
+    before, after, first = start.mean(start_of), best.accuracy[0], []
+    gain, *changes = (100 * one.mean(gain_of) for one in order)
+    if before > after:
         first = [
             f"No training reaches the best start: {100 * before:.2f} % before any round of {start.title}, "
-            f"{100 * best.mean:.2f} % at most after training."
+            f"{100 * after:.2f} % at most after training."
         ]
-    change = f"lost {-best.gain:.2f}" if best.gain < 0 else f"gained {best.gain:.2f}"
-    words = [f"From its start of {100 * own:.2f} %, {best.title} {change} points by training."]
-    if lost := [one for one in order[1:] if one.gain < 0]:
-        each = ", ".join(f"{one.title} ({-one.gain:.2f} points)" for one in lost)
-        words.append(
-            f"Training also made worse: {each}." if best.gain < 0 else f"Training made worse: {each}."
-        )
+    change = f"lost {-gain:.2f}" if gain < 0 else f"gained {gain:.2f}"
+    own = f"{100 * best.mean(start_of):.2f} %"
+    words = [f"From its start of {own}, {best.title} {change} points by training."]
+    changed = zip(order[1:], changes, strict=True)
+    if lost := [f"{one.title} ({-change:.2f} points)" for one, change in changed if change < 0]:
+        words.append(f"Training {'also ' * (gain < 0)}made worse: {', '.join(lost)}.")
     head, *others = said
     return [*first, head, *words, *others]
 
 
-def _left_out(scored: Sequence[Scored]) -> list[str]:
-    """Say of each method without a mean accuracy (NaN) that it is left out, and why: one sentence each."""
-    lost = [one for one in scored if not isfinite(one.mean)]
+def _missing(result: Result, results: Sequence[Result]) -> int:
+    """Return the number of seeds, of those of all ``results``, with which a method has no accuracy."""
+    seeds = {run.seed for each in results for run in each.runs}
+    return len(seeds - {run.seed for run in result.runs if isfinite(run.accuracy)})
+
+
+def _over(one: Result, other: Result) -> list[float]:
+    """Return a method's accuracy minus another's, for each seed that both have."""
+    theirs = {run.seed: run.accuracy for run in other.runs}
+    return [run.accuracy - theirs[run.seed] for run in one.runs if run.seed in theirs]
+
+
+def _left_out(results: Sequence[Result]) -> list[str]:
+    """Say of each method without an accuracy with some seed that it is left out: one sentence each."""
+    seeds = len({run.seed for each in results for run in each.runs})
     return [
-        f"{one.title} is left out: with {sum(not isfinite(x) for x in one.accuracy.values())} of "
-        f"{len(one.accuracy)} {'seed' if len(one.accuracy) == 1 else 'seeds'} it has no test accuracy."
-        for one in lost
+        f"{one.title} is left out: with {missing} of {seeds} {plural('seed', seeds)} it has no test accuracy."
+        for one in results
+        if (missing := _missing(one, results))
     ]
 
 
-def behind(scored: Sequence[Scored]) -> list[TableCell]:
+def behind(results: Sequence[Result]) -> list[TableCell]:
     """Return a table cell for each method: its accuracy minus the best method's, in percentage points.
 
     The cell has mean and standard deviation over seeds; the best method's cell says "best".
     """
-    order, cells = ranked(scored), []
-    for one in scored:
-        if one is (order[0] if order else None):
-            cells.append(TableCell("best", 0.0))
-            continue
-        apart = one.over(order[0]) if order else []
-        if not apart or not isfinite(fmean(apart)):
+    order, cells = ranked(results), []
+    for one in results:
+        if one not in order:
             cells.append(TableCell("–", float("nan")))
-            continue
-        text = percent(fmean(apart), stdev(apart) if len(apart) > 1 else None)
-        cells.append(TableCell(text.replace("-", "−"), fmean(apart)))
+        elif one is order[0]:
+            cells.append(TableCell("best", 0.0))
+        else:
+            apart = _over(one, order[0])
+            text = percent(fmean(apart), stdev(apart) if len(apart) > 1 else None)
+            cells.append(TableCell(text.replace("-", "−"), fmean(apart)))
     return cells
 
 
-def over_places(places: Sequence[Sequence[Scored]]) -> list[str]:
+def over_places(places: Sequence[Sequence[Result]]) -> list[str]:
     """Return a sentence, in a list: which methods are the most accurate, and on how many federations.
 
-    ``places`` has the methods' `Scored` for each federation. The sentence says which methods are level with
+    ``places`` has the methods' results for each federation. The sentence says which methods are level with
     the best one (`_at_the_top`), and on how many federations.
     """
     tops = [_at_the_top(order) for each in places if (order := ranked(each))]
@@ -174,15 +152,15 @@ def over_places(places: Sequence[Sequence[Scored]]) -> list[str]:
     return [f"{'No method is surely the best: ' * all(tied)}{', '.join(words)}."]
 
 
-def _at_the_top(order: Sequence[Scored]) -> tuple[list[str], list[str]]:
+def _at_the_top(order: Sequence[Result]) -> tuple[list[str], list[str]]:
     """Return the titles of the methods that have the highest mean accuracy, as printed, and of those close.
 
     If only one has the highest, the second best is close if the 95 % interval of their difference contains 0.
     The methods ``order`` are sorted, best first.
     """
-    best = percent(order[0].mean, None)
-    highest = [one.title for one in order if percent(one.mean, None) == best]
-    if len(order) > len(highest) == 1 and (found := interval(order[1].over(order[0]))) and found[1] >= 0:
+    shown = [percent(one.accuracy[0], None) for one in order]
+    highest = [one.title for one, share in zip(order, shown, strict=True) if share == shown[0]]
+    if len(order) > len(highest) == 1 and (found := interval(_over(order[1], order[0]))) and found[1] >= 0:
         return highest, [order[1].title]
     return highest, []
 
@@ -197,13 +175,13 @@ def _level(among: Sequence[Sequence[str]]) -> str:
     return f" (level with {' and '.join(f'{title} on {number}' for title, number in rivals.items())})"
 
 
-def _ahead(best: Scored, second: Scored, share: str, over: str) -> list[str]:
+def _ahead(best: Result, second: Result, share: str, over: str) -> list[str]:
     """Return sentences on which method is best, by how much, and how certain that is.
 
     ``share`` is the best accuracy as a text, and ``over`` a text such as "over 5 seeds".
     """
     first = f"{best.title} has the highest test accuracy: {share} % {over}."
-    apart = best.over(second)
+    apart = _over(best, second)
     if not apart:
         return [first]
     found, mean = interval(apart), 100 * fmean(apart)
@@ -216,44 +194,47 @@ def _ahead(best: Scored, second: Scored, share: str, over: str) -> list[str]:
         sure = f"95 % interval {low} to {high}, {wins}"
         return [first, f"It is {mean:.2f} points above {second.title} ({sure})."]
     level = "level at the top" if len(apart) > 2 else "not told apart by 2 seeds"
-    other = percent(second.mean, stdev(second.accuracy.values()) if len(second.accuracy) > 1 else None)
-    both = f"{best.title} and {second.title} are {level}: {share} % and {other} %"
+    both = f"{best.title} and {second.title} are {level}: {share} % and {percent(*second.accuracy)} %"
     why = f"{mean:.2f} points, 95 % interval {low} to {high}"
     return [f"{both} test accuracy {over}.", f"The seeds do not tell the two apart (difference {why})."]
 
 
-def _sureness(best: Scored, num_tests: int) -> list[str]:
+def _sureness(best: Result, num_tests: int) -> list[str]:
     """Say how large the best accuracy's standard error over test examples is: a list of one sentence.
 
     The list is empty without test examples. It is also empty if the seeds' accuracies differ, as their
     standard deviation already shows how large the effect of chance is.
     """
-    values = best.accuracy.values()
+    values, mean = [run.accuracy for run in best.runs], best.accuracy[0]
     if max(values) - min(values) >= 1e-7 or not num_tests:
         return []
     which = "One seed does not" if len(values) == 1 else "Seeds that all give the same do not"
-    error = 100 * sqrt(best.mean * (1 - best.mean) / num_tests)
+    error = 100 * sqrt(mean * (1 - mean) / num_tests)
     return [
         f"{which} tell how much of this is chance; {num_tests:,} test examples alone make a standard error "
         f"of {error:.2f} points."
     ]
 
 
-def _cost(best: Scored, others: Sequence[Scored], bytes_name: str) -> str:
+def _cost(best: Result, others: Sequence[Result], bytes_name: str, down: bool) -> str:
     """Return a sentence that compares the bytes of the most accurate method with those of another method.
 
     The other method is the cheapest of those that take fewer bytes, and are at most a percentage point less
     accurate. If there is none, it is the second most accurate method.
     """
-    text = f"{best.title} takes {as_bytes(best.bytes)} ({bytes_name})"
-    near = [one for one in others if one.bytes < best.bytes and best.mean - one.mean <= _NEAR]
+    size, sizes = best.bytes(down), [one.bytes(down) for one in others]
+    text = f"{best.title} takes {as_bytes(size)} ({bytes_name})"
+    near = [
+        (own, one.title)
+        for own, one in zip(sizes, others, strict=True)
+        if own < size and best.accuracy[0] - one.accuracy[0] <= _NEAR
+    ]
     if near:
-        cheap = min(near, key=lambda one: one.bytes)
-        return f"{text}; {cheap.title} comes within a point of it for {as_bytes(cheap.bytes)}."
-    second = others[0]
-    if 0 < 1.005 * best.bytes < second.bytes:
-        return f"{text}, {second.bytes / best.bytes:.3g} times less than {second.title}."
-    size = as_bytes(second.bytes)
-    if size == as_bytes(best.bytes):
-        return f"{text}, as much as {second.title}."
-    return f"{text}, {second.title} {size}."
+        cheap, title = min(near, key=lambda each: each[0])
+        return f"{text}; {title} comes within a point of it for {as_bytes(cheap)}."
+    second = others[0].title
+    if 0 < 1.005 * size < sizes[0]:
+        return f"{text}, {sizes[0] / size:.3g} times less than {second}."
+    if as_bytes(sizes[0]) == as_bytes(size):
+        return f"{text}, as much as {second}."
+    return f"{text}, {second} {as_bytes(sizes[0])}."

@@ -6,14 +6,13 @@ A page consists of plain dicts. The template escapes every text but drawings.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from math import isnan, nan
 from typing import Any
 
 from covfree.data import FeatureSet
 from covfree.data.partitions import PartitionStatistics, partition_statistics
 from covfree.studies import report
 from covfree.studies.page.details import class_by_class, detail
-from covfree.studies.page.headline import Scored, behind, gains, headline, over_places
+from covfree.studies.page.headline import behind, gains, headline, over_places, ranked
 from covfree.studies.page.pictures import as_svg
 from covfree.studies.page.render import command_line
 from covfree.studies.plots import accuracy, curve, style, sweep
@@ -54,51 +53,35 @@ def page_of(
     places = list(dict.fromkeys(result.place for result in results))
     groups = [[result for result in results if result.place == place] for place in places]
     several, down = len(places) > 1, report.is_trained(results) or report.receives(results)
-    scored = [scored_of(group, down) for group in groups]
     names = place_names(places) if several else [title]
     notes = _NOTES_OF_TRAINING if report.is_trained(results) else (*report.notes(results), *_NOTES)
     return {
         "title": title,
         "places": [
-            _place(name, group, own, datasets[group[0].place[0]], down, f"p{number}")
-            for number, (name, group, own) in enumerate(zip(names, groups, scored, strict=True))
+            _place(name, group, datasets[group[0].place[0]], down, f"p{number}")
+            for number, (name, group) in enumerate(zip(names, groups, strict=True))
         ],
         "settings": settings,
         "environment": report.environment(),
         "command": None if command is None else command_line(command, given),
         "notes": [*failed, *notes],
-        "headline": over_places(scored) if several else [],
+        "headline": over_places(groups) if several else [],
         "grid": accuracy_table(results) if several else None,
         "pictures": _sweep(results),
     }
 
 
-def scored_of(results: Sequence[Result], down: bool) -> list[Scored]:
-    """Return a `Scored` for each method; the accuracy is NaN for a seed with which the method failed.
-
-    With ``down``, the bytes that clients receive are counted too.
-    """
-    lost = {run.seed: nan for result in results for run in result.runs}
-    scored = []
-    for result in results:
-        starts = {run.seed: report.start_of(run) for run in result.runs if run.history}
-        accuracy = lost | {run.seed: run.accuracy for run in result.runs}
-        scored.append(Scored(result.title, accuracy, result.bytes(down), starts))
-    return scored
-
-
 def _place(
     name: str,
     results: Sequence[Result],
-    scored: Sequence[Scored],
     load: Callable[[int], FeatureSet],
     down: bool,
     prefix: str,
 ) -> dict[str, Any]:
     """Return the page's section on one federation: a dict that the template turns into HTML.
 
-    ``results`` and ``scored`` are those of the methods on this federation; ``load(seed)`` returns its data.
-    ``down`` says whether bytes that clients receive are counted too. Ids in pictures begin with ``prefix``.
+    ``results`` are those of the methods on this federation; ``load(seed)`` returns its data. ``down`` says
+    whether bytes that clients receive are counted too. Ids in pictures begin with ``prefix``.
     """
     federation, trained = results[0].runs[0].federation, report.is_trained(results)
     assert federation is not None
@@ -113,20 +96,20 @@ def _place(
     }
     names = [class_name(first, label) for label in range(first.num_classes)]
     bytes_name = f"bytes {'up and down' if down else 'up'}, all{' rounds and' * trained} clients together"
-    order = sorted(range(len(results)), key=lambda i: _rank(scored[i]))
-    ranked, ranked_scores = [results[i] for i in order], [scored[i] for i in order]
-    titles = [result.title for result in ranked]
+    best = ranked(results)
+    order = [*best, *(result for result in results if result not in best)]
+    titles = [result.title for result in order]
     predictions = [
-        {run.seed: run.predictions for run in result.runs if run.predictions is not None} for result in ranked
+        {run.seed: run.predictions for run in result.runs if run.predictions is not None} for result in order
     ]
     if not all(predictions):  # a study in Python may not count them
         titles, predictions = [], []
     spread = f"How training examples are spread: {law_of(first, federation)}, seed {seeds[0]}"
-    said = headline(scored, len(first.test_labels), bytes_name)
+    said = headline(results, len(first.test_labels), bytes_name, down)
     return {
         "title": name,
-        "headline": gains(scored, said) if trained else said,
-        "grid": _with_gap(report.table(ranked), ranked_scores, 2 if trained else 1),
+        "headline": gains(results, said) if trained else said,
+        "grid": _with_gap(order, 2 if trained else 1),
         "pictures": [
             _curves(results, first.num_classes) if trained else _points(results, bytes_name, prefix),
             {
@@ -140,17 +123,15 @@ def _place(
     }
 
 
-def _rank(scored: Scored) -> tuple[bool, float]:
-    """Return a key by which methods are sorted: the best accuracy first, NaN last."""
-    return isnan(scored.mean), -scored.mean
+def _with_gap(results: Sequence[Result], place: int) -> Table:
+    """Return the table of results, best first, with a column after the accuracy, in column ``place``.
 
-
-def _with_gap(table: Table, scored: Sequence[Scored], place: int) -> Table:
-    """Add a column after column ``place``, the accuracy: how far each is below that of the best method."""
-    columns = (*table.columns[: place + 1], "behind the best", *table.columns[place + 1 :])
+    The column says how far each method is below the best one.
+    """
+    table, after = report.table(results), place + 1
+    columns = (*table.columns[:after], "behind the best", *table.columns[after:])
     lines = tuple(
-        (*line[: place + 1], gap, *line[place + 1 :])
-        for line, gap in zip(table.lines, behind(scored), strict=True)
+        (*line[:after], gap, *line[after:]) for line, gap in zip(table.lines, behind(results), strict=True)
     )
     return Table(columns, lines, frozenset({(0, place)}), sorted_by=place)
 
