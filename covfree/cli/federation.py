@@ -38,7 +38,7 @@ from covfree.deployment import (
 )
 from covfree.deployment.differences import differences
 from covfree.deployment.envelope import write
-from covfree.deployment.folder import new_file
+from covfree.deployment.folder import check_state, new_file
 from covfree.deployment.site import extractor_of
 from covfree.studies.extraction import backbone_of, names_in
 from covfree.studies.known import JOINT
@@ -219,6 +219,9 @@ def serve_command(
     folder = Folder(shared)
     own = folder.description
     private = server_key(key, own)
+    if not state.exists():
+        with _options(folder="state"):
+            check_state(folder, state)  # before the folder is made
     algorithm = None if own.train == "head" else own.make_algorithm(load_network(own, weights))
     with _options(folder="state"), Server(own, state, private, algorithm=algorithm) as server:
         try:

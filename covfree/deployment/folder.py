@@ -176,7 +176,8 @@ def serve(
         TooFew: if a round ended with too few answers; another call waits for more.
         Stopped: if a message of `stopping` appeared in the folder meanwhile.
     """
-    _check_state(server, folder)
+    if not server.finished:
+        check_state(folder, server.folder, server.turn)
     folder.stop.unlink(missing_ok=True)
     try:
         _serve(server, folder, file_of, poll, say)
@@ -188,16 +189,19 @@ def serve(
         raise
 
 
-def _check_state(server: Server, folder: Folder) -> None:
-    """Raise ValueError if the shared folder is at a later round than the server's own folder."""
-    standing, named = folder.standing(), server.description.named
-    turn = -1 if standing is None else standing["turn"]
-    if server.finished or not (folder.ended or turn > server.turn):
+def check_state(folder: Folder, own: Path, turn: int = 0) -> None:
+    """Raise ValueError if the shared folder is at a later round than the server's own folder, ``own``.
+
+    That one is at ``turn``; a folder that is not there yet is at the first.
+    """
+    standing, named = folder.standing(), folder.description.named
+    shared = -1 if standing is None else standing["turn"]
+    if not (folder.ended or shared > turn):
         return
-    place = f"has ended ({folder.end.name})" if folder.ended else f"is at {named(turn)}"
+    place = f"has ended ({folder.end.name})" if folder.ended else f"is at {named(shared)}"
     raise ValueError(
         f"folder: expected the folder of the server that ran this federation, which {place} in "
-        f"{folder.path}; {server.folder} is at {named(server.turn)}: give that server's folder, or make a "
+        f"{folder.path}; {own} is at {named(turn)}: give that server's folder, or make a "
         "new federation in another shared folder" + "; join still gives the head" * folder.ended
     )
 

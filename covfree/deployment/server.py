@@ -302,7 +302,7 @@ class Server(Standing):
             same = self._file(site).read_bytes() == data
             raise Refused("doubled: the same message again" if same else "doubled: the first counts", site)
         if opened.about.get("nonce") != self._asked["nonce"]:
-            raise Refused("replayed: it answers another opening of this round", site)
+            raise Refused("late: it answers an earlier opening of this round", site)
         if self.is_over:
             raise Refused("expired: the round was to close before it came", site)
 

@@ -23,7 +23,7 @@ def status(folder: Folder) -> tuple[bool, list[str]]:
         f"noise: {own.promised or 'none'}",
     ]
     if (last := folder.last()) is not None:
-        out = without(own.sites, last["counted"])
+        out = without(own.sites, last.get("counted", own.sites))  # a draft of covfree 0.1.0 wrote none
         return True, [*lines, "ended", *([out] if out else [])]
     try:
         folder.check_stop()

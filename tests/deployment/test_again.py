@@ -74,6 +74,15 @@ def test_commands_given_again_say_what_they_found_and_what_to_do(finished, capsy
     Path("shared/end.message").rename("end.message")
     assert "which is at round 2 of 2 in shared; lost is at round 1 of 2" in told(serving("shared", "lost"))
     Path("end.message").rename("shared/end.message")
+    assert not Path("lost").exists()
+    # A draft's end does not say whose uploads are in the head.
+    keys = {"server": Description.load("shared/federation.json").server}
+    about, arrays = unseal(end := Path("shared/end.message").read_bytes(), keys)
+    del about["counted"]
+    Path("shared/end.message").write_bytes(seal(load_key("server.key"), about, arrays))
+    assert run(command("status", "shared")) == 0
+    assert capsys.readouterr().out.endswith("\nended\n")
+    Path("shared/end.message").write_bytes(end)
     # Folders of another federation.
     assert run(command("new", "other", *NEW)) == 0
     for words, folder in ((serving("other", "s"), "s"), (joining("other", "oslo", "oslo"), "oslo")):

@@ -83,7 +83,7 @@ def test_bad_mail_is_set_aside_and_named(tmp_path):
             (signed(uses=[]), "dim: expected 8, got none"),
             (signed(federation="0" * 64), "federation: expected"),
             (signed(kind="kept"), "kind"),
-            (signed(nonce="0" * 32), "replayed"),
+            (signed(nonce="0" * 32), "late: it answers an earlier opening"),
             (signed(turn=1), "is not open"),
             (signed(examples=65), "examples: expected at most 64"),
             (signed(examples="many"), "examples: expected at most 64"),
@@ -141,7 +141,7 @@ def test_bad_mail_is_set_aside_and_named(tmp_path):
         assert told(slow) == "expired: the round was to close before it came"
         third = server.open()
         assert third != second
-        assert told(slow) == "replayed: it answers another opening of this round"
+        assert told(slow) == "late: it answers an earlier opening of this round"
         assert told(clients["oslo"].answer(third)) is None
         machines.kill("rome")
         other = {**machines.description.extractor, "weights": "5793" * 16}

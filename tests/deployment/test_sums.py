@@ -343,7 +343,7 @@ def test_a_federation_goes_on_after_a_site_started_with_the_wrong_state(tmp_path
             server.close()
         server = machines.server()
         assert server.open() != asked
-        assert (server.take(left.value.answer).reason or "").startswith("replayed: ")
+        assert (server.take(left.value.answer).reason or "").startswith("late: ")
         assert server.missing == ["rome"]
         step(server, {"rome": clients["rome"]})
         assert_equal(finish(server, clients), of_integers(own, [list(MORE)] * own.num_rounds))
