@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import NamedTuple
 
 import numpy as np
-from jaxtyping import Float
 
 from covfree.protocol.sites_model import Means, SitesModel
 
@@ -24,7 +24,7 @@ _PAIR = 3
 
 
 class Labels(NamedTuple):
-    """The result of `label_test` for each site.
+    """The result of `label_test` for one site.
 
     Attributes:
         agreement: slope β of the regression of the site's centred class means on the other sites' centred
@@ -34,31 +34,29 @@ class Labels(NamedTuple):
             sites' mean of another class. Only classes that were compared count.
         score: ``moved`` divided by its limit 0.3, but at least 1.5 if two classes are swapped. Above 1 the
             site fails.
-        places: for each site, a dictionary from each moved class to the class at which it lies.
-        known: for each site, the number of its classes that were compared.
-        num_classes: C.
+        known: the number of the site's classes that were compared.
+        places: for each moved class, the class at which it lies.
     """
 
-    agreement: Float[np.ndarray, " sites"]
-    error: Float[np.ndarray, " sites"]
-    moved: Float[np.ndarray, " sites"]
-    score: Float[np.ndarray, " sites"]
-    places: list[dict[int, int]]
-    known: list[int]
-    num_classes: int
+    known: int
+    agreement: float = np.nan
+    error: float = 0.0
+    moved: float = 0.0
+    score: float = 0.0
+    places: Mapping[int, int] = MappingProxyType({})
 
-    def described(self, i: int, names: Sequence[str]) -> str:
-        """Say in words which classes of site i seem mislabelled, such as "classes cat and dog are swapped".
+    def described(self, names: Sequence[str]) -> str:
+        """Say in words which of the site's classes seem mislabelled, as "classes cat and dog are swapped".
 
         These are the classes whose mean at the site lies at other sites' mean of another class. If most are
         shifted by one number, the text says so. Otherwise it names pairs that are swapped, or else lists
         classes. ``names`` are the classes' names.
         """
-        places = self.places[i]
-        steps = Counter((c - there) % self.num_classes for c, there in places.items())
+        places = self.places
+        steps = Counter((c - there) % len(names) for c, there in places.items())
         step, number = steps.most_common(1)[0]
-        if number > 2 and number > self.known[i] / 2:
-            first = min(c for c, there in places.items() if (c - there) % self.num_classes == step)
+        if number > 2 and number > self.known / 2:
+            first = min(c for c, there in places.items() if (c - there) % len(names) == step)
             return f"shifted by {step}: its class {names[first]} is the others' {names[places[first]]}"
         swaps = [(c, there) for c, there in places.items() if c < there and places.get(there) == c]
         if swaps and 4 * len(swaps) >= len(places):
@@ -66,15 +64,16 @@ class Labels(NamedTuple):
             more = f" and {len(swaps) - 3} more pairs" if len(swaps) > 3 else ""
             return f"classes {pairs}{more} are swapped"
         shown = ", ".join(f"{names[c]} at {names[there]}" for c, there in list(places.items())[:3])
-        return f"{len(places)} of {self.known[i]} classes lie where others have another ({shown})"
+        return f"{len(places)} of {self.known} classes lie where others have another ({shown})"
 
 
-def label_test(means: Means, model: SitesModel, place: np.ndarray) -> Labels:
-    """Test for each site whether its class means x_c lie at the other sites' centres g_c of the same classes.
+def label_test(means: Means, model: SitesModel, rows: np.ndarray, num_sites: int) -> Labels:
+    """Test whether a site's class means x_c lie at the other sites' centres g_c of the same classes.
 
-    The means x_c and the centres g_c are whitened by `fit_model`; row r of ``means`` is of site ``place[r]``.
-    A site may shift all its classes alike (its domain), which says nothing about labels. So y_c is x_c minus
-    the average of x_c − g_c over the site's classes. This average does not change if labels are permuted.
+    The means x_c and the centres g_c are whitened by `fit_model`; ``rows`` are the indices of the site's
+    class means. A site may shift all its classes alike (its domain), which says nothing about labels. So y_c
+    is x_c minus the average of x_c − g_c over the site's classes. This average does not change if labels are
+    permuted.
 
     - The evidence that the site's class c is the other sites' class c′, the one with g_c′ nearest to y_c, is
       the log-likelihood ratio (‖y_c − g_c‖² − ‖y_c − g_c′‖²)/(2s_c²), with s_c² from ``model.variance``. If
@@ -86,41 +85,35 @@ def label_test(means: Means, model: SitesModel, place: np.ndarray) -> Labels:
       near 1 for honest sites, and near 0 with random labels or another backbone. Its variance is
       Σ_c s_c²‖g_c − ḡ‖²/(Σ_c ‖g_c − ḡ‖²)².
     """
-    sites, classes = int(place.max(initial=-1)) + 1, len(model.centre)
-    nan = np.full(sites, np.nan)
-    found = Labels(nan, np.zeros(sites), np.zeros(sites), np.zeros(sites), [], [], classes)
-    bar = np.log(sites * classes**2 / _LEVEL)
-    for k in range(sites):
-        rows = np.flatnonzero((place == k) & model.compared)
-        found.places.append({})
-        found.known.append(len(rows))
-        if len(rows) < 2:
-            continue
-        x, g, s2 = model.white[rows], model.own[rows], model.variance[rows]
-        y = x - (x - g).mean(0)
-        axis = g - g.mean(0)
-        power = (axis**2).sum(1)
-        if not power.sum() > 0:
-            continue
-        found.agreement[k] = ((y - y.mean(0)) * axis).sum() / power.sum()
-        found.error[k] = np.sqrt((s2 * power).sum()) / power.sum()
-        others = np.where(np.isnan(model.centre), np.inf, model.centre)
-        others = others.copy()
-        others[means.label[rows]] = g
-        known = np.isfinite(others[:, 0])
-        square = np.full((len(rows), classes), np.inf)
-        cross = (y**2).sum(1)[:, None] + (others[known] ** 2).sum(1) - 2 * y @ others[known].T
-        square[:, known] = np.maximum(cross, 0)
-        own = square[np.arange(len(rows)), means.label[rows]]
-        there = square.argmin(1)
-        nearest = square.min(1)
-        evidence = (own - nearest) / (2 * s2)
-        moved = (evidence > bar) & (nearest < _FIT * x.shape[1] * s2)
-        places = {int(means.label[rows[i]]): int(there[i]) for i in np.flatnonzero(moved)}
-        found.places[k].update(places)
-        share = means.number[rows][moved].sum() / means.number[rows].sum()
-        held = dict(zip(means.label[rows].tolist(), means.number[rows].tolist(), strict=True))
-        swapped = any(places.get(b) == a and min(held[a], held[b]) >= _PAIR for a, b in places.items())
-        found.moved[k] = share
-        found.score[k] = max(share / _SHARE, 1.5 if swapped else 0.0)
-    return found
+    rows, classes = rows[model.compared[rows]], len(model.centre)
+    if len(rows) < 2:
+        return Labels(len(rows))
+    x, g, s2 = model.white[rows], model.own[rows], model.variance[rows]
+    y = x - (x - g).mean(0)
+    axis = g - g.mean(0)
+    power = (axis**2).sum(1)
+    if not power.sum() > 0:
+        return Labels(len(rows))
+    others = np.where(np.isnan(model.centre), np.inf, model.centre)
+    others[means.label[rows]] = g
+    known = np.isfinite(others[:, 0])
+    square = np.full((len(rows), classes), np.inf)
+    cross = (y**2).sum(1)[:, None] + (others[known] ** 2).sum(1) - 2 * y @ others[known].T
+    square[:, known] = np.maximum(cross, 0)
+    own = square[np.arange(len(rows)), means.label[rows]]
+    there, nearest = square.argmin(1), square.min(1)
+    evidence = (own - nearest) / (2 * s2)
+    bar = np.log(num_sites * classes**2 / _LEVEL)
+    moved = (evidence > bar) & (nearest < _FIT * x.shape[1] * s2)
+    places = {int(means.label[rows[i]]): int(there[i]) for i in np.flatnonzero(moved)}
+    share = float(means.number[rows][moved].sum() / means.number[rows].sum())
+    held = dict(zip(means.label[rows].tolist(), means.number[rows].tolist(), strict=True))
+    swapped = any(places.get(b) == a and min(held[a], held[b]) >= _PAIR for a, b in places.items())
+    return Labels(
+        len(rows),
+        float(((y - y.mean(0)) * axis).sum() / power.sum()),
+        float(np.sqrt((s2 * power).sum()) / power.sum()),
+        share,
+        max(share / _SHARE, 1.5 if swapped else 0.0),
+        places,
+    )

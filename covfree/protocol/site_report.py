@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
-from jaxtyping import Float
 
 from covfree.protocol.messages import check_class_names
 from covfree.protocol.site_labels import Labels, label_test
@@ -129,42 +128,33 @@ def _tested(means: Means, names: Sequence[str]) -> dict[int, Site]:
     """
     model = fit_model(means, len(names))
     sites, place = np.unique(means.site, return_inverse=True)
-    number = np.bincount(place)
-
-    def average(values: Float[np.ndarray, " rows"]) -> Float[np.ndarray, " sites"]:
-        return np.bincount(place, values) / number
-
+    own = [np.flatnonzero(place == i) for i in range(len(sites))]
     counts = np.bincount(place, means.number)
     # Use the median over classes: a single mean of 0, such as that of empty texts, must not make a site fail.
     each = np.log(np.linalg.norm(means.mean, axis=1) + 1e-300) - np.log(model.norm[means.label])
-    norms = np.array([np.median(each[place == i]) for i in range(len(sites))])
-    spread = np.log(average(np.maximum(model.excess, 1e-300)))
-    labels = label_test(means, model, place)
+    norms = np.array([np.median(each[rows]) for rows in own])
+    spread = np.log(np.bincount(place, np.maximum(model.excess, 1e-300)) / np.bincount(place))
+    labels = [label_test(means, model, rows, len(sites)) for rows in own]
+    agreement, error = (np.array([getattr(site, name) for site in labels]) for name in ("agreement", "error"))
     tests = {
         "count": deviation(np.log(counts), _COUNT, tail=True),
         "norm": np.abs(deviation(norms, _NORM)),
         "spread": deviation(spread, _SPREAD),
-        "agreement": np.abs(deviation(labels.agreement, _AGREEMENT, labels.error)),
+        "agreement": np.abs(deviation(agreement, _AGREEMENT, error)),
     }
     limits = dict.fromkeys(tests, _DEVIATIONS) | {"count": 6.0}
     scores = np.stack([np.nan_to_num(tests[name]) / limits[name] for name in tests])
     many = counts >= _EXAMPLES
     scores[2:] *= many
-    labels.score[:] *= many
     found = {}
-    for i, site in enumerate(sites.tolist()):
-        score = max(float(scores[:, i].max()), float(labels.score[i]))
+    for i, own_labels in enumerate(labels):
+        shown = own_labels if many[i] else own_labels._replace(score=0.0)
+        score = max(float(scores[:, i].max()), shown.score)
         reason = None
         if score > 1:
-            reason = _reason(i, dict(zip(tests, scores[:, i], strict=True)), labels, norms, counts, names)
-        found[site] = Site(
-            score,
-            float(counts[i]),
-            float(tests["spread"][i]),
-            float(labels.agreement[i]),
-            float(labels.moved[i]),
-            reason,
-        )
+            reason = _reason(i, dict(zip(tests, scores[:, i], strict=True)), shown, norms, counts, names)
+        examples, distance = float(counts[i]), float(tests["spread"][i])
+        found[int(sites[i])] = Site(score, examples, distance, shown.agreement, shown.moved, reason)
     return found
 
 
@@ -183,10 +173,10 @@ def _reason(
     if scores["norm"] > 1:
         factor = np.exp(norms[i] - np.median(norms))
         said.append(f"scale: its means have {factor:.3g} times the others' norm: another backbone or scaling")
-    if labels.score[i] > 1:
-        said.append(f"labels: {labels.described(i, names)}")
+    if labels.score > 1:
+        said.append(f"labels: {labels.described(names)}")
     elif scores["agreement"] > 1:
-        beta = labels.agreement[i]
+        beta = labels.agreement
         what = "random or mixed labels, or another backbone" if beta < 1 else "another scaling of features"
         said.append(
             f"classes: its class means differ {beta:.2g} times as much as those of the others: {what}"
