@@ -194,8 +194,8 @@ class Description:
     @cached_property
     def words(self) -> Encoding:
         """The encoding of an upload's numbers as words (integers modulo 2⁶⁴), which secure sums add."""
-        if self.private is not None:
-            return Exact() if self.private_updates is None else self.private_updates
+        if (made := self.noised) is not None:
+            return Exact() if isinstance(made, Private) else made
         if self.sums is None or self.sums.bound is None:
             raise ValueError("bound: expected the largest absolute value of a number in an upload, got None")
         return FixedPoint(self.sums.bound, len(self.sites))
@@ -249,8 +249,9 @@ class Description:
         ``network`` is the network that the federation trains. Without it, the algorithm trains only a head,
         but has the same number of rounds.
         """
-        made, classes = self.private_method, len(self.class_names)
-        if made is not None:
+        classes = len(self.class_names)
+        made = None if method_named(self.algorithm) is None else self.noised
+        if isinstance(made, Private):
             sums = as_algorithm(made.method, num_classes=classes)
             return replace(sums, rounds=len(made.grids), same_clients=True)
         hidden = self.sums is not None
@@ -261,33 +262,25 @@ class Description:
         holders = None if self.sums is None else self.sums.holders
         return own if holders is None else common_classes(own, holders)
 
-    @property
-    def private_method(self) -> Private | None:
-        """The method with noise in its uploads; None without noise, or if the algorithm trains in rounds."""
-        method = None if self.private is None else method_named(self.algorithm)
-        if self.private is None or method is None:
+    @cached_property
+    def noised(self) -> Private | PrivateUpdates | None:
+        """The method with noise or, for training, the encoding of uploads that adds it; else None."""
+        if self.private is None:
             return None
-        if self.train != "head":
+        method = method_named(self.algorithm)
+        if method is not None and self.train != "head":
             raise ValueError(f"private: expected train='head' of a method, got {self.train!r}")
-        made = self.private.method(method, self.fewest, self.seed)
+        made = self.private.made(method, self.fewest, self.rounds or 1, len(self.sites), self.seed)
         if (self.private.projection or 0) > self.dim:
             raise ValueError(
                 f"projection: expected at most the {self.dim} features, got {self.private.projection}"
             )
         return made
 
-    @cached_property
-    def private_updates(self) -> PrivateUpdates | None:
-        """The encoding of uploads that adds noise; None without noise, or if the algorithm is a method."""
-        if self.private is None or method_named(self.algorithm) is not None:
-            return None
-        return self.private.updates(self.fewest, self.rounds or 1, len(self.sites))
-
     @property
     def promise(self) -> Promise | None:
         """The privacy promise: ε, δ and what they protect; None without noise."""
-        made = self.private_method or self.private_updates
-        return None if made is None else made.promise
+        return None if self.noised is None else self.noised.promise
 
     @property
     def promised(self) -> str | None:

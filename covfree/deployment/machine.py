@@ -20,6 +20,7 @@ from covfree.deployment.description import Description
 from covfree.deployment.envelope import SERVER, Refused, write
 from covfree.deployment.private import PrivateSteps
 from covfree.deployment.steps import Steps
+from covfree.privacy import Private
 from covfree.rounds.algorithm import Algorithm
 
 SUFFIX = ".message"
@@ -58,7 +59,7 @@ class Machine:
         self._algorithm = description.make_algorithm() if algorithm is None else algorithm
         self._turns = (self._algorithm.rounds or description.num_rounds) * len(description.steps)
         self._steps: Steps | PrivateSteps
-        if (made := description.private_method) is not None:
+        if isinstance(made := description.noised, Private):
             self._steps = PrivateSteps(made, len(description.class_names), description.dim)
         else:
             sites, most = len(description.sites), description.max_examples

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple
 
 import jax
@@ -53,39 +53,29 @@ class PrivateSums:
     weight: float | int | None = None
     projection: int | None = None
 
-    def updates(self, fewest: int, rounds: int, num_sites: int) -> PrivateUpdates:
-        """Make the encoding that adds noise to the uploads of an algorithm that trains in rounds.
+    def made(
+        self, method: Method[Any] | None, fewest: int, rounds: int, num_sites: int, seed: int
+    ) -> Private | PrivateUpdates:
+        """Make the method, or the encoding of the uploads of training, that adds the noise.
 
         Args:
+            method: the method; None for an algorithm that trains in rounds.
             fewest: the least number of sites whose answers close a round.
-            rounds: the number of rounds.
+            rounds: the number of rounds of training.
             num_sites: the number of sites.
+            seed: the description's seed.
 
         Raises:
-            ValueError: if a number is out of range, ``unit`` is not ``"client"``, or ``weight`` or
-                ``projection`` is given.
+            ValueError: if a number is out of range or ``honest`` above ``fewest``; or for training, if
+                ``unit`` is not ``"client"``, or ``weight`` or ``projection`` is given.
         """
-        if self.unit != "client" or self.weight is not None or self.projection is not None:
+        if method is None and (
+            self.unit != "client" or self.weight is not None or self.projection is not None
+        ):
             raise ValueError(
                 "private: expected unit=client, no weight, no projection, as training hides whole sites; "
                 f"got unit={self.unit}, weight={self.weight}, projection={self.projection}"
             )
-        made = private_updates(
-            epsilon=self.epsilon,
-            delta=self.delta,
-            clip=self.clip,
-            rounds=rounds,
-            honest=self._honest(fewest),
-            num_clients=num_sites,
-            neighbours=self.neighbours,
-        )
-        if self.clip <= 1:
-            raise ValueError(
-                f"clip: expected above 1, as an upload includes the site's weight, 1; got {self.clip}"
-            )
-        return made
-
-    def _honest(self, fewest: int) -> int:
         if self.honest is None and fewest == 1:
             raise ValueError(
                 "fewest: expected at least 2 with private, as that many sites share the noise, got 1; or "
@@ -96,29 +86,17 @@ class PrivateSums:
             raise ValueError(
                 f"honest: expected at most fewest = {fewest}, the sites sure to answer, got {honest}"
             )
-        return honest
-
-    def method(self, method: Method[Any], fewest: int, seed: int) -> Private:
-        """Make the `Private` method that adds noise to a method's uploads; see `covfree.privacy.private`.
-
-        ``fewest``, the least number of sites that must answer, and ``seed`` are those in `Description`.
-
-        Raises:
-            ValueError: if a number is out of range, or ``honest`` is above ``fewest``.
-        """
-        return private(
-            method,
-            epsilon=self.epsilon,
-            delta=self.delta,
-            clip=self.clip,
-            unit=self.unit,
-            noise="distributed",
-            neighbours=self.neighbours,
-            honest=self._honest(fewest),
-            weight=self.weight,
-            projection=self.projection,
-            seed=seed,
-        )
+        given = {**asdict(self), "honest": honest}
+        if method is not None:
+            return private(method, noise="distributed", seed=seed, **given)
+        for name in ("unit", "weight", "projection"):
+            del given[name]
+        made = private_updates(rounds=rounds, num_clients=num_sites, **given)
+        if self.clip <= 1:
+            raise ValueError(
+                f"clip: expected above 1, as an upload includes the site's weight, 1; got {self.clip}"
+            )
+        return made
 
 
 class _State(NamedTuple):

@@ -28,7 +28,7 @@ def test_the_head_is_of_sums_with_the_noise_of_those_that_came(algorithm, rounds
     promise = dataclasses.replace(PROMISE, projection=6 if rounds == 2 else None)
     with make(tmp_path, algorithm, promise) as machines:
         server, clients = machines.server(), machines.clients()
-        made = machines.description.private_method
+        made = machines.description.noised
         assert machines.description.num_rounds == rounds
         assert made.promise.epsilon <= 300
         assert (made.promise.noise, made.promise.honest) == ("distributed", 4)
