@@ -193,21 +193,20 @@ def number_of_rounds(algorithm: Algorithm, rounds: int | None) -> int:
 def _schedule(
     algorithm: Algorithm, participation: Any, num_clients: int, rounds: int, key: PRNGKey
 ) -> Schedule:
-    fixed, number = algorithm.rounds is not None, isinstance(participation, float | int | np.number)
-    seed = participation_seed(key)
-    if fixed and algorithm.same_clients and number:
+    seed, same = participation_seed(key), algorithm.same_clients
+    if same and isinstance(participation, float | int | np.number):
         once = as_schedule(participation, num_clients, 1, seed=seed)
         return Schedule(*(np.repeat(part, rounds, 0) for part in once))
     drawn = as_schedule(participation, num_clients, rounds, seed=seed)
     late = (drawn.delay[:rounds] > 0).any()
-    if fixed and algorithm.same_clients:
+    if same:
         arrive = [np.sort(who[delay == 0]) for who, delay in zip(*drawn, strict=True)][:rounds]
         if late or any(not np.array_equal(who, arrive[0]) for who in arrive):
             raise ValueError(
                 f"participation: expected the uploads of the same clients in each of the {rounds} rounds of "
                 f"{algorithm.name!r}, none of them late, as its rounds are steps over the same clients"
             )
-    elif fixed and late:
+    elif algorithm.rounds is not None and late:
         raise ValueError(
             "participation: expected no late uploads, as what clients send differs from round to round in "
             f"{algorithm.name!r}"

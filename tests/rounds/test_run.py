@@ -107,6 +107,13 @@ def test_each_round_adds_those_who_take_part():
     assert done.stopped is None
 
 
+def test_the_same_clients_take_part_in_any_number_of_rounds():
+    same = replace(adding(), same_clients=True)
+    assert set(run(same, *DATA, key=KEY, rounds=3, participation=0.5).memory["met"].tolist()) == {0, 3}
+    with pytest.raises(ValueError, match="uploads of the same clients in each of the 2 rounds of 'adding'"):
+        run(same, *DATA, key=KEY, rounds=2, participation=np.array([[0, 1], [0, 2]]))
+
+
 def test_metrics_are_weighted_by_examples():
     drawn = np.array([[0, 5]])
     done = run(adding(), *DATA, key=KEY, rounds=1, participation=drawn)
