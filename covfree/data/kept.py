@@ -76,7 +76,7 @@ def keep(
     if path.exists():
         tell(total, total)
         return Extracted(path, 0, _reuse(path, key, examples, on_damaged))
-    sizes = {"num_examples": total, "num_features": num_features, "dtype": dtype}
+    sizes: Any = {"num_features": num_features, "dtype": dtype}
     with FeatureWriter(path, key, **sizes, identities=examples.identities or ()) as writer:
         begun = writer.done
         _check_skipped(f"{path}.partial", [examples.ids[i] for i in writer.skipped], on_damaged)
@@ -175,7 +175,6 @@ class FeatureWriter:
         path: StrPath,
         key: Mapping[str, Any],
         *,
-        num_examples: int,
         num_features: int,
         dtype: str,
         identities: Sequence[str] = (),
@@ -185,7 +184,6 @@ class FeatureWriter:
         Args:
             path: the file, ``.npz``; an existing file stays until the new one is complete.
             key: what the features are computed from, as JSON values.
-            num_examples: number of all examples.
             num_features: d, the number of features.
             dtype: ``"float16"`` or ``"float32"``, the data type in the file.
             identities: for each example, a string that distinguishes it from others; none if unknown. With
@@ -198,10 +196,9 @@ class FeatureWriter:
         self._path = Path(path)
         if self._path.suffix != ".npz":
             raise ValueError(f"path: expected the path of an .npz file, got {str(path)!r}")
+        self._about: dict[str, Any] = {"key": key, "num_features": num_features}
         self._num_features, self._dtype = num_features, np.dtype(dtype)
-        about = dict(key=key, num_examples=num_examples, num_features=num_features, dtype=dtype)
-        self._about, self._folder = json.loads(json.dumps(about)), partial_folder(self._path)
-        self._identities = identities
+        self._folder, self._identities = partial_folder(self._path), identities
         self._lock = locked(self._folder)
         try:
             self._resume()
@@ -276,7 +273,9 @@ class FeatureWriter:
         self.skipped = {int(example): reason for example, reason in state["skipped"].items()}
         # A hash of the finished examples' identities.
         self._digest = hashlib.sha256(_lines(self._identities[: self.done]))
-        if differing := differences(state["about"], self._about):
+        # Earlier versions of covfree wrote more entries.
+        theirs = {name: state["about"][name] for name in self._about}
+        if differing := differences(theirs, self._about):
             self._check_finished(state, differing)
         (self._folder / "features").touch()
         self._data = (self._folder / "features").open("r+b")
@@ -284,8 +283,7 @@ class FeatureWriter:
     def _check_finished(self, state: Mapping[str, Any], differing: list[str]) -> None:
         """Raise a ValueError unless only unfinished images differ from those of the writer of ``state``."""
         told, other = "", ", or write to another file"
-        of_images = ("key.images: ", "num_examples: ")
-        if self._identities and all(each.startswith(of_images) for each in differing):
+        if self._identities and all(each.startswith("key.images: ") for each in differing):
             if state.get("kept") == self._digest.hexdigest():
                 return
             told, other = ": names, sizes or modification times of finished images changed", ""

@@ -19,7 +19,7 @@ from covfree.data.kept import FeatureWriter
 
 IMAGES, DIM = 7, 3
 KEY = {"backbone": "tiny", "weights": "ab12", "crop": {"size": (4, 4), "mean": 0.5}}
-SIZES = {"num_examples": IMAGES, "num_features": DIM, "dtype": "float16"}
+SIZES = {"num_features": DIM, "dtype": "float16"}
 VALUES = np.random.default_rng(0).normal(size=(IMAGES, DIM)).astype(np.float32)
 # One by one, several, and a piece of no rows at all.
 ENDS = (1, 4, 5, 7)
@@ -175,7 +175,7 @@ import sys
 import numpy as np
 from covfree.data.kept import FeatureWriter
 
-sizes = dict(num_examples=10**6, num_features=50, dtype="float32")
+sizes = dict(num_features=50, dtype="float32")
 with FeatureWriter(sys.argv[1], {"weights": "ab12"}, **sizes) as writer:
     print("open", flush=True)
     while True:
@@ -186,7 +186,7 @@ with FeatureWriter(sys.argv[1], {"weights": "ab12"}, **sizes) as writer:
 
 def test_a_writer_that_is_killed(tmp_path):
     """The lock ends with the process, and all that counts is whole."""
-    key, sizes = {"weights": "ab12"}, dict(num_examples=10**6, num_features=50, dtype="float32")
+    key, sizes = {"weights": "ab12"}, dict(num_features=50, dtype="float32")
     path = tmp_path / "a.npz"
     with subprocess.Popen([sys.executable, "-c", VICTIM, path], stdout=subprocess.PIPE) as process:
         try:
@@ -300,10 +300,9 @@ OTHERS = {
     ),
     "one more": (dict(key={**KEY, "seed": 0}), r"\(key\.seed: nothing there, 0 here\)"),
     "one less": (dict(key={"backbone": "tiny", "weights": "ab12"}), r"key\.crop\.size: .* there, nothing"),
-    "dtype": (dict(dtype="float32"), r"\(dtype: 'float16' there, 'float32' here\)"),
     "sizes": (
-        dict(num_examples=8, num_features=4),
-        r"\(num_examples: 7 there, 8 here; num_features: 3 there, 4 here\)",
+        dict(key={**KEY, "seed": 0}, num_features=4),
+        r"\(key\.seed: nothing there, 0 here; num_features: 3 there, 4 here\)",
     ),
 }
 
@@ -318,6 +317,16 @@ def test_pieces_of_another_key_are_left_alone(tmp_path, changes, text):
         FeatureWriter(path, changed.pop("key", KEY), **changed)
     with FeatureWriter(path, KEY, **SIZES) as writer:
         assert writer.done == 4
+
+
+def test_what_earlier_versions_began_goes_on(tmp_path, finished):
+    """Their state has more entries."""
+    path = left(tmp_path, 2)
+    state = json.loads((tmp_path / "a.npz.partial" / "state.json").read_text())
+    state["about"] |= {"num_examples": IMAGES, "dtype": "float16"}
+    (tmp_path / "a.npz.partial" / "state.json").write_text(json.dumps(state | {"without": {}}))
+    written(path)
+    assert path.read_bytes() == finished.read_bytes()
 
 
 def test_keys_are_compared_as_they_are_in_the_file():
@@ -415,7 +424,7 @@ def read_or_why_not(path: Path) -> FeatureFile | str:
 def test_any_byte_of_a_file_that_is_altered(tmp_path):
     """The error names the file; or the byte says nothing (times, rights, versions) and all is as it was."""
     path = tmp_path / "a.npz"
-    with FeatureWriter(path, {"a": 1}, num_examples=2, num_features=2, dtype="float32") as writer:
+    with FeatureWriter(path, {"a": 1}, num_features=2, dtype="float32") as writer:
         writer.append(np.float32([[1, 2], [3, 4]]), {})
         writer.finish({"labels": np.array([0, 1])})
     before, content = read_feature_file(path), path.read_bytes()
