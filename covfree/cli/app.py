@@ -8,16 +8,14 @@ from typing import Annotated
 import typer
 
 import covfree
-from covfree.cli.audit import audit_command
 from covfree.cli.backbones import backbones_command
 from covfree.cli.compare import compare_command
-from covfree.cli.diagnose import diagnose_command
 from covfree.cli.export import export_command
 from covfree.cli.extract import extract_command
 from covfree.cli.federation import app as federation_app
 from covfree.cli.finetune import finetune_command
 from covfree.cli.heads import evaluate_command, fit_command
-from covfree.cli.partition import partition_command
+from covfree.cli.inspect import audit_command, diagnose_command, partition_command
 from covfree.cli.personalise import personalise_command
 from covfree.methods import registry
 from covfree.studies import console

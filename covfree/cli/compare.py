@@ -26,7 +26,6 @@ from covfree.cli.options import (
     assigned,
     check_file,
     check_resume,
-    named_option,
     names_of,
     numbers_of,
     partition_settings,
@@ -38,6 +37,7 @@ from covfree.cli.options import (
 from covfree.heads.metrics import CLIENT_NAMES, NAMES
 from covfree.studies import Federation, Study, federations
 from covfree.studies.known import is_own
+from covfree.studies.names import of_options
 from covfree.studies.pooled import POOLED, TITLE
 from covfree.studies.present import present
 from covfree.studies.progress import Progress, say
@@ -108,10 +108,10 @@ def compare_command(
         _check_contracts(chosen)
     named = list(chosen)
     if select:
-        with named_option("methods"):
+        with of_options("methods"):
             chosen = {**chosen, **chosen_of(chosen)}
     if noise is not None:
-        with named_option("noise"):
+        with of_options("noise"):
             chosen = with_noise(chosen, noise)
     if pooled:
         chosen = {**chosen, POOLED.name: Variant(TITLE, POOLED)}
@@ -119,7 +119,7 @@ def compare_command(
     counts = _values("clients", clients, int, "a number of clients")
     laws = _values("partition", partition, str.strip, "a partition")
     alphas = _values("alpha", alpha, float, "a number")
-    with named_option("partition"):
+    with of_options("partition"):
         places = federations(counts, laws, alphas)
     sources = sources_of(dataset, test_file, images, backbone, weights)
     outlines = [source.outline for source in sources.values()]

@@ -7,16 +7,14 @@ from typing import Annotated, Literal
 
 import typer
 
-from covfree.backbones import BACKBONES, sentence_encoder
-from covfree.backbones.hub import find_weights
+from covfree.backbones import sentence_encoder
 from covfree.cli.options import NETWORK, WEIGHTS, ImagesFile, at_least
 from covfree.data.texts import load_texts
 from covfree.studies.extraction import (
-    backbone_of,
     encode,
     extract,
     names_in,
-    onnx_of,
+    opened,
     option_of,
     read_images,
 )
@@ -156,16 +154,7 @@ def extract_command(
             raise ValueError(f"--{name}: expected --texts beside it")
     if images is None or backbone is None:
         raise ValueError("expected --images and --backbone, or --texts")
-    if ".onnx" in backbone:
-        if weights is not None:
-            raise ValueError(f"--weights: expected none, as {backbone} holds its own")
-        network, found = onnx_of(backbone, output, preprocessing), None
-    else:
-        for option, value in {"output": output, "preprocessing": preprocessing}.items():
-            if value is not None:
-                raise ValueError(f"--{option}: expected an .onnx file as --backbone, got {backbone}")
-        # Find the weights first, as the data may be a far larger download.
-        network = backbone_of(backbone)
-        found = find_weights(weights, BACKBONES[network])
+    # Find the weights first, as the data may be a far larger download.
+    network, found = opened(backbone, weights, output, preprocessing)
     data = read_images(images, pattern=pattern, splits=splits, client_column=client_column, class_names=names)
     extract(data, network, out, weights=found, dtype=dtype, batch_size=batch_size, on_damaged=on_damaged)

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import secrets
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import MISSING, fields
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
@@ -42,7 +40,7 @@ from covfree.deployment.folder import check_state, new_file
 from covfree.deployment.site import extractor_of
 from covfree.studies.extraction import backbone_of, names_in
 from covfree.studies.known import JOINT
-from covfree.studies.names import arguments
+from covfree.studies.names import arguments, of_options
 from covfree.studies.progress import say
 
 app = typer.Typer(
@@ -169,7 +167,7 @@ def new_command(
     options |= {"method": "algorithm", "holders": "sums: holders", "releases": "private: epsilon"}
     if deadline is not None and not deadline > 0:
         raise ValueError(f"--deadline: expected a number above 0, got {deadline}")
-    with _options(**options):
+    with of_options(**options):
         description = Description(
             algorithm,
             tuple(uses.pop("class_names")),
@@ -220,10 +218,10 @@ def serve_command(
     own = folder.description
     private = server_key(key, own)
     if not state.exists():
-        with _options(folder="state"):
+        with of_options(folder="state"):
             check_state(folder, state)  # before the folder is made
     algorithm = None if own.train == "head" else own.make_algorithm(load_network(own, weights))
-    with _options(folder="state"), Server(own, state, private, algorithm=algorithm) as server:
+    with of_options(folder="state"), Server(own, state, private, algorithm=algorithm) as server:
         try:
             serve(server, folder, poll=poll, say=say)
         except (TooFew, Stopped) as error:
@@ -286,7 +284,7 @@ def join_command(
         raise ValueError(f"expected --images or --features, got {got}")
     given: dict[str, Any] = {"features": features, "images": images, "weights": weights}
     options = {"folder": "state", str(features): f"features: {features}", **{each: each for each in given}}
-    with _options(**options):
+    with of_options(**options):
         own, algorithm = load_site(description, name, state, **given)
     if features is not None and description.extractor and not {*description.extractor} & {*own.uses}:
         known = description.extractor.get("backbone") in BACKBONES
@@ -297,7 +295,7 @@ def join_command(
         )
     examples = private, own.features, own.labels
     made: dict[str, Any] = {"uses": own.uses, "algorithm": algorithm}
-    with _options(folder="state"), Client(description, name, state, *examples, **made) as client:
+    with of_options(folder="state"), Client(description, name, state, *examples, **made) as client:
         say(f"site {name}: {len(own.labels):,} examples; federation {description.identity[:12]}…")
         if (promised := description.promised) is not None:
             say(promised)
@@ -345,18 +343,6 @@ def status_command(shared: Shared) -> None:
     raise typer.Exit(0 if ended else _NO_HEAD)
 
 
-@contextmanager
-def _options(**named: str) -> Iterator[None]:
-    """Begin errors about an argument with the option that gives it, as in ``_options(folder="state")``."""
-    try:
-        yield
-    except (TypeError, ValueError, FileNotFoundError) as error:
-        name, colon, text = str(error).partition(":")
-        if name not in named:
-            raise
-        raise ValueError(f"--{named[name]}{colon}{text}") from error
-
-
 def _numbers(name: str, text: str | None, kind: type[Part]) -> Part | None:
     """Make an instance of the dataclass ``kind`` from the text of option ``name``, such as bound=1e7."""
     if text is None:
@@ -370,7 +356,7 @@ def _numbers(name: str, text: str | None, kind: type[Part]) -> Part | None:
     if missing := [each for each in needed if each not in own]:
         beside = f" beside {', '.join(own)}" if own else ""
         raise ValueError(f"--{name}: expected {', '.join(missing)}{beside}")
-    with _options(**{each: f"{name}: {each}" for each in names}):
+    with of_options(**{each: f"{name}: {each}" for each in names}):
         return kind(**own)
 
 

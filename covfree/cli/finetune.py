@@ -29,7 +29,6 @@ from covfree.cli.options import (
     check_file,
     check_resume,
     federation_of,
-    named_option,
     names_of,
     partition_settings,
     split_names,
@@ -55,6 +54,7 @@ from covfree.core.checks import check_strength
 from covfree.core.optional import optional
 from covfree.engine.flops import call_flops
 from covfree.studies import Study
+from covfree.studies.names import of_options
 from covfree.studies.present import present
 from covfree.studies.progress import Progress
 from covfree.studies.run_folder import make_folder
@@ -192,16 +192,16 @@ def finetune_command(
                 f"closed-form heads in --init, got --train {part} --init {init}"
             )
     algorithms = names_of("algorithm", algorithm, split_names(algorithm))
-    with named_option("algorithm"):
+    with of_options("algorithm"):
         for each in algorithms:
             algorithm_of(each)
     divided = check_descent(momentum, weight_decay, temperature, starts)
     if client_optimiser is not None:
         if momentum or weight_decay:
             raise ValueError("--client-optimiser: expected neither --momentum nor --weight-decay beside it")
-        with named_option("client-optimiser"):
+        with of_options("client-optimiser"):
             optimiser_of(client_optimiser, 0.1)
-    with named_option("start-rounds"):
+    with of_options("start-rounds"):
         stage = start_rounds_of(start_rounds)
     if stage != "once":
         check_stage(starts)
@@ -227,7 +227,7 @@ def finetune_command(
     federation = federation_of(source.outline, clients, partition, alpha)
     # Make the partition once before any work, so that a bad argument fails at once.
     owners = assigned(federation, source.outline, seed=0)
-    with named_option("participation"):
+    with of_options("participation"):
         drawn = participation_of(participation, int(owners.max()) + 1)
     if images is not None:
         if source.images is None:

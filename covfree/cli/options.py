@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, TypeVar, get_args
@@ -18,7 +17,7 @@ from covfree.data import FeatureSet
 from covfree.data.partitions import PARTITIONERS
 from covfree.methods import registry
 from covfree.studies.federation import COUNTED, Federation
-from covfree.studies.names import as_number, parsed
+from covfree.studies.names import as_number, of_options, parsed
 from covfree.studies.table import Format
 from covfree.studies.variants import Variant, variants
 
@@ -58,16 +57,6 @@ ImagesFile = Annotated[
 ]
 NetworkName = Annotated[str | None, NETWORK]
 WeightsFile = Annotated[str | None, WEIGHTS]
-
-
-@contextmanager
-def named_option(name: str) -> Iterator[None]:
-    """Put ``--`` before the message of a ValueError in the block, if the message begins with ``name:``."""
-    try:
-        yield
-    except ValueError as error:
-        text = str(error)
-        raise ValueError(f"--{text}" if text.startswith(f"{name}:") else text) from error
 
 
 def method_names(methods: str) -> list[str]:
@@ -143,7 +132,7 @@ def numbers_of(text: str | None) -> dict[str, list[Any]]:
     if text is None:
         return {}
     expected = "set: expected numbers such as shrinkage=auto,0.1:num_subsets=3"
-    with named_option("set"):
+    with of_options("set"):
         numbers = parsed(f":{text}", expected)[1]
     found = {}
     for name, value in numbers.items():
@@ -235,10 +224,8 @@ def assigned(federation: Federation, data: FeatureSet, seed: int) -> np.ndarray:
         ValueError: if the partition cannot be made (the message names the options), or if none of the data's
             own clients has a training example.
     """
-    try:
+    with of_options("partition"):
         federation.check()
-    except ValueError as error:
-        raise ValueError(f"--{error}") from error
     try:
         return federation.assign(data, seed, warn=False)
     except ValueError as error:

@@ -24,7 +24,6 @@ from covfree.cli.options import (
     at_least,
     check_resume,
     federation_of,
-    named_option,
     names_of,
 )
 from covfree.cli.training_options import (
@@ -40,6 +39,7 @@ from covfree.core.atomic import JsonLines, replacing
 from covfree.core.checks import check_above_zero, check_share, check_strength
 from covfree.data.partitions import PARTITIONERS
 from covfree.studies.federation import Federation
+from covfree.studies.names import of_options
 from covfree.studies.personal import TITLES, Personalisation, Personalised, dealt
 from covfree.studies.progress import Progress, say
 from covfree.studies.report import environment
@@ -144,7 +144,7 @@ def personalise_command(
     )
     source = source_of(dataset, test_file, images, backbone, weights)
     federation = federation_of(source.outline, clients, partition, alpha, _FEDERATION)
-    with named_option("partition"):
+    with of_options("partition"):
         federation.check()
     settings = {**source.config, **asdict(how), **asdict(federation), "test_share": test_share}
     make_folder(out, "personalise")

@@ -8,13 +8,14 @@ from typing import Annotated, Any, Literal
 import typer
 
 from covfree.backbones import backbone
-from covfree.cli.options import at_least, named_option, split_names, variants_of
+from covfree.cli.options import at_least, split_names, variants_of
 from covfree.core.checks import check_share, check_strength
 from covfree.finetune import registry as algorithms_by_name
 from covfree.finetune.model import Norms
 from covfree.finetune.registry import Rates
 from covfree.methods import registry
 from covfree.studies.extraction import backbone_of
+from covfree.studies.names import of_options
 from covfree.studies.starts import RANDOM, Temperature
 from covfree.studies.training import PFPT, TRAINABLE, algorithm_of, temperature_of
 from covfree.studies.variants import Variant
@@ -94,7 +95,7 @@ def check_descent(
     """Check the options of the clients' gradient descent; return the temperature, parsed."""
     check_share("--momentum", momentum)
     check_strength("--weight-decay", weight_decay)
-    with named_option("temperature"):
+    with of_options("temperature"):
         number = temperature_of(temperature)
     if set(starts) == {RANDOM} and isinstance(number, float):
         raise ValueError(f"--temperature: expected a closed-form head in --init, got {number} for {RANDOM}")

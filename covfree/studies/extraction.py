@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable
 from functools import partial
@@ -10,7 +11,7 @@ from typing import Any
 
 from covfree import backbones
 from covfree.backbones import BACKBONES, Extractor, SentenceEncoder, from_onnx
-from covfree.backbones.hub import Weights
+from covfree.backbones.hub import Weights, find_weights
 from covfree.backbones.processor import preprocessing_of
 from covfree.core.registries import nearest
 from covfree.data.extract import encode_texts, extract_features
@@ -19,6 +20,7 @@ from covfree.data.images import load_images
 from covfree.data.kept import Extracted
 from covfree.data.labelled import LabelledSet
 from covfree.data.texts import TextSet
+from covfree.studies.names import of_options
 from covfree.studies.progress import Progress, say
 
 # How many of the ignored files the summary names.
@@ -35,22 +37,33 @@ def backbone_of(text: str) -> str:
     return name
 
 
-def onnx_of(path: str, output: str | None = None, preprocessing: str | None = None) -> Extractor:
-    """Open an ONNX file as an `Extractor`, for a command: an error begins with the option that is wrong.
+def opened(
+    backbone: str, weights: str | None, output: str | None = None, preprocessing: str | None = None
+) -> tuple[str | Extractor, Weights | None]:
+    """Open the network that ``--backbone`` names; errors begin with the option that is wrong.
 
     Args:
-        path: the file; ``model.onnx:name`` also names the tensor to take as features.
-        output: the name of this tensor, used instead of the one in ``path``.
-        preprocessing: a text as in `preprocessing_of`; None to look for it in the file's folder.
+        backbone: a name in `BACKBONES`; or an ONNX file, where ``model.onnx:name`` also names the tensor to
+            take as features.
+        weights: the weights of a backbone, see `find_weights`; an ONNX file holds its own.
+        output: the name of an ONNX file's tensor, used instead of the one in ``backbone``.
+        preprocessing: for an ONNX file, a text as in `preprocessing_of`; None to look for it in its folder.
+
+    Returns:
+        A name in `BACKBONES` and the weights; or, of an ONNX file, an `Extractor` and None.
     """
-    path, _, inside = path.rpartition(".onnx")
-    try:
-        chosen = None if preprocessing is None else preprocessing_of(preprocessing)
-        return from_onnx(f"{path}.onnx", output=output or inside[1:] or None, preprocessing=chosen)
-    except ValueError as error:
-        name, colon, text = str(error).partition(":")
-        option = {"path": "backbone"}.get(name, name)
-        raise ValueError(f"--{option}{colon}{text}" if option.isidentifier() else str(error)) from error
+    if re.search(r"\.onnx(:|$)", backbone):
+        if weights is not None:
+            raise ValueError(f"--weights: expected none, as {backbone} holds its own")
+        path, _, inside = backbone.rpartition(".onnx")
+        with of_options("output", "preprocessing", path="backbone"):
+            chosen = None if preprocessing is None else preprocessing_of(preprocessing)
+            return from_onnx(f"{path}.onnx", output=output or inside[1:] or None, preprocessing=chosen), None
+    for option, value in {"output": output, "preprocessing": preprocessing}.items():
+        if value is not None:
+            raise ValueError(f"--{option}: expected an .onnx file as --backbone, got {backbone}")
+    name = backbone_of(backbone)
+    return name, find_weights(weights, BACKBONES[name])
 
 
 def read_images(

@@ -1,7 +1,9 @@
-"""Parse names with arguments, such as ``fedcof:shrinkage=0.1:head=ridge``; format options as texts."""
+"""Parse names with arguments, such as ``fedcof:shrinkage=0.1:head=ridge``; texts and errors of options."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 
@@ -64,3 +66,19 @@ def option_text(name: str, value: Any) -> str:
         return str(value)
     # End a list of one seed with a comma: "3," is the seed 3, but "3" means three seeds.
     return ",".join(map(str, value)) + "," * (name == "seeds" and len(value) == 1)
+
+
+@contextmanager
+def of_options(*same: str, **named: str) -> Iterator[None]:
+    """Begin errors about an argument, ``argument: …``, with the option that gives it.
+
+    ``same`` are arguments whose option has the same name; ``named`` gives the option's name by the argument.
+    """
+    try:
+        yield
+    except (TypeError, ValueError, FileNotFoundError) as error:
+        name, colon, text = str(error).partition(":")
+        option = {**dict(zip(same, same, strict=True)), **named}.get(name)
+        if option is None:
+            raise
+        raise ValueError(f"--{option}{colon}{text}") from error

