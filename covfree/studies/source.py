@@ -22,9 +22,8 @@ from covfree.core.padding import blocks
 from covfree.data import FeatureSet, load, load_npz
 from covfree.data.decode import pixels_of
 from covfree.data.extract import extractor_key
-from covfree.data.federations import FEDERATIONS
 from covfree.data.image_set import ImageSet
-from covfree.data.images import load_images
+from covfree.data.images import FEDERATIONS, load_images
 from covfree.data.partitions import PARTITIONERS
 from covfree.data.partitions.partition import held_out
 from covfree.engine.diagnosis import OF_SQUARES, ROUNDING
