@@ -31,6 +31,10 @@ class Result(NamedTuple):
             and len(self.err.strip()) > len("covfree:")
         )
 
+    def refuses(self, text: str) -> bool:
+        """Whether this is how a bad argument is reported, and the line has this text."""
+        return self.is_one_line and text in self.err
+
 
 _BUILT = cache(typer.main.get_command)
 _PLOTS = {module: module.plot for module in (accuracy, curve, sweep)}

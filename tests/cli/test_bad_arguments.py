@@ -1,16 +1,16 @@
 """Bad arguments: one line on stderr that names what is wrong, exit code 2, nothing on stdout."""
 
-import inspect
 import json
 import re
 
 import numpy as np
 import pytest
+import typer.main
 
 import covfree
-from covfree.cli import app
-from covfree.cli.extract import extract_command
+from covfree.cli.app import app
 from covfree.data.partitions import PARTITIONERS
+from covfree.finetune import registry as algorithms
 from covfree.methods import registry
 
 # Arguments of `compare` and what the line must say: the option, what came, what was expected.
@@ -220,52 +220,28 @@ def test_a_bad_argument_makes_no_folder(untyped, cli, tmp_path):
 # Help
 
 
-def options(command) -> list[str]:
-    names = [name.replace("_", "-") for name in inspect.signature(command).parameters]
-    written = {"output-format": "format", "numbers": "set"}
-    return [f"--{written.get(name, name)}" for name in names]
-
-
 def plain(text: str) -> str:
     """Without frames and line breaks."""
     return " ".join(re.sub(r"[│╭╮╰╯─|+]", " ", text).split())
 
 
-@pytest.mark.parametrize("name", ["compare", "partition"])
-def test_help_teaches_every_option(cli, monkeypatch, name):
+WORDS = {
+    "compare": (*PARTITIONERS, *registry(), "auto", "features (n × d), labels (n)"),
+    "partition": (*PARTITIONERS, "features (n × d), labels (n)"),
+    "finetune": (*algorithms(), "covfree finetune --init random,fedncm,fedcof --algorithm fedavg,fedadam"),
+    "extract": ("efficientnet-lite0", "tfds:NAME", "owner/name@commit", "skip", "[text, label]"),
+}
+
+
+@pytest.mark.parametrize(("name", "words"), WORDS.items(), ids=WORDS)
+def test_help_teaches_every_option(cli, monkeypatch, name, words):
     monkeypatch.setenv("COLUMNS", "110")
     outcome = cli(name, "--help")
-    assert outcome.code == 0
-    assert outcome.err == ""
+    assert (outcome.code, outcome.err) == (0, "")
     text = plain(outcome.out)
-    for option in options(getattr(app, f"{name}_command")):
-        assert option in text
-    assert f"covfree {name} --" in text  # an example
-    for partition in PARTITIONERS:
-        assert partition in text
-    assert "features (n × d), labels (n)" in text
-    if name == "compare":
-        for method in registry():
-            assert method in text
-        assert "auto" in text
-
-
-def test_help_of_features(cli, monkeypatch):
-    monkeypatch.setenv("COLUMNS", "110")
-    outcome = cli("extract", "--help")
-    assert outcome.code == 0
-    assert outcome.err == ""
-    text = plain(outcome.out)
-    for option in options(extract_command):
-        assert option in text
-    for word in (
-        "covfree extract --images",
-        "efficientnet-lite0",
-        "tfds:NAME",
-        "owner/name@commit",
-        "skip",
-        "[text, label]",
-    ):
+    for option in typer.main.get_command(app).commands[name].params:
+        assert option.opts[0] in text
+    for word in (*words, f"covfree {name} --"):  # the last is an example's
         assert word in text
 
 

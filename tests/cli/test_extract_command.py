@@ -227,8 +227,7 @@ def test_it_goes_on_after_a_damaged_image_is_taken_away(features, photos, tmp_pa
     first = photos / sorted(pictures())[0]
     first.write_bytes(first.read_bytes() + b" ")
     outcome = features("--batch-size", 8)
-    assert outcome.is_one_line
-    assert "was begun with something else" in outcome.err
+    assert outcome.refuses("was begun with something else")
 
 
 def test_the_bar_shows_how_fast_it_is(features, monkeypatch):
@@ -405,8 +404,9 @@ def test_another_files_features_are_not_overwritten(features, photos, no_computi
     features()
     no_computing()
     outcome = features("--dtype", "float16")
-    assert outcome.is_one_line, outcome
-    assert "out.npz: holds features of something else (dtype: 'float32' there, 'float16' here)" in outcome.err
+    assert outcome.refuses(
+        "out.npz: holds features of something else (dtype: 'float32' there, 'float16' here)"
+    )
 
 
 # Texts

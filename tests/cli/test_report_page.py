@@ -230,8 +230,7 @@ def test_bad_files_are_told_at_once(cli, tmp_path):
         out = ("--out", tmp_path / "out")
         for file, text in (("page.pdf", "that ends in .html"), ("no/page.html", "in a folder that is there")):
             outcome = cli(command, "--report", tmp_path / file, *out)
-            assert outcome.is_one_line
-            assert f"--report: expected a file {text}" in outcome.err
+            assert outcome.refuses(f"--report: expected a file {text}")
     assert list(tmp_path.iterdir()) == []
 
 

@@ -32,8 +32,7 @@ def test_another_command_is_refused(cli, folders, first, second):
     out = folders / first
     before = contents(out)
     outcome = cli(*COMMANDS[second], "--out", out)
-    assert outcome.is_one_line, outcome
-    assert f"--out: {out} holds files of covfree {first}, such as " in outcome.err
+    assert outcome.refuses(f"--out: {out} holds files of covfree {first}, such as ")
     assert f"give covfree {second} a folder of its own" in outcome.err
     assert contents(out) == before
 
@@ -43,8 +42,7 @@ def test_results_alone_are_another_commands_too(cli, folders, tmp_path):
     for name in ("results.json", "accuracy_vs_bytes.png"):
         (tmp_path / name).write_bytes((folders / "compare" / name).read_bytes())
     outcome = cli(*COMMANDS["finetune"], "--out", tmp_path)
-    assert outcome.is_one_line
-    assert "holds files of covfree compare" in outcome.err
+    assert outcome.refuses("holds files of covfree compare")
 
 
 def test_other_runs_of_the_same_command(cli, folders):
@@ -52,6 +50,5 @@ def test_other_runs_of_the_same_command(cli, folders):
     assert cli(*COMMANDS["partition"], "--out", folders / "partition").code == 0
     before = contents(folders / "finetune")
     outcome = cli(*COMMANDS["finetune"], "--init", "fed3r", "--out", folders / "finetune")
-    assert outcome.is_one_line
-    assert f"--out: {folders / 'finetune'} holds runs; --resume goes on with them" in outcome.err
+    assert outcome.refuses(f"--out: {folders / 'finetune'} holds runs; --resume goes on with them")
     assert contents(folders / "finetune") == before
