@@ -48,16 +48,8 @@ class ImageSet(LabelledSet):
             message names the image.
     """
 
-    name: str
-    ids: tuple[str, ...]
-    labels: np.ndarray
-    class_names: tuple[str, ...]
     read: Callable[[int], Any]
     fingerprint: str
-    clients: np.ndarray | None = None
-    is_test: np.ndarray | None = None
-    ignored: tuple[str, ...] = ()
-    identities: tuple[str, ...] | None = None
 
 
 def image_arrays(

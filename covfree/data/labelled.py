@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -16,19 +17,18 @@ PARTS = {"train": "train", "training": "train", "test": "test", "testing": "test
 PARTS.update({name: "validation" for name in ("val", "valid", "validation")})
 
 
+@dataclass(frozen=True)
 class LabelledSet:
-    """Examples with labels, and perhaps clients: the base class of `ImageSet` and `TextSet`.
-
-    Those classes declare the fields; this one checks them.
-    """
+    """Examples with labels, and perhaps clients: the base class of `ImageSet` and `TextSet`."""
 
     name: str
     ids: tuple[str, ...]
     labels: np.ndarray
     class_names: tuple[str, ...]
-    clients: np.ndarray | None
-    is_test: np.ndarray | None
-    ignored: tuple[str, ...]
+    _: KW_ONLY
+    clients: np.ndarray | None = None
+    is_test: np.ndarray | None = None
+    ignored: tuple[str, ...] = ()
     identities: tuple[str, ...] | None = None
 
     def __post_init__(self) -> None:

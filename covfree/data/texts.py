@@ -10,8 +10,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
 
-import numpy as np
-
 from covfree.data.dataset import StrPath
 from covfree.data.labelled import PARTS, Example, LabelledSet, by_number, labelled, read_table
 
@@ -42,14 +40,7 @@ class TextSet(LabelledSet):
         ValueError: if an array is of the wrong length, an id occurs twice or a label has no class name.
     """
 
-    name: str
-    ids: tuple[str, ...]
-    labels: np.ndarray
-    class_names: tuple[str, ...]
     texts: tuple[str, ...]
-    clients: np.ndarray | None = None
-    is_test: np.ndarray | None = None
-    ignored: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         super().__post_init__()
