@@ -25,7 +25,8 @@ _DESCRIPTION = "federation.json"
 # The most characters of a reason that the round's message carries.
 _MOST_REASON = 500
 # What a federation leaves in the shared folder beside its description, see `Folder`.
-_MESSAGES = ("asks", "answers", f"round{SUFFIX}", f"end{SUFFIX}", f"stop{SUFFIX}")
+_SERVERS = (f"round{SUFFIX}", f"end{SUFFIX}", f"stop{SUFFIX}")
+_MESSAGES = ("asks", "answers", *_SERVERS)
 
 
 class Folder:
@@ -36,6 +37,13 @@ class Folder:
     ``round.message`` says which turn is open and which answers the server took, see `Server.standing`.
     ``end.message`` is the last broadcast; ``stop.message`` says why the server stopped before the last round.
     Files that others wrote are read without following links, up to the description's ``max_bytes``.
+
+    Attributes:
+        path: the folder.
+        description: the federation.
+        round: the path of ``round.message``.
+        end: the path of ``end.message``.
+        stop: the path of ``stop.message``.
     """
 
     def __init__(self, path: str | PathLike[str]) -> None:
@@ -52,6 +60,7 @@ class Folder:
                 f"{path}: no {file.name}; check the path, or wait for covfree federation new to write it"
             )
         self.description = Description.load(file)
+        self.round, self.end, self.stop = (self.path / name for name in _SERVERS)
 
     def ask(self, turn: int) -> Path:
         """Return the path of the file with the server's broadcast of a turn."""
@@ -62,16 +71,6 @@ class Folder:
         return self.path / "answers" / f"{turn:05d}"
 
     @property
-    def round(self) -> Path:
-        """The path of the message that says which turn is open, see `Server.standing`."""
-        return self.path / f"round{SUFFIX}"
-
-    @property
-    def end(self) -> Path:
-        """The path of ``end.message``, the last broadcast."""
-        return self.path / f"end{SUFFIX}"
-
-    @property
     def ended(self) -> bool:
         """Whether the last broadcast of this federation is in the folder; its signature is checked."""
         return self.last() is not None
@@ -79,6 +78,10 @@ class Folder:
     def last(self) -> dict[str, Any] | None:
         """Return the metadata of the last broadcast of this federation; None if there is no valid one."""
         return self._about(self.end, "end")
+
+    def standing(self) -> dict[str, Any] | None:
+        """Return the metadata of the message of `Server.standing`; None if there is no valid one."""
+        return self._about(self.round, "round")
 
     def check_stop(self) -> None:
         """Raise `Stopped` with the reason if the server has stopped."""
@@ -92,11 +95,6 @@ class Folder:
             if (about.get("kind"), about.get("federation")) == (kind, self.description.identity):
                 return about
         return None
-
-    @property
-    def stop(self) -> Path:
-        """The path of the message that says why the server stopped, see `stopping`."""
-        return self.path / f"stop{SUFFIX}"
 
     def put(self, path: Path, data: bytes) -> None:
         """Write a file, unless it has this content already."""
@@ -128,10 +126,6 @@ class Folder:
         if (size := max(size, len(data))) > most:
             raise Refused(f"path: {shown(path)}: expected at most {most} bytes, got {size}")
         return data
-
-    def standing(self) -> dict[str, Any] | None:
-        """Return the metadata of the message of `Server.standing`; None if there is no valid one."""
-        return self._about(self.round, "round")
 
 
 def new_file(path: Path) -> Path:
