@@ -1,4 +1,4 @@
-"""Check on the server that answers belong to the federation and that their class statistics are credible."""
+"""Check that a message belongs to the federation, and on the server that class statistics are credible."""
 
 from __future__ import annotations
 
@@ -65,19 +65,6 @@ def check_federation(about: Mapping[str, Any], theirs: Any, description: Descrip
         texts = [f"federation: expected {description.identity[:12]}…, got {str(found)[:12]}…", *texts]
     if texts:
         raise Refused("; ".join(texts), about["sender"])
-
-
-def check_answer(about: Mapping[str, Any], description: Description) -> None:
-    """Raise Refused unless a message with metadata ``about`` is an answer in this federation.
-
-    The sender must use the agreed settings, and have at most ``description.max_examples`` examples.
-    """
-    check_federation(about, about.get("uses"), description)
-    if about.get("kind") != "answer":
-        raise Refused(f"kind: expected an answer, got {about.get('kind')!r}", about["sender"])
-    examples, most = about.get("examples"), description.max_examples
-    if type(examples) is not int or not 0 <= examples <= most:
-        raise Refused(f"examples: expected at most {most}, got {examples!r}", about["sender"])
 
 
 def stopping(description: Description, key: Any, reason: str) -> bytes:

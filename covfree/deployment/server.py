@@ -13,7 +13,7 @@ import numpy as np
 
 from covfree.core.types import Message
 from covfree.deployment.description import Description
-from covfree.deployment.door import Receipt, TooFew, check_answer, judge, stopping
+from covfree.deployment.door import Receipt, TooFew, check_federation, judge, stopping
 from covfree.deployment.envelope import SERVER, Refused, Unsealed, public_key, seal, unseal, write
 from covfree.deployment.standing import Standing
 from covfree.deployment.steps import Arrays, Steps
@@ -291,8 +291,13 @@ class Server(Standing):
 
     def _check(self, opened: Unsealed, site: str, data: bytes) -> None:
         """Raise Refused unless a site's signed message is its first answer to the open round, in time."""
-        check_answer(opened.about, self.description)
-        turn = opened.about.get("turn")
+        about, most = opened.about, self.description.max_examples
+        check_federation(about, about.get("uses"), self.description)
+        if about.get("kind") != "answer":
+            raise Refused(f"kind: expected an answer, got {about.get('kind')!r}", site)
+        examples, turn = about.get("examples"), about.get("turn")
+        if type(examples) is not int or not 0 <= examples <= most:
+            raise Refused(f"examples: expected at most {most}, got {examples!r}", site)
         if self.finished or self._asked is None or turn != self.turn:
             closed = type(turn) is int and turn < self.turn
             raise Refused(f"late: round {turn} {'is closed' if closed else 'is not open'}", site)

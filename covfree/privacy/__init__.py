@@ -11,7 +11,6 @@ from covfree.privacy.discrete import discrete_gaussian as discrete_gaussian
 from covfree.privacy.estimates import debiased_reciprocal as debiased_reciprocal
 from covfree.privacy.estimates import debiased_within as debiased_within
 from covfree.privacy.estimates import noise_edge as noise_edge
-from covfree.privacy.estimates import noisy_rows_covariance as noisy_rows_covariance
 from covfree.privacy.estimates import positive_part as positive_part
 from covfree.privacy.estimates import shrunk_means as shrunk_means
 from covfree.privacy.federation_audit import Audit as Audit
@@ -24,7 +23,7 @@ from covfree.privacy.mechanism import Private as Private
 from covfree.privacy.mechanism import private as private
 from covfree.privacy.projection import public_projection as public_projection
 from covfree.privacy.rounds import private_rounds as private_rounds
-from covfree.privacy.training import private_training as private_training
+from covfree.privacy.rounds import private_training as private_training
 from covfree.privacy.updates import PrivateUpdates as PrivateUpdates
 from covfree.privacy.updates import private_updates as private_updates
 from covfree.privacy.uploads import Upload as Upload

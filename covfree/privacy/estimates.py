@@ -6,9 +6,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Num
 
-from covfree.core.checks import check_means
 from covfree.core.lapack import eigh
-from covfree.core.products import divide_or_zero, product, symmetric_product
+from covfree.core.products import product
 from covfree.core.types import AnyArray, Scalar
 
 
@@ -57,54 +56,6 @@ def debiased_within(
 def _floats(values: AnyArray) -> jax.Array:
     values = jnp.asarray(values)
     return values if jnp.issubdtype(values.dtype, jnp.floating) else values.astype(jnp.result_type(float))
-
-
-def noisy_rows_covariance(
-    means: Float[AnyArray, "rows dim"],
-    counts: Num[AnyArray, " rows"],
-    deviations: Float[AnyArray, " rows"],
-    typical: Scalar | None = None,
-) -> Float[Array, "dim dim"]:
-    """Estimate a class's covariance from client means to which each client added noise.
-
-    Row x_r is the mean of n_r examples with covariance Σ, plus noise of variance σ_r² in each coordinate.
-    With weights w_r and W = Σ_r w_r, the scatter S = Σ_r w_r (x_r − x̄)(x_r − x̄)ᵀ about the weighted mean x̄
-    has E[S] = aΣ + bI, where a = Σ_r w_r (1 − w_r/W)/n_r and b = Σ_r w_r (1 − w_r/W) σ_r². The estimate
-    (S − bI)/a is unbiased. The weights w_r = n_r/(1 + n_r σ_r²/λ)² are near-optimal for an average eigenvalue
-    λ of Σ. If λ is estimated from the same rows, a bias of the order of 1/(number of rows) remains.
-
-    Args:
-        means: x_r, for one class; ``vmap`` batches classes.
-        counts: n_r, without noise; a row with count 0 is padding.
-        deviations: σ_r, the standard deviation of the noise in each coordinate of the mean.
-        typical: λ, above 0; by default tr(Σ̂)/d, where Σ̂ is the estimate with weights w_r = n_r.
-
-    Returns:
-        The covariance; symmetric, but maybe not positive semi-definite. 0 with fewer than two rows.
-    """
-    check_means(means, counts)
-    means, sigma = jnp.asarray(means), jnp.asarray(deviations)
-    counts = jnp.asarray(counts).astype(means.dtype)
-    variance = jnp.square(sigma.astype(means.dtype))
-    if typical is None:
-        typical = jnp.trace(_rows_covariance(means, counts, variance, counts)) / means.shape[1]
-    typical = jnp.asarray(typical, means.dtype)
-    ratio = counts * variance / jnp.where(typical > 0, typical, jnp.inf)
-    return _rows_covariance(means, counts, variance, counts / jnp.square(1 + ratio))
-
-
-def _rows_covariance(
-    means: jax.Array, counts: jax.Array, variance: jax.Array, weight: jax.Array
-) -> jax.Array:
-    held, whole = counts > 0, weight.sum()
-    whole = jnp.where(whole > 0, whole, 1)
-    mean = (weight[:, None] * jnp.where(held[:, None], means, 0)).sum(0) / whole
-    centred = jnp.where(held[:, None], means - mean[None, :], 0)
-    scatter = symmetric_product(jnp.sqrt(weight)[:, None] * centred)
-    share = weight * (1 - weight / whole)
-    of_covariance, of_identity = (share / jnp.where(held, counts, 1)).sum(), (share * variance).sum()
-    estimate = scatter - of_identity * jnp.eye(means.shape[1], dtype=means.dtype)
-    return divide_or_zero(estimate, of_covariance)
 
 
 def shrunk_means(

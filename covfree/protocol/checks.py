@@ -16,8 +16,15 @@ from covfree.core.row_types import RowTypes, count_sum
 from covfree.core.types import AnyArray, Message, Rows, accumulation_dtype
 from covfree.methods import Method
 from covfree.protocol.kinds import Kind, elsewhere, renumbered
-from covfree.protocol.squares import is_positive, rounding, unit_diagonal
-from covfree.protocol.values import check_rows, largest_sum, sound_rows, square_sums
+from covfree.protocol.values import (
+    check_rows,
+    is_positive,
+    largest_sum,
+    rounding,
+    sound_rows,
+    square_sums,
+    unit_diagonal,
+)
 
 # A bound: a number, "derived" from the messages, or None for no bound.
 Bound: TypeAlias = int | float | Literal["derived"] | None

@@ -11,7 +11,6 @@ from covfree.privacy import (
     debiased_reciprocal,
     debiased_within,
     noise_edge,
-    noisy_rows_covariance,
     positive_part,
     public_projection,
     server,
@@ -90,29 +89,6 @@ def test_absent_classes_add_nothing_to_the_scatter(monkeypatch):
             noisy = sums + 60 * rng.normal(size=sums.shape), counts + 4 * rng.normal(size=8)
             head_of(method, NoisySums(*noisy, 1.0, 60.0, 4.0), grid, total)
         assert np.abs(z_of(seen, expected[method.name])).max() < 4.5
-
-
-def test_covariance_of_noisy_rows_is_unbiased():
-    counts = jnp.array([1, 3, 0, 10, 40])
-    deviations = jnp.array([0.2, 1.0, 7.0, 0.4, 0.1])
-    keys = jax.random.split(jax.random.key(2))
-    spread = jax.random.normal(keys[0], (RUNS, 5, DIM)) @ jnp.linalg.cholesky(jnp.asarray(SIGMA)).T
-    means = 3.0 + spread / jnp.sqrt(jnp.maximum(counts, 1))[None, :, None]
-    means += deviations[None, :, None] * jax.random.normal(keys[1], means.shape)
-    over_runs = jax.jit(jax.vmap(noisy_rows_covariance, in_axes=(0, None, None, None)))
-    estimates = over_runs(means, counts, deviations, 1.2)
-    assert np.abs(z_of(estimates, SIGMA)).max() < 4.5
-    assert np.abs(z_of(over_runs(means, counts, 0.9 * deviations, 1.2), SIGMA)).max() > 10
-    chosen = over_runs(means, counts, deviations, None)  # λ of the same four rows
-    assert np.abs(np.asarray(chosen).mean(0) - SIGMA).max() < 0.08
-
-
-def test_without_noise_the_rows_covariance_is_fedcofs():
-    rng = np.random.default_rng(3)
-    means, counts = rng.normal(size=(6, DIM)).astype(np.float32), np.array([1, 4, 2, 0, 9, 3])
-    ours = noisy_rows_covariance(means, counts, np.zeros(6, np.float32))
-    np.testing.assert_allclose(ours, covfree.estimate_covariance(means, counts), rtol=2e-5, atol=1e-6)
-    assert not np.any(noisy_rows_covariance(means[:1], counts[:1], np.zeros(1, np.float32)))
 
 
 def test_positive_part_is_the_nearest():
