@@ -6,6 +6,7 @@
 
 import dataclasses
 import sys
+import threading
 from collections.abc import Iterable
 from contextlib import nullcontext
 from functools import cache
@@ -18,7 +19,7 @@ import pytest
 
 import covfree.rounds
 from covfree.cli.app import run
-from covfree.deployment import Client, Description, Server, load_key, new_key, public_key
+from covfree.deployment import Client, Description, Folder, Server, load_key, new_key, public_key
 
 CLASSES, DIM = 3, 8
 EXTRACTOR = {"backbone": "resnet18", "weights": "81b6" * 16, "preprocessing": {"crop": 224}}
@@ -70,6 +71,13 @@ def draw_keys(*names: str) -> None:
         Path(f"{name}.pub").rename(f"keys/{name}.pub")
 
 
+def start(codes: dict[str, int], name: str, words: Iterable[str]) -> threading.Thread:
+    """Run a command in a thread, which puts its exit code in ``codes`` under ``name``."""
+    thread = threading.Thread(target=lambda: codes.update({name: run(list(words))}))
+    thread.start()
+    return thread
+
+
 class Machines:
     """The machines' keys and folders; a process is a `Server` or `Client` made of them."""
 
@@ -113,6 +121,12 @@ class Machines:
 
     def clients(self) -> dict[str, Client]:
         return {site: self.client(site) for site in self.sites}
+
+    def shared(self, path: Path) -> Folder:
+        """A shared folder with the description."""
+        path.mkdir(exist_ok=True)
+        self.description.save(path / "federation.json")
+        return Folder(path)
 
     def kill(self, name: str) -> None:
         """Let go of what the system lets go of when a process ends."""

@@ -2,12 +2,11 @@
 
 import os
 import shutil
-import threading
 from pathlib import Path
 
 import numpy as np
 import pytest
-from machines import draw_keys, examples
+from machines import draw_keys, examples, start
 
 from covfree.cli.app import run
 from covfree.deployment import Description, Server, load_key
@@ -43,13 +42,7 @@ def finished(tmp_path, monkeypatch):
     assert run(command("new", "shared", *NEW)) == 0
     codes = dict[str, int]()
     words = {"server": serving("shared", "s"), **{name: joining("shared", name, name) for name in SITES}}
-    threads = [
-        threading.Thread(target=lambda name=name, own=own: codes.update({name: run(own)}))
-        for name, own in words.items()
-    ]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
+    for thread in [start(codes, name, own) for name, own in words.items()]:
         thread.join(120)
     assert codes == dict.fromkeys(words, 0)
 

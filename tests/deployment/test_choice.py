@@ -19,11 +19,10 @@ CHOICE = "fedncm-or-fedcof:shrinkage=0.1"
 
 def run(folder, sites, **fields) -> tuple[list[str], Folder]:
     """Serve a federation to its end, as ``covfree federation serve`` does; return its lines."""
-    shared, said = folder / "shared", list[str]()
-    shared.mkdir()
+    said = list[str]()
     with Machines(folder / "machines", CHOICE, sites, extractor={}, **fields) as machines:
-        machines.description.save(shared / "federation.json")
-        open_folder, server, clients = Folder(shared), machines.server(), machines.clients()
+        open_folder = machines.shared(folder / "shared")
+        server, clients = machines.server(), machines.clients()
 
         def say(line: str) -> None:
             said.append(line)
@@ -48,7 +47,7 @@ def run(folder, sites, **fields) -> tuple[list[str], Folder]:
     np.savez(folder / "oslo.npz", features=features, labels=labels)
     key, state = folder / "machines" / "oslo.key", folder / "machines" / "oslo"
     words = f"--key {key} --features {folder}/oslo.npz --state {state} --out {folder}/own.npz"
-    assert app.run(["federation", "join", str(shared), *words.split()]) == 0
+    assert app.run(["federation", "join", str(open_folder.path), *words.split()]) == 0
     return said, open_folder
 
 

@@ -13,7 +13,6 @@ from machines import Machines, examples, finish
 from covfree.deployment import (
     Client,
     Description,
-    Folder,
     SecureSums,
     Server,
     Stopped,
@@ -185,12 +184,9 @@ def test_a_file_of_features_says_what_made_it(description, tmp_path):
 
 
 def test_a_folder_whose_rounds_close_late_and_hold_strangers_files(tmp_path):
-    shared = tmp_path / "shared"
-    shared.mkdir()
     with Machines(tmp_path / "machines", "fedcof:shrinkage=0.1", deadline=0.3, fewest=2) as machines:
-        machines.description.save(shared / "federation.json")
         machines.now = time.time
-        folder, said = Folder(shared), list[str]()
+        folder, said = machines.shared(tmp_path / "shared"), list[str]()
         with pytest.raises(TooFew, match="got 0; missing: berlin, oslo, rome"):
             serve(machines.server(), folder, lambda head: b"head", poll=0.05, say=said.append)
         folder.stop.unlink()
@@ -199,7 +195,7 @@ def test_a_folder_whose_rounds_close_late_and_hold_strangers_files(tmp_path):
         assert any("expired" in text for text in said)
         # Bad neighbours: a link, a folder, a stranger's bytes, and a newer broadcast that nobody signed.
         (folder.answers(0) / "folder.message").mkdir(parents=True)
-        (folder.answers(0) / "link.message").symlink_to(shared / "federation.json")
+        (folder.answers(0) / "link.message").symlink_to(folder.path / "federation.json")
         (folder.answers(0) / "stranger.message").write_bytes(b"hello")
         (folder.answers(0) / "ignored.txt").write_bytes(b"hello")
         with (folder.answers(0) / "large.message").open("wb") as file:  # takes no place on the disk

@@ -3,14 +3,13 @@
 import dataclasses
 import os
 import sys
-import threading
 from pathlib import Path
 
 import jax
 import numpy as np
 import pytest
 from backbones import seeded
-from machines import Machines, draw_keys
+from machines import Machines, draw_keys, start
 from pages import ROOT
 from safetensors.numpy import save_file
 from tiny_networks import RESNET
@@ -64,18 +63,13 @@ def test_commands_train_a_network_as_the_simulation_does_to_the_bit(tiny, tmp_pa
     join = ["federation", "join", "shared", *common]
     codes = dict[str, int]()
 
-    def start(name: str, *words: str) -> threading.Thread:
-        thread = threading.Thread(target=lambda: codes.update({name: run(list(words))}))
-        thread.start()
-        return thread
-
     assert run([*join, "--key", "rome.key", "--features", "x.npz", "--state", "r", "--out", "r.npz"]) == 2
     assert "features: expected images, as a network is trained" in capsys.readouterr().err
     serve = ("serve", "shared", "--key", "server.key", "--state", "server", "--out", "head.npz", *common)
-    threads = [start("server", "federation", *serve)]
+    threads = [start(codes, "server", ["federation", *serve])]
     for name in SIZES:
         words = ("--key", f"{name}.key", "--images", f"photos/{name}", "--state", name)
-        threads.append(start(name, *join, *words, "--out", f"{name}.npz"))
+        threads.append(start(codes, name, [*join, *words, "--out", f"{name}.npz"]))
     for thread in threads:
         thread.join()
     assert codes == dict.fromkeys(("server", *SIZES), 0), capsys.readouterr()

@@ -2,23 +2,22 @@
 
 import threading
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
-from machines import SIZES, Machines, examples
+from machines import SIZES, Machines, examples, start
 
 from covfree.cli.app import run
-from covfree.deployment import Folder, Stopped, TooFew, join, serve
+from covfree.deployment import Stopped, TooFew, join, serve
 from covfree.deployment.envelope import seal
 
 
 def test_sites_end_as_a_round_closes_with_too_few(tmp_path):
-    shared, said = tmp_path / "shared", list[str]()
-    shared.mkdir()
+    said, told = list[str](), list[str]()
     with Machines(tmp_path / "machines", "fedcof:shrinkage=0.1", deadline=1, fewest=2) as machines:
-        own = machines.description
-        own.save(shared / "federation.json")
-        machines.now, folder, told = time.time, Folder(shared), list[str]()
+        own, folder = machines.description, machines.shared(tmp_path / "shared")
+        machines.now = time.time
         # What others sign, or of another federation, stops nobody.
         for key, about in [("oslo", {}), ("oslo", {"sender": "oslo"}), ("server", {"federation": "0" * 64})]:
             more = {"kind": "stop", "sender": "server", "federation": own.identity, "reason": "no", **about}
@@ -56,25 +55,18 @@ def test_sites_end_as_a_round_closes_with_too_few(tmp_path):
 def test_the_command_ends_the_server_and_sites(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     with Machines(tmp_path, "fedcof:shrinkage=0.1", extractor={}) as machines:
-        (tmp_path / "shared").mkdir()
-        machines.description.save("shared/federation.json")
+        folder = machines.shared(Path("shared"))
     for name in SIZES:
         features, labels = examples(name)
         np.savez(f"{name}.npz", features=features, labels=labels)
     codes, common = dict[str, int](), ["--poll", "0.05", "--key"]
     serving = ["federation", "serve", "shared", *common, "server.key", "--state", "s", "--out", "head.npz"]
 
-    def start(name: str, words: list[str]) -> threading.Thread:
-        thread = threading.Thread(target=lambda: codes.update({name: run(words)}))
-        thread.start()
-        return thread
-
     def site(name: str) -> threading.Thread:
         files = ["--features", f"{name}.npz", "--state", f"state-{name}", "--out", f"{name}-head.npz"]
-        return start(name, ["federation", "join", "shared", *common, f"{name}.key", *files])
+        return start(codes, name, ["federation", "join", "shared", *common, f"{name}.key", *files])
 
-    threads = [start("server", serving), site("oslo")]
-    folder = Folder("shared")
+    threads = [start(codes, "server", serving), site("oslo")]
     while not (folder.answers(0) / "oslo.message").exists():
         assert all(thread.is_alive() for thread in threads), capsys.readouterr()
         time.sleep(0.05)
@@ -93,7 +85,7 @@ def test_the_command_ends_the_server_and_sites(tmp_path, monkeypatch, capsys):
     assert run(["federation", "status", "shared"]) == 3
     assert "stopped: rome has other photos" in capsys.readouterr().out
     # Started again, they go on with the answer that was taken.
-    threads = [start("server", serving)]
+    threads = [start(codes, "server", serving)]
     while folder.stop.exists():
         time.sleep(0.05)
     threads += [site(name) for name in SIZES]

@@ -12,7 +12,7 @@ from machines import MORE, Machines, assert_equal, check_kills, finish, padded
 from precision import assert_close
 
 from covfree.cli.app import run
-from covfree.deployment import Description, Folder, Refused, SecureSums, Stopped, TooFew, join, serve
+from covfree.deployment import Description, Refused, SecureSums, Stopped, TooFew, join, serve
 from covfree.deployment.door import Left
 from covfree.deployment.envelope import seal, unseal
 from covfree.deployment.steps import Steps
@@ -257,11 +257,8 @@ def test_too_few_is_named_and_the_step_is_opened_again(tmp_path):
 def test_a_site_whose_numbers_exceed_the_bound_leaves_and_nobody_waits(sizes, tmp_path, capsys):
     # Only oslo has a number above the bound, 305 in its Gram matrix; there is no deadline.
     said, heard = {site: list[str]() for site in sizes}, list[str]()
-    shared = tmp_path / "shared"
-    shared.mkdir()
     with Machines(tmp_path, "fed3r", sizes, sums=SecureSums(250.0), fewest=3) as machines:
-        machines.description.save(shared / "federation.json")
-        folder, server, clients = Folder(shared), machines.server(), machines.clients()
+        folder, server, clients = machines.shared(tmp_path / "shared"), machines.server(), machines.clients()
 
         def site(name: str) -> None:
             with suppress(Stopped):
@@ -288,7 +285,7 @@ def test_a_site_whose_numbers_exceed_the_bound_leaves_and_nobody_waits(sizes, tm
             assert server.history[-1]["sites"] == [site for site in sorted(sizes) if site != "oslo"]
             assert text == said["oslo"][-1]  # once, not at each step
             assert heard[-1] == "in the head: berlin, rome, wien, york; not in it: oslo"
-            assert run(["federation", "status", str(shared)]) == 0
+            assert run(["federation", "status", str(folder.path)]) == 0
             assert f"ended\n{heard[-1]}\n" in capsys.readouterr().out
         else:
             assert "got 2; left this sum: oslo: ask " in str(caught.value)
@@ -304,9 +301,7 @@ def test_a_site_whose_numbers_exceed_the_bound_leaves_and_nobody_waits(sizes, tm
 
 def test_an_answer_counts_although_another_process_of_the_site_left(tmp_path):
     with make(tmp_path / "machines", "fedcof:shrinkage=0.1", deadline=60) as machines:
-        server, own = machines.server(), machines.description
-        own.save(tmp_path / "federation.json")
-        folder = Folder(tmp_path)
+        server, folder = machines.server(), machines.shared(tmp_path)
         path = folder.answers(1) / "rome.message"
         step(server, machines.clients())
         # The site rome is started with another --state folder: it has not answered the step before.
@@ -365,14 +360,13 @@ def test_a_site_that_joins_late_is_not_said_to_have_left(tmp_path):
 def test_a_site_that_was_not_in_the_first_round_is_not_waited_for(tmp_path, capsys):
     with make(tmp_path / "machines", "fedcof:shrinkage=0.1") as machines:
         server, clients = machines.server(), machines.clients()
-        machines.description.save(tmp_path / "federation.json")
         for turn in range(5):
             step(server, clients if turn < 2 else {site: clients[site] for site in MORE if site != "york"})
         asked = server.open()
         assert server.missing == [site for site in MORE if site != "york"]
         with pytest.raises(Refused, match="left out by the server: all rounds need the sites of the first"):
             clients["york"].answer(asked)
-        folder = Folder(tmp_path)
+        folder = machines.shared(tmp_path)
         folder.put(folder.round, server.standing({}))
         assert run(["federation", "status", str(tmp_path)]) == 3
         assert "york: left out: all rounds need the sites of the first" in capsys.readouterr().out
@@ -381,8 +375,7 @@ def test_a_site_that_was_not_in_the_first_round_is_not_waited_for(tmp_path, caps
 def test_status_says_what_the_server_took(tmp_path, capsys, monkeypatch):
     with make(tmp_path / "machines", deadline=60) as machines:
         server, clients, own = machines.server(), machines.clients(), machines.description
-        own.save(tmp_path / "federation.json")
-        folder = Folder(tmp_path)
+        folder = machines.shared(tmp_path)
 
         def lines() -> dict[str, str]:
             assert run(["federation", "status", str(tmp_path)]) == 3
@@ -437,12 +430,11 @@ def test_an_announcement_without_a_class_ends_the_federation(tmp_path):
             # One site leaves, so no class has five holders.
             step(server, clients if turn < 2 else {site: clients[site] for site in MORE if site != "york"})
         assert server.finished
-        machines.description.save(tmp_path / "federation.json")
         # Also of a server that begins anew.
         with pytest.raises(
             ValueError, match="round 1 of 3, step unmask: no class is held by 5 clients or more"
         ):
-            serve(machines.server(), Folder(tmp_path), lambda head: b"", say=lambda text: None)
+            serve(machines.server(), machines.shared(tmp_path), lambda head: b"", say=lambda text: None)
 
 
 @pytest.mark.parametrize(
