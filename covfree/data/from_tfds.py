@@ -68,11 +68,8 @@ def tfds(
     about = library.features.FeaturesDict({key: columns[key] for key in columns if key != image_column})
 
     raw = library.decode.DeserializeMethod.RAW_BYTES
-    ids: list[str] = []
-    labels: list[int] = []
-    clients: list[Any] = []
-    is_test: list[bool] = []
-    places: list[tuple[Sequence[Any], int]] = []
+    # For each labelled example: its id, where it is stored, its label, its client, and whether it is a test.
+    found: list[tuple[str, tuple[Sequence[Any], int], int, Any, bool]] = []
     ignored: list[str] = []
     digest = hashlib.sha256(repr((builder.info.full_name, image_column)).encode())
     for expression, testing in ((train, False), (test, True)):
@@ -84,23 +81,20 @@ def tfds(
             digest.update(repr((os.path.basename(file), state.st_size, state.st_mtime_ns)).encode())
         # Serialised examples, with random access.
         records = builder.as_data_source(expression, deserialize_method=raw) if instructions else ()
-        labelled = len(ids)
+        before = len(found)
         for place, each in enumerate(_names(builder, instructions)):
             example = _parse(about, records, place, each)
             if example[label_column] < 0:
                 ignored.append(each)
                 continue
-            ids.append(each)
-            labels.append(example[label_column])
-            is_test.append(testing)
-            places.append((records, place))
-            if client_column is not None:
-                client = example[client_column]
-                clients.append(client.decode() if isinstance(client, bytes) else client)
-        if len(ids) == labelled:
+            client = None if client_column is None else example[client_column]
+            client = client.decode() if isinstance(client, bytes) else client
+            found.append((each, (records, place), example[label_column], client, testing))
+        if len(found) == before:
             raise ValueError(
                 f"{name}: split {expression!r} has no labelled example; it has the splits {sorted(splits)}"
             )
+    ids, _, labels, clients, is_test = zip(*found, strict=True)
     digest.update("\n".join(ids).encode())
     if len(set(ids)) < len(ids):
         raise ValueError(f"{name}: expected splits without common examples, got {train!r} and {test!r}")
@@ -109,12 +103,13 @@ def tfds(
     skip = {image_column: library.decode.SkipDecoding()}
 
     def read(i: int) -> Any:
-        example = _parse(image, *places[i], ids[i], decoders=skip)
-        return decode_image(io.BytesIO(example[image_column]), ids[i])
+        each, (records, place), *_ = found[i]
+        example = _parse(image, records, place, each, decoders=skip)
+        return decode_image(io.BytesIO(example[image_column]), each)
 
     return ImageSet(
         name=builder.info.name,
-        ids=tuple(ids),
+        ids=ids,
         labels=np.array(labels, np.int32),
         class_names=tuple(columns[label_column].names),
         read=read,
