@@ -86,13 +86,18 @@ def differences(theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> list[str]
     >>> differences({"crop": {"size": 224}, "seed": 0}, {"crop": {"size": 256}, "seed": 0})
     ['crop.size: 224 there, 256 here']
     """
-    # Compare as JSON: tuples become lists.
-    there, here = (dict(_entries(json.loads(json.dumps(value)))) for value in (theirs, ours))
+    there, here = flat(theirs), flat(ours)
     shown = {
         name: [repr(each[name]) if name in each else "nothing" for each in (there, here)]
         for name in {**here, **there}
     }
     return [f"{name}: {a} there, {b} here" for name, (a, b) in shown.items() if a != b]
+
+
+def flat(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the entries of nested dictionaries by their paths, such as ``crop.size``, as JSON values."""
+    # In JSON, tuples become lists.
+    return dict(_entries(json.loads(json.dumps(settings))))
 
 
 def _entries(value: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
+
+from covfree.data.feature_file import flat
 
 _SHA_256 = re.compile("[0-9a-f]{64}")
 
@@ -17,24 +18,14 @@ def differences(expected: Mapping[str, Any], found: Mapping[str, Any]) -> list[s
     >>> differences(agreed, {"dim": 2, "weights": "5793ff", "class_names": ["cow", "cat", "dog"]})
     ['weights: expected 81b6ae, got 5793ff', 'class_names: classes 0 and 1 are swapped']
     """
-    # Convert as JSON would: tuples become lists.
-    wanted, own = (json.loads(json.dumps(dict(each))) for each in (expected, found))
-    classes = [each.pop("class_names", None) for each in (wanted, own)]
-    left, right = dict(_entries(wanted)), dict(_entries(own))
+    left, right = flat(expected), flat(found)
+    classes = [each.pop("class_names", None) for each in (left, right)]
     texts = [
         f"{name}: expected {_shown(left.get(name))}, got {_shown(right.get(name))}"
         for name in {**left, **right}
         if left.get(name) != right.get(name)
     ]
     return texts + _renumbered(*classes)
-
-
-def _entries(value: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    for name, entry in value.items():
-        if isinstance(entry, dict):
-            yield from _entries(entry, f"{prefix}{name}.")
-        else:
-            yield f"{prefix}{name}", entry
 
 
 def _shown(value: Any) -> str:
