@@ -209,17 +209,6 @@ def test_who_was_set_aside_may_send_again(tmp_path):
     assert (server.rejected, server.repeated) == ({}, {})
 
 
-def test_later_files_have_the_parts_and_the_dim_of_earlier_ones(tmp_path):
-    put(tmp_path, "a")
-    server = look(tmp_path)
-    put(tmp_path, "b", "c", message=rows())
-    put(tmp_path, "d", message=rows(mean=((1, 2, 3), (4, 5, 6))))
-    server = look(tmp_path, server)
-    assert server.clients == ("a",)
-    assert server.rejected["b"] == "matrix: expected an array of 2 dimensions as others send, got none"
-    assert server.rejected["d"] == "mean: expected shape [rows, 2], got [2, 3]"
-
-
 def test_numbers_announced_by_those_set_aside_do_not_stop_a_look(tmp_path):
     put(tmp_path, "a")
     (tmp_path / "b.safetensors").write_bytes(b"junk")
