@@ -56,19 +56,19 @@ def export_command(
         return
     try:
         if network is None:
-            found = export_onnx(saved, out, output=output)
+            most, largest = export_onnx(saved, out, output=output)
         elif network.endswith(".onnx"):
             if not Path(network).is_file():
                 raise FileNotFoundError(f"--backbone: no such file: {network}")
-            found = export_onnx(saved, out, network=Path(network), output=output)
+            most, largest = export_onnx(saved, out, network=Path(network), output=output)
         else:
             name = backbone_of(network)
             chosen = backbone(name)
             params = chosen.load(find_weights(weights, BACKBONES[name]).path)
-            found = export_onnx(saved, out, network=chosen, params=params)
+            most, largest = export_onnx(saved, out, network=chosen, params=params)
     except TypeError as error:
         raise ValueError(f"--{error}") from error
     say(
-        f"wrote {out}; scores of onnxruntime and covfree differ by at most {found.most:.2g}, the largest "
-        f"score is {found.largest:.3g}"
+        f"wrote {out}; scores of onnxruntime and covfree differ by at most {most:.2g}, the largest "
+        f"score is {largest:.3g}"
     )

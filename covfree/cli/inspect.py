@@ -161,7 +161,7 @@ def audit_command(
         out.mkdir(parents=True, exist_ok=True)
         (out / "audit.md").write_text(f"{text}\n", encoding="utf-8")
         title = f"Members found in class sums: {data.name}, {many:,} clients, ε = {epsilon:g}"
-        roc.plot(out / "audit.png", title, found.findings)
+        figures.save_all(roc.draw(title, found.findings), out / "audit.png")
         print(f"\nWritten: {out / 'audit.md'}, {out / 'audit.png'} (also as PDF and SVG)")
 
 

@@ -153,7 +153,7 @@ def personalise_command(
         check_settings(folder, settings, resume)
         write_settings(folder, settings)
     runs = _runs(how, chosen, range(seeds), source, federation, test_share, folder)
-    law, counted = law_of(source.outline, federation), f"{seeds} seed{'s' if seeds > 1 else ''}"
+    law, counted = law_of(source.outline, federation), f"{seeds} {plural('seed', seeds)}"
     if source.outline.clients is None:
         law = f"{federation.clients} {plural('client', federation.clients)}, {law}"
     title = f"{source.outline.name}, {law}, {counted}: accuracy of each client on its own test examples"

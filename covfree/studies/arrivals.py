@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import numpy as np
@@ -16,18 +16,6 @@ from covfree.studies.result import Record
 from covfree.studies.timing import timed
 
 
-class Arrival(NamedTuple):
-    """The outcome of one round, as `arrivals` yields it.
-
-    Attributes:
-        record: a dict of the round's number (from 1), its costs and, if it was measured, its ``accuracy``.
-        head: the latest head, from all clients that had sent when it was made; None before the first head.
-    """
-
-    record: Record
-    head: Any
-
-
 def arrivals(
     method: Method[Any],
     data: FeatureSet,
@@ -37,8 +25,11 @@ def arrivals(
     seed: int,
     extractor: int | float = 0,
     measured: Callable[[int], bool] = lambda number: True,
-) -> Iterator[Arrival]:
-    """Yield an `Arrival` for each round: the round's costs, and the latest head.
+) -> Iterator[tuple[Record, Any]]:
+    """Yield a record and a head for each round.
+
+    The record is a dict of the round's number (from 1), its costs and, if it was measured, its ``accuracy``.
+    The head is the latest one, from all clients that had sent when it was made; None before the first one.
 
     A client sends its statistics in its first round, and nothing later. The server adds them to its sums. In
     measured rounds, it solves for the head again if clients with examples have come since the last head.
@@ -81,5 +72,5 @@ def arrivals(
         up, down, flops = (total - earlier for total, earlier in zip(now, before, strict=True))
         record: Record = {"round": number, "clients": senders, "bytes_up": up, "bytes_down": down}
         record |= {"flops": flops, "seconds": seconds} | ({"accuracy": accuracy} if is_measured else {})
-        yield Arrival(record, head)
+        yield record, head
         before = now

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -23,18 +23,6 @@ from covfree.studies.predictions import scores_of
 _OLDEST = 13
 # The largest difference of scores that is allowed, relative to the largest score, or to 1 if that is larger.
 _TOLERANCE = 1e-3
-
-
-class Difference(NamedTuple):
-    """How far the scores of an exported file are from covfree's.
-
-    Attributes:
-        most: the largest absolute difference between scores.
-        largest: the largest absolute score of covfree's.
-    """
-
-    most: float
-    largest: float
 
 
 def export_linear(saved: SavedHead, to: str, out: Path) -> None:
@@ -80,7 +68,7 @@ def export_onnx(
     network: Path | Backbone | None = None,
     params: Any = None,
     output: str | None = None,
-) -> Difference:
+) -> tuple[float, float]:
     """Write a head, alone or after a network, as an ONNX file for any batch size, and check its scores.
 
     Args:
@@ -92,7 +80,8 @@ def export_onnx(
             `covfree.backbones.from_onnx`.
 
     Returns:
-        How far onnxruntime's scores are from covfree's, on random inputs.
+        On random inputs: the largest absolute difference between onnxruntime's scores and covfree's, and the
+        largest absolute score of covfree's.
 
     Raises:
         ValueError: if the network's features do not fit the head, or the file's scores differ from covfree's.
@@ -128,7 +117,7 @@ def export_onnx(
         raise ValueError(f"head: onnxruntime's scores differ by {most:.2g} of {largest:.2g} from covfree's")
     with replacing(out) as file:
         file.write(model.SerializeToString())
-    return Difference(most, largest)
+    return most, largest
 
 
 def _traced(network: Backbone, params: Any) -> Any:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from covfree.core.atomic import replacing
 from covfree.data import FeatureSet
@@ -15,12 +15,16 @@ from covfree.studies import report
 from covfree.studies.known import is_own, like
 from covfree.studies.page import page_of, write_page
 from covfree.studies.plots import accuracy, curve, sweep
+from covfree.studies.plots.style import save_all
 from covfree.studies.progress import say
 from covfree.studies.result import Result, Run, accuracy_table, place_names, summarise
 from covfree.studies.source import on_no_client
 from covfree.studies.study import Study
 from covfree.studies.table import Format, plural, show
 from covfree.studies.variants import Variant
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 
 def present(
@@ -84,7 +88,9 @@ def illustrate(study: Study, runs: Iterable[Run], folder: StrPath) -> list[Path]
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     page, title, seeds = folder / "page.html", _title(study, results), list(study.seeds)
-    shown = {**_federations(study), "methods": list(study.methods), "seeds": seeds, **study.settings}
+    spread = _spread(study) or {"clients": "the data's own"}
+    shown = {"dataset": list(study.datasets), **spread, "methods": list(study.methods), "seeds": seeds}
+    shown |= study.settings
     write_page(page_of(None, title, results, study.datasets, shown, {}, _failed(study)), page)
     return [page, *_plot(study, results, folder, title)]
 
@@ -97,15 +103,15 @@ def _summarised(study: Study, runs: Iterable[Run]) -> list[Result]:
     return [replace(result, kind=kinds.get(result.method, "")) for result in summarise(runs, study.titles)]
 
 
-def _federations(study: Study) -> dict[str, Any]:
-    """Return the data sets, and the distinct settings of federations, by the names of options."""
-    given: dict[str, Any] = {"dataset": list(study.datasets)}
+def _spread(study: Study) -> dict[str, list[Any]]:
+    """Return the distinct settings of federations, by the names of options; none if no partition is made."""
     if len(_with_clients(study)) == len(study.datasets):
-        return {**given, "clients": "the data's own"}
+        return {}
+    given = dict[str, list[Any]]()
     for name in ("clients", "partition", "alpha"):
         places = [place for place in study.federations if name != "alpha" or place.partition != "iid"]
         given[name] = list(dict.fromkeys(getattr(place, name) for place in places))
-    return {name: value for name, value in given.items() if value}
+    return {name: values for name, values in given.items() if values}
 
 
 def _plot(study: Study, results: Sequence[Result], folder: Path, title: str) -> list[Path]:
@@ -114,13 +120,17 @@ def _plot(study: Study, results: Sequence[Result], folder: Path, title: str) -> 
     if not _is_several(study):
         if report.is_trained(results):
             (data,) = _loaded(study).values()
-            written += curve.plot(folder / "accuracy.png", title, results, data.num_classes)
+            written += _drawn(folder / "accuracy.png", curve.draw, title, results, data.num_classes)
         else:
-            written += accuracy.plot(folder / "accuracy_vs_bytes.png", title, results)
+            written += _drawn(folder / "accuracy_vs_bytes.png", accuracy.draw, title, results)
     if (number := sweep.swept(results)) is not None:
-        what = folder / f"accuracy_vs_{number}.png"
-        written += sweep.plot(what, title.split("\n")[0], results, number)
+        path = folder / f"accuracy_vs_{number}.png"
+        written += _drawn(path, sweep.draw, title.split("\n")[0], results, number)
     return written
+
+
+def _drawn(path: Path, draw: Callable[..., Figure], *arguments: Any) -> list[Path]:
+    return save_all(draw(*arguments), path)
 
 
 def _is_several(study: Study) -> bool:
@@ -149,32 +159,29 @@ def _title(study: Study, results: Sequence[Result]) -> str:
     such as "10 clients"; a line for each federation with examples on no client follows.
     """
     number = len(list(study.seeds))
-    seeds = f"{number} seed{'s' if number > 1 else ''}"
+    seeds = f"{number} {plural('seed', number)}"
     if not _is_several(study):
         (data,), (place,) = _loaded(study).values(), study.federations
-        spread = f"{place.clients} {plural('client', place.clients)}, {place.partition}"
+        spread = f"{_clients(place.clients)}, {place.partition}"
         if place.partition != "iid":
             spread += f" {place.alpha:g}"
         if data.clients is not None:
-            held = int(data.clients.max()) + 1
-            spread = f"{held} {plural('client', held)} of its own"
+            spread = f"{_clients(int(data.clients.max()) + 1)} of its own"
         sizes = f"{len(data.train_labels)} train, {len(data.test_labels)} test"
         lost = on_no_client([run.left_out for result in results for run in result.runs])
         return ", ".join([f"{data.name}: {sizes}, {spread}, {seeds}", *lost])
-    clients, partitions, alphas = (
-        {getattr(place, name) for place in study.federations} for name in ("clients", "partition", "alpha")
-    )
-    own = _with_clients(study)
-    words = [" and ".join(study.datasets)]
+    words, own, shared = [" and ".join(study.datasets)], _with_clients(study), _spread(study)
     if own:
         words.append(f"clients of its own in {' and '.join(own)}")
-    if len(own) == len(study.datasets):
-        clients = partitions = alphas = set[Any]()
-    words += [f"{number} {plural('client', number)}" for number in clients if len(clients) == 1]
-    words += [partition for partition in partitions if len(partitions) == 1]
-    words += [f"alpha {alpha:g}" for alpha in alphas if len(alphas) == 1 and partitions != {"iid"}]
+    # The settings that all federations share.
+    forms = {"clients": _clients, "partition": str, "alpha": lambda alpha: f"alpha {alpha:g}"}
+    words += [forms[name](values[0]) for name, values in shared.items() if len(values) == 1]
     words += [seeds, "test accuracy in %"]
     return "\n".join([", ".join(words), *_left_out(results)])
+
+
+def _clients(number: int) -> str:
+    return f"{number} {plural('client', number)}"
 
 
 def _left_out(results: Sequence[Result]) -> list[str]:

@@ -31,6 +31,7 @@ from covfree.studies.extraction import extract, opened
 from covfree.studies.federation import Federation, LeftOut
 from covfree.studies.names import of_options
 from covfree.studies.progress import say
+from covfree.studies.table import plural
 
 
 class Images(NamedTuple):
@@ -260,20 +261,13 @@ def on_no_client(lost: Sequence[LeftOut]) -> list[str]:
 
     ``lost`` has the two numbers for each seed; if seeds differ, the text gives the range.
     """
-    numbers = [
-        (min(values), max(values), word)
-        for values, word in zip(zip(*lost, strict=True), ("example", "class"), strict=True)
-    ]
-    words = [
-        f"{_span(low, high)} {word if high == 1 else {'class': 'classes'}.get(word, word + 's')}"
-        for low, high, word in numbers
-        if high
-    ]
+    words = []
+    for values, word in zip(zip(*lost, strict=True), ("example", "class"), strict=True):
+        low, high = min(values), max(values)
+        if high:
+            span = f"{low:,}" if low == high else f"{low:,}–{high:,}"
+            words.append(f"{span} {plural(word, high)}")
     return [f"{' and '.join(words)} on no client"] if words else []
-
-
-def _span(low: int, high: int) -> str:
-    return f"{low:,}" if low == high else f"{low:,}–{high:,}"
 
 
 def law_of(data: FeatureSet, federation: Federation) -> str:

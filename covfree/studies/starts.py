@@ -125,7 +125,7 @@ def _closed_form(settings: From, task: Task) -> Start:
             measured=lambda number: (len(schedule) - number) % settings.every == 0,
         )
     )
-    head, records = came[-1].head, [record for record, _ in came]
+    head, records = came[-1][1], [record for record, _ in came]
     if head is None:
         raise ValueError(f"--start-rounds: no client that came in {len(schedule)} rounds holds examples")
     try:

@@ -7,7 +7,7 @@ import pytest
 import typer.main
 
 from covfree.cli.app import run
-from covfree.studies.plots import accuracy, curve, sweep
+from covfree.studies import present
 from covfree.studies.plots import style as figures
 
 # Few clients, and an α with about as many pairs at every seed, so that all runs share compiled functions.
@@ -36,8 +36,7 @@ class Result(NamedTuple):
         return self.is_one_line and text in self.err
 
 
-_BUILT = cache(typer.main.get_command)
-_PLOTS = {module: module.plot for module in (accuracy, curve, sweep)}
+_BUILT, _DRAWN = cache(typer.main.get_command), present._drawn
 
 
 def _blank(path, *_):
@@ -59,16 +58,14 @@ def built():
 def undrawn():
     """Makes pictures empty files, as to draw one takes seconds; a test that looks asks for `pictures`."""
     with pytest.MonkeyPatch.context() as patch:
-        for module in _PLOTS:
-            patch.setattr(module, "plot", _blank)
+        patch.setattr(present, "_drawn", _blank)
         yield
 
 
 @pytest.fixture
 def pictures(monkeypatch):
     """Draws pictures again."""
-    for module, plot in _PLOTS.items():
-        monkeypatch.setattr(module, "plot", plot)
+    monkeypatch.setattr(present, "_drawn", _DRAWN)
 
 
 @pytest.fixture

@@ -25,7 +25,7 @@ from covfree.methods import registry as methods_of_one_round
 from covfree.rounds import participation
 from covfree.studies import Run, summarise
 from covfree.studies.plots import style as figures
-from covfree.studies.plots.curve import draw, plot
+from covfree.studies.plots.curve import draw
 from covfree.studies.task import Task
 from covfree.studies.train import train
 from covfree.studies.training import Training
@@ -470,7 +470,8 @@ def test_curves_over_seeds_and_of_unequal_length(tmp_path):
     assert second.title == "Random → FedAvg"
     assert [run.best["round"] for run in first.runs] == [2, 1]
     assert first.spread(lambda run: run.best["accuracy"]) == pytest.approx((0.75, 0.05 * 2**0.5))
-    for path in plot(tmp_path / "curves.png", "title", [second, *curves(runs[:1])], 10):
+    figure = draw("title", [second, *curves(runs[:1])], 10)
+    for path in figures.save_all(figure, tmp_path / "curves.png"):
         assert path.stat().st_size > 1000
 
 

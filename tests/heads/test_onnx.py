@@ -135,8 +135,9 @@ def test_a_network_of_covfree(tmp_path):
     network = backbone(RESNET)
     params = network.init(jax.random.key(0))
     head = covfree.LinearHead(jnp.asarray(RNG.normal(size=(64, 4)), jnp.float32), BIAS)
-    found = export_onnx(SavedHead(head, None, 64, 4), tmp_path / "both.onnx", network=network, params=params)
-    assert found.most < 1e-4 * max(found.largest, 1)
+    saved, file = SavedHead(head, None, 64, 4), tmp_path / "both.onnx"
+    most, largest = export_onnx(saved, file, network=network, params=params)
+    assert most < 1e-4 * max(largest, 1)
     images = RNG.normal(size=(5, 16, 16, 3)).astype(np.float32)
     expected = np.asarray(head(network.apply(params, images)))
     np.testing.assert_allclose(scores_of(tmp_path / "both.onnx", images), expected, rtol=1e-3, atol=1e-4)

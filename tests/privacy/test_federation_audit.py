@@ -5,6 +5,7 @@ import pytest
 
 from covfree.privacy import audit
 from covfree.studies.plots import roc
+from covfree.studies.plots.style import save_all
 
 DIM, CLASSES, CLIENTS = 24, 4, 40
 RNG = np.random.default_rng(0)
@@ -38,7 +39,7 @@ def test_attacks_find_members_until_sums_or_noise_hide_them(tmp_path):
     assert np.isnan(whole.presence)
     assert client.single == 0
     assert str(result).count("\n") == 6
-    paths = roc.plot(tmp_path / "picture.png", "A title", result.findings)
+    paths = save_all(roc.draw("A title", result.findings), tmp_path / "picture.png")
     assert all(path.stat().st_size > 1000 for path in paths)
 
 

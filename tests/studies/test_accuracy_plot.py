@@ -14,7 +14,7 @@ from covfree.methods import registry
 from covfree.studies import Result, Run
 from covfree.studies.known import like
 from covfree.studies.plots import style as figures
-from covfree.studies.plots.accuracy import draw, plot
+from covfree.studies.plots.accuracy import draw
 from covfree.studies.plots.placing import place_labels, side_by_side
 from covfree.studies.plots.points import FAMILIES, OTHER, Point
 
@@ -204,7 +204,7 @@ def test_a_method_far_below_does_not_squeeze_the_others():
 
 
 def test_three_files_are_written(tmp_path):
-    paths = plot(tmp_path / "picture.png", "title", results(2, "spread"))
+    paths = figures.save_all(draw("title", results(2, "spread")), tmp_path / "picture.png")
     assert paths == [tmp_path / f"picture.{suffix}" for suffix in ("png", "pdf", "svg")]
     assert "FedNCM</text>" in paths[2].read_text(encoding="utf-8")
     assert all(path.stat().st_size > 1000 for path in paths)

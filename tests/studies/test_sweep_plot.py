@@ -84,7 +84,7 @@ def test_methods_without_the_number_are_horizontal_lines(tmp_path):
     np.testing.assert_allclose(swept.get_xdata(), [0, 0.1])
     np.testing.assert_allclose(swept.get_ydata(), [85, 95])
     assert axes.get_xscale() == "linear"
-    files = sweep.plot(tmp_path / "by.png", "title", BY_SHRINKAGE, "shrinkage")
+    files = style.save_all(sweep.draw("title", BY_SHRINKAGE, "shrinkage"), tmp_path / "by.png")
     assert [file.suffix for file in files] == [".png", ".pdf", ".svg"]
     assert all(file.stat().st_size > 1000 for file in files)
 

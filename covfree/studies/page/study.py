@@ -6,10 +6,10 @@ A page consists of plain dicts. The template escapes every text but drawings.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from covfree.data import FeatureSet
-from covfree.data.partitions import PartitionStatistics, partition_statistics
+from covfree.data.partitions import partition_statistics
 from covfree.studies import report
 from covfree.studies.page.details import class_by_class, detail
 from covfree.studies.page.headline import behind, gains, headline, over_places, ranked
@@ -20,6 +20,9 @@ from covfree.studies.plots.partition import HEIGHT, plot_partition
 from covfree.studies.result import Result, accuracy_table, place_names
 from covfree.studies.source import class_name, law_of
 from covfree.studies.table import Table
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 Datasets = Mapping[str, Callable[[int], FeatureSet]]
 _NOTES = (
@@ -104,6 +107,8 @@ def _place(
     ]
     if not all(predictions):  # a study in Python may not count them
         titles, predictions = [], []
+    shown, widths = partitions[seeds[0]], {f"{prefix}d": style.PAGE, f"{prefix}e": style.PHONE}
+    drawn = {name: plot_partition(shown, style.new_figure(width, HEIGHT)) for name, width in widths.items()}
     spread = f"How training examples are spread: {law_of(first, federation)}, seed {seeds[0]}"
     said = headline(results, len(first.test_labels), bytes_name, down)
     return {
@@ -112,11 +117,7 @@ def _place(
         "grid": _with_gap(order, 2 if trained else 1),
         "pictures": [
             _curves(results, first.num_classes) if trained else _points(results, bytes_name, prefix),
-            {
-                "title": spread,
-                "text": partitions[seeds[0]].as_table(),
-                "drawings": _partition(partitions[seeds[0]], prefix),
-            },
+            _picture(spread, shown.as_table(), drawn),
         ],
         "details": [detail(*each, partitions, names) for each in zip(titles, predictions, strict=True)],
         "classes": class_by_class(titles, predictions, names),
@@ -136,24 +137,17 @@ def _with_gap(results: Sequence[Result], place: int) -> Table:
     return Table(columns, lines, frozenset({(0, place)}), sorted_by=place)
 
 
-def _partition(statistics: PartitionStatistics, prefix: str) -> list[str]:
-    with style.style():
-        widths = {"d": style.PAGE, "e": style.PHONE}
-        drawn = {
-            size: plot_partition(statistics, style.new_figure(width, HEIGHT))
-            for size, width in widths.items()
-        }
-        return [as_svg(figure, f"{prefix}{size}") for size, figure in drawn.items()]
+def _picture(title: str, text: str, figures: Mapping[str, Figure]) -> dict[str, Any]:
+    """Return a picture in one or two widths, for wide and narrow screens; its ids begin with the keys."""
+    return {"title": title, "text": text, "drawings": [as_svg(each, name) for name, each in figures.items()]}
 
 
 def _points(results: Sequence[Result], bytes_name: str, prefix: str) -> dict[str, Any]:
-    with style.style():
-        drawn = [accuracy.draw("", results)]
-        if drawn[0].get_figwidth() > style.PHONE:
-            drawn.append(accuracy.draw("", results, width=style.PHONE))
-        drawings = [as_svg(figure, f"{prefix}{size}") for figure, size in zip(drawn, "ab", strict=False)]
+    drawn = {f"{prefix}a": accuracy.draw("", results)}
+    if drawn[f"{prefix}a"].get_figwidth() > style.PHONE:
+        drawn[f"{prefix}b"] = accuracy.draw("", results, width=style.PHONE)
     text = f"Test accuracy against {bytes_name}, a point a method; the table has the numbers."
-    return {"title": f"Accuracy against {bytes_name}", "text": text, "drawings": drawings}
+    return _picture(f"Accuracy against {bytes_name}", text, drawn)
 
 
 def _sweep(results: Sequence[Result]) -> list[dict[str, Any]]:
@@ -161,19 +155,12 @@ def _sweep(results: Sequence[Result]) -> list[dict[str, Any]]:
     number = sweep.swept(results)
     if number is None:
         return []
-    with style.style():
-        drawings = [
-            as_svg(sweep.draw("", results, number, narrow=narrow), f"s{narrow:d}") for narrow in (False, True)
-        ]
+    drawn = {f"s{narrow:d}": sweep.draw("", results, number, narrow=narrow) for narrow in (False, True)}
     text = f"Test accuracy against {number}; bands are one standard deviation over the seeds."
-    return [{"title": f"Accuracy by {number}", "text": text, "drawings": drawings}]
+    return [_picture(f"Accuracy by {number}", text, drawn)]
 
 
 def _curves(results: Sequence[Result], num_classes: int) -> dict[str, Any]:
-    with style.style():
-        drawings = [
-            as_svg(curve.draw("", results, num_classes, narrow=narrow), f"c{narrow:d}")
-            for narrow in (False, True)
-        ]
+    drawn = {f"c{narrow:d}": curve.draw("", results, num_classes, narrow=narrow) for narrow in (False, True)}
     text = "Test accuracy against rounds, and against bytes up; a line a start and algorithm."
-    return {"title": "Accuracy by round and by bytes", "text": text, "drawings": drawings}
+    return _picture("Accuracy by round and by bytes", text, drawn)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Iterable, Sequence
 from math import isfinite
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -31,18 +30,14 @@ _QUIET = "#666666"  # grey, readable on white: the front's line, and labels of p
 FRONT = "grey line and bold labels: the best accuracy at so many bytes or fewer"
 
 
-def plot(path: Path, title: str, results: Sequence[Result]) -> list[Path]:
-    """Draw accuracy (mean and standard deviation) against bytes, as PNG, PDF and SVG.
+@figures.style()
+def draw(title: str, results: Sequence[Result], width: float | None = None) -> Figure:
+    """Draw accuracy (mean and standard deviation) against bytes.
 
     Bytes are those that clients send. If any method's clients receive bytes before the head, received bytes
     are added for all methods. A method far below all others is left out of the axes; a note has its accuracy.
+    The figure's ``width`` in inches depends by default on ``results``.
     """
-    with figures.style():
-        return figures.save_all(draw(title, results), path)
-
-
-def draw(title: str, results: Sequence[Result], width: float | None = None) -> Figure:
-    """Return the figure that `plot` saves; its ``width`` in inches depends by default on ``results``."""
     down = receives(results)
     every = [point_of(result, down) for result in results]
     points = [point for point in every if isfinite(point.accuracy) and point.size > 0]

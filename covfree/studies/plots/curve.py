@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -23,23 +22,20 @@ _ON_AND_OFF = ((6, 1, 1, 1, 1, 1), (3, 1), (8, 2), (5, 1, 1, 1), (2, 1), (9, 1, 
 _DASHES = ("-", "--", "-.", *((0, pattern) for pattern in _ON_AND_OFF))
 
 
-def plot(path: Path, title: str, every: Sequence[Result], num_classes: int) -> list[Path]:
-    """Draw test accuracy against rounds, bytes sent by clients, and operations; save as PNG, PDF and SVG.
+@figures.style()
+def draw(title: str, every: Sequence[Result], num_classes: int, *, narrow: bool = False) -> Figure:
+    """Draw test accuracy against rounds, bytes sent by clients, and operations.
 
     There is a line for each of the results ``every``: the mean over the seeds, in a band of ± one standard
     deviation. Its colour shows the head from which training starts, and its dashes show the algorithm. If
     this first head is in closed form, a dotted line shows the rounds in which it is computed. The dotted line
-    begins at chance, 1 / ``num_classes``, and ends where training starts.
+    begins at chance, 1 / ``num_classes``, and ends where training starts. A narrow figure has its three plots
+    one below another.
     """
-    with figures.style():
-        return figures.save_all(draw(title, every, num_classes), path)
-
-
-def draw(title: str, every: Sequence[Result], num_classes: int, *, narrow: bool = False) -> Figure:
-    """Draw the results ``every`` as `plot` says. A narrow figure has its three plots one below another."""
     from matplotlib.ticker import MaxNLocator
 
-    handles, several = _handles(every), len(_NAMES)
+    colours, dashes = _looks(every)
+    handles, several = _handles(every, colours, dashes), len(_NAMES)
     # The figure's height grows with the number of the legend's lines.
     width, height, lines = (figures.PHONE, 8.0, several) if narrow else (figures.PAGE, 3.0, 1)
     figure = figures.new_figure(width, height + 0.05 * len(handles))
@@ -47,7 +43,9 @@ def draw(title: str, every: Sequence[Result], num_classes: int, *, narrow: bool 
     axes = np.ravel(figure.subplots(lines, several // lines, sharey=True))
     ends: list[float] = []
     lasts: list[np.ndarray] = []
-    for curve, style in zip(every, _styles(every), strict=True):
+    for curve in every:
+        init, algorithm = start_and_algorithm(curve.method)
+        style = {"color": colours[init], "linestyle": dashes[algorithm]}
         rounds, places, accuracy = _lines(curve)
         mean, deviation = 100 * accuracy.mean(0), 100 * accuracy.std(0, ddof=min(1, len(accuracy) - 1))
         ends += [*(mean - deviation), *(mean + deviation)]
@@ -56,7 +54,7 @@ def draw(title: str, every: Sequence[Result], num_classes: int, *, narrow: bool 
             # The closed-form stage ends with round 0, the start of training.
             stage = rounds <= 0
             _draw_curve(each, curve, place[~stage | (rounds == 0)], mean, deviation, style)
-            if start_and_algorithm(curve.method)[0] != RANDOM:
+            if init != RANDOM:
                 path = [0.0, *place[stage]], [100 / num_classes, *mean[stage]]
                 each.plot(*path, linestyle=":", color=style["color"])
     _set_limits(axes[0], np.array(ends))
@@ -66,7 +64,7 @@ def draw(title: str, every: Sequence[Result], num_classes: int, *, narrow: bool 
     for each in axes if narrow else axes[:1]:
         each.set_ylabel("test accuracy, %")
     by_round, by_bytes, by_flops = axes
-    if any(start_and_algorithm(curve.method)[0] != RANDOM for curve in every):
+    if [*colours] != [RANDOM]:
         by_round.set_xlabel("rounds, closed form included")
     by_round.xaxis.set_major_locator(MaxNLocator(6, integer=True))
     _, last_bytes, last_flops = np.transpose(lasts)
@@ -78,16 +76,6 @@ def draw(title: str, every: Sequence[Result], num_classes: int, *, narrow: bool 
     return figure
 
 
-def _styles(every: Sequence[Result]) -> list[dict[str, Any]]:
-    """Return Matplotlib's ``color`` and ``linestyle`` for each curve.
-
-    The colour shows from which head the training starts, the dashes show which algorithm trains.
-    """
-    colours, dashes = _looks(every)
-    parts = [start_and_algorithm(curve.method) for curve in every]
-    return [{"color": colours[init], "linestyle": dashes[algorithm]} for init, algorithm in parts]
-
-
 def _looks(every: Sequence[Result]) -> tuple[dict[str, str], dict[str, Any]]:
     """Return a colour for each start of training, and a pattern of dashes for each algorithm."""
     inits, algorithms = zip(*(start_and_algorithm(curve.method) for curve in every), strict=True)
@@ -96,11 +84,10 @@ def _looks(every: Sequence[Result]) -> tuple[dict[str, str], dict[str, Any]]:
     return colours, {name: _DASHES[i % len(_DASHES)] for i, name in enumerate(algorithms)}
 
 
-def _handles(every: Sequence[Result]) -> list[Any]:
+def _handles(every: Sequence[Result], colours: dict[str, str], dashes: dict[str, Any]) -> list[Any]:
     """Make the legend's entries: each start, each algorithm, the closed-form stage, divergence."""
     from matplotlib.lines import Line2D
 
-    colours, dashes = _looks(every)
     titles = {init: "random" if init == RANDOM else start_title(init) for init in colours}
     lines: list[tuple[str, dict[str, Any]]] = [
         *((f"from {titles[init]}", {"color": colour, "marker": "o"}) for init, colour in colours.items()),

@@ -17,6 +17,7 @@ _MAP_CLIENTS = 30
 HEIGHT = 5.4  # inches
 
 
+@figures.style()
 def plot_partition(
     statistics: PartitionStatistics,
     target: "str | PathLike[str] | Figure | None" = None,
@@ -51,26 +52,25 @@ def plot_partition(
     >>> len(figure.axes)
     4
     """
-    with figures.style():
-        # Test for a path and not for a `Figure`, which would need an import of Matplotlib.
-        figure: Figure = (
-            figures.new_figure(figures.PAGE, HEIGHT)
-            if target is None or isinstance(target, str | PathLike)
-            else target
-        )
-        if title is not None:
-            figures.set_title(figure, title)
-        grid = figure.add_gridspec(2, 3, height_ratios=(1.7, 1))
-        _draw_map(figure, figure.add_subplot(grid[0, :]), statistics)
-        histograms = (
-            ("examples per client", "clients", statistics.sizes),
-            ("classes per client", "clients", statistics.classes_per_client),
-            ("clients per class", "classes", statistics.clients_per_class),
-        )
-        for column, (quantity, of, values) in enumerate(histograms):
-            _draw_histogram(figure, figure.add_subplot(grid[1, column]), values, quantity, of)
-        if isinstance(target, str | PathLike):
-            figures.save(figure, target)
+    # Test for a path and not for a `Figure`, which would need an import of Matplotlib.
+    figure: Figure = (
+        figures.new_figure(figures.PAGE, HEIGHT)
+        if target is None or isinstance(target, str | PathLike)
+        else target
+    )
+    if title is not None:
+        figures.set_title(figure, title)
+    grid = figure.add_gridspec(2, 3, height_ratios=(1.7, 1))
+    _draw_map(figure, figure.add_subplot(grid[0, :]), statistics)
+    histograms = (
+        ("examples per client", "clients", statistics.sizes),
+        ("classes per client", "clients", statistics.classes_per_client),
+        ("clients per class", "classes", statistics.clients_per_class),
+    )
+    for column, (quantity, of, values) in enumerate(histograms):
+        _draw_histogram(figure, figure.add_subplot(grid[1, column]), values, quantity, of)
+    if isinstance(target, str | PathLike):
+        figures.save(figure, target)
     return figure
 
 

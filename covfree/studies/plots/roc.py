@@ -3,34 +3,37 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from covfree.privacy.federation_audit import Finding
 from covfree.studies.plots import style as figures
 
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
-def plot(path: Path, title: str, findings: Sequence[Finding]) -> list[Path]:
-    """Draw ROC curves of the membership attack, both axes logarithmic, as PNG, PDF and SVG.
+
+@figures.style()
+def draw(title: str, findings: Sequence[Finding]) -> Figure:
+    """Draw ROC curves of the membership attack, both axes logarithmic.
 
     The attack guesses which examples are members, that is training examples.
     """
-    with figures.style():
-        figure = figures.new_figure(figures.PHONE, 3.6)
-        figures.set_title(figure, title)
-        axes = figure.subplots()
-        for finding, colour in zip(findings, figures.palette(len(findings)), strict=True):
-            false, true = _curve(finding)
-            axes.step(false, true, where="post", color=colour, label=f"{finding.name}: AUC {finding.auc:.2f}")
-        least = 1 / max(len(each.others) for each in findings)
-        chance = np.geomspace(least, 1, 50)
-        axes.plot(chance, chance, color="grey", linestyle=":", label="chance: AUC 0.50")
-        axes.set(xscale="log", yscale="log", xlim=(least, 1), ylim=(least, 1.1))
-        axes.set_xlabel("others taken for members")
-        axes.set_ylabel("members found")
-        figures.legend_below(figure, axes.get_legend_handles_labels()[0])
-        return figures.save_all(figure, path)
+    figure = figures.new_figure(figures.PHONE, 3.6)
+    figures.set_title(figure, title)
+    axes = figure.subplots()
+    for finding, colour in zip(findings, figures.palette(len(findings)), strict=True):
+        false, true = _curve(finding)
+        axes.step(false, true, where="post", color=colour, label=f"{finding.name}: AUC {finding.auc:.2f}")
+    least = 1 / max(len(each.others) for each in findings)
+    chance = np.geomspace(least, 1, 50)
+    axes.plot(chance, chance, color="grey", linestyle=":", label="chance: AUC 0.50")
+    axes.set(xscale="log", yscale="log", xlim=(least, 1), ylim=(least, 1.1))
+    axes.set_xlabel("others taken for members")
+    axes.set_ylabel("members found")
+    figures.legend_below(figure, axes.get_legend_handles_labels()[0])
+    return figure
 
 
 def _curve(finding: Finding) -> tuple[np.ndarray, np.ndarray]:

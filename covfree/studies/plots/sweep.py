@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeGuard
 
 import numpy as np
@@ -60,21 +59,13 @@ def swept(results: Sequence[Result]) -> str | None:
     return most if len(values[most]) > 1 else None
 
 
-def plot(path: Path, title: str, results: Sequence[Result], number: str) -> list[Path]:
-    """Draw accuracy against the setting ``number``, which varies between results, as PNG, PDF and SVG.
+@figures.style()
+def draw(title: str, results: Sequence[Result], number: str, *, narrow: bool = False) -> Figure:
+    """Draw accuracy against the setting ``number``, which varies; a panel for each data set and federation.
 
     Lines are means over the seeds, bands one standard deviation. A method that does not take the setting is a
     horizontal line. A curve far below all others is left out of the axes, as it would squeeze the others; the
-    legend says so.
-    """
-    with figures.style():
-        return figures.save_all(draw(title, results, number), path)
-
-
-def draw(title: str, results: Sequence[Result], number: str, *, narrow: bool = False) -> Figure:
-    """Draw accuracy against the setting ``number``: return the figure that `plot` saves.
-
-    It has a panel for each data set and federation. If ``narrow``, the panels are one below another.
+    legend says so. If ``narrow``, the panels are one below another.
     """
     from matplotlib.lines import Line2D
 
