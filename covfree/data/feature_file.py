@@ -60,24 +60,15 @@ def read_feature_file(path: StrPath) -> FeatureFile:
     return FeatureFile(features, arrays, parsed)
 
 
-def rewrite(path: StrPath, arrays: Mapping[str, np.ndarray]) -> None:
+def rewrite(path: Path, arrays: Mapping[str, np.ndarray]) -> None:
     """Replace all arrays of a finished file except the features and their key, atomically.
 
     Raises:
         ValueError: if `read_feature_file` refuses the file.
-        BlockingIOError: if another process is writing the file.
     """
-    path = Path(path)
-    folder = partial_folder(path)
-    with locked(folder):
-        try:
-            key = read_feature_file(path).key
-            with ZipFile(path) as before, before.open("features.npy") as features:
-                write_file(path, key, arrays, lambda member: shutil.copyfileobj(features, member))
-        finally:
-            # A state file means that a writer has begun to write the file again: keep its data.
-            if not (folder / "state.json").exists():
-                remove_folder(folder)
+    key = read_feature_file(path).key
+    with ZipFile(path) as before, before.open("features.npy") as features:
+        write_file(path, key, arrays, lambda member: shutil.copyfileobj(features, member))
 
 
 def differences(theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> list[str]:
@@ -127,17 +118,6 @@ def locked(folder: Path) -> BinaryIO:
         file.close()
         raise busy
     return file
-
-
-def remove_folder(folder: Path) -> None:
-    """Remove a folder. Its state file goes first, as it must not outlive the features that it describes."""
-    (folder / "state.json").unlink(missing_ok=True)
-    shutil.rmtree(folder, ignore_errors=True)
-
-
-def partial_folder(path: Path) -> Path:
-    """Return the folder that holds the parts of a feature file until the file is complete."""
-    return path.with_name(f"{path.name}.partial")
 
 
 def write_file(

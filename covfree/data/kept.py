@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import shutil
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
@@ -19,15 +20,7 @@ import numpy as np
 
 from covfree.core.atomic import replacing
 from covfree.data.dataset import StrPath
-from covfree.data.feature_file import (
-    differences,
-    locked,
-    partial_folder,
-    read_feature_file,
-    remove_folder,
-    rewrite,
-    write_file,
-)
+from covfree.data.feature_file import differences, locked, read_feature_file, rewrite, write_file
 from covfree.data.labelled import LabelledSet, few
 
 # A callback that gets the number of finished examples and the number of all examples.
@@ -198,7 +191,8 @@ class FeatureWriter:
             raise ValueError(f"path: expected the path of an .npz file, got {str(path)!r}")
         self._about: dict[str, Any] = {"key": key, "num_features": num_features}
         self._num_features, self._dtype = num_features, np.dtype(dtype)
-        self._folder, self._identities = partial_folder(self._path), identities
+        self._folder = self._path.with_name(f"{self._path.name}.partial")
+        self._identities = identities
         self._lock = locked(self._folder)
         try:
             self._resume()
@@ -249,7 +243,9 @@ class FeatureWriter:
             np.lib.format.write_array(member, features)
 
         write_file(self._path, self._about["key"], arrays, write_features)
-        remove_folder(self._folder)
+        # The state file goes first, as it must not outlive the features that it describes.
+        (self._folder / "state.json").unlink(missing_ok=True)
+        shutil.rmtree(self._folder, ignore_errors=True)
         return self._path
 
     def __enter__(self) -> FeatureWriter:
