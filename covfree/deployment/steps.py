@@ -93,7 +93,7 @@ class Steps:
         longest = self.padded(int((labels >= 0).sum()))
         given = self._answers(number, turn, sent, memory, features, labels, longest)
         parts, remembered = given.uploads, jax.tree.map(lambda x: np.asarray(x)[0], given.memory)
-        upload = {f"sum.{i}": np.asarray(x)[0] for i, x in enumerate(parts.sums.total)}
+        upload = {f"sum.{i}": np.asarray(x) for i, x in enumerate(parts.sums.total)}
         for i, (*columns, kept) in enumerate(parts.tables):
             used = np.asarray(kept)[0]
             upload |= {f"table.{i}.{j}": np.asarray(x)[0][used] for j, x in enumerate(columns)}
@@ -118,7 +118,7 @@ class Steps:
         own, order = np.flatnonzero(labels >= 0), np.zeros(len(labels), np.int32)
         order[: len(own)] = own
         client, start, sizes = (jnp.asarray([x], jnp.int32) for x in (number, 0, len(own)))
-        members = cohort.Members(client, start, sizes, jnp.ones((1, 1), bool))
+        members = cohort.Members(client, start, sizes)
         return cohort.answers(
             self.algorithm,
             sent,
@@ -142,8 +142,7 @@ class Steps:
             sent, memory = cohort.broadcast(self.algorithm, state), self.start()[1]
             example = self._example, np.zeros(1, np.int32)
             given = self._answers(0, 0, sent, memory, *example, self.padded(self.most)).uploads
-            sums = [x[0] for x in given.sums.total]
-            return Parts(sums, [[x[0] for x in own] for own in given.tables], given.structure)
+            return Parts(given.sums.total, [[x[0] for x in own] for own in given.tables], given.structure)
 
         return zeros_of(one, state)
 

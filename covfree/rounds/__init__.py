@@ -10,11 +10,7 @@ from covfree.rounds.from_method import as_algorithm as as_algorithm
 from covfree.rounds.memory import Placement as Placement
 from covfree.rounds.run import Run as Run
 from covfree.rounds.run import run as run
-from covfree.rounds.schedule import Schedule as Schedule
 from covfree.rounds.schedule import as_schedule as as_schedule
 from covfree.rounds.schedule import first_rounds as first_rounds
 from covfree.rounds.schedule import participation as participation
 from covfree.rounds.schedule import rounds_to_meet as rounds_to_meet
-from covfree.rounds.schedule import schedule as schedule
-from covfree.rounds.schedule_summary import ScheduleStatistics as ScheduleStatistics
-from covfree.rounds.schedule_summary import schedule_statistics as schedule_statistics

@@ -23,8 +23,7 @@ def is_table(part: Any) -> bool:
 class Parts:
     """An upload as lists of arrays: arrays to add over clients, and the arrays of tables, to concatenate.
 
-    Arrays may have one more leading axis: of clients, if several clients' uploads are stacked; or, for
-    ``sums``, of delays, where entry t is the sum of the uploads that arrive t rounds late.
+    Arrays may have one more leading axis, of clients, if several clients' uploads are stacked.
 
     Attributes:
         sums: the arrays that are added.

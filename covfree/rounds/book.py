@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from covfree.core.checks import check_positive
@@ -123,16 +122,13 @@ class Book:
         """
 
         def structure(saved: Saved) -> Any:
-            here = self.simulation._replace(delays=saved.delays)
-            return here.structure_after(saved.items, first._replace(pending=here.nothing_pending(first)))
+            return self.simulation.structure_after(saved.items, first)
 
         found = None if self.folder is None else self.folder.load(self.rounds, structure)
         if found is None:
             return first
         held, saved, self.records = found
         self.items, self.saved = saved.items, saved.done
-        self.simulation = self.simulation._replace(delays=max(self.simulation.delays, saved.delays))
-        held = held._replace(pending=_longer(held.pending, self.simulation.nothing_pending(first)))
         if len(self.records) < saved.done:
             self.end(held, saved.record)
         elif self.stop is not None and self.stop(self.records):
@@ -143,12 +139,5 @@ class Book:
         """Save the state and the record of the last round, unless they are saved already."""
         if self.folder is not None and self.saved < len(self.records):
             self.saved = len(self.records)
-            about = Saved(self.saved, self.simulation.delays, self.items, record or self.records[-1])
+            about = Saved(self.saved, self.items, record or self.records[-1])
             self.folder.save(held, about)
-
-
-def _longer(pending: Any, nothing: Any) -> Any:
-    """Append zeros to ``pending``, so that it covers as many delays as ``nothing``, which has only zeros."""
-    if pending is None or nothing is None:
-        return nothing
-    return jax.tree.map(lambda x, zero: jnp.concatenate([x, zero[len(x) :]]), pending, nothing)

@@ -39,14 +39,12 @@ class Saved(NamedTuple):
 
     Attributes:
         done: the number of finished rounds.
-        delays: the number of possible delays of an upload: 0 to ``delays`` − 1 rounds.
         items: for each finished round, the lengths of the tables in its total, see `Book.items`; they
             determine the structure of the saved arrays.
         record: the last round's record in the history; its evaluation may be missing.
     """
 
     done: int
-    delays: int
     items: list[list[int]]
     record: dict[str, Any]
 

@@ -40,22 +40,19 @@ class Members(NamedTuple):
         client: each client's number; −1 for padding, which comes last.
         start: where each client's examples start in `Examples.order`, which lists examples client by client.
         size: the number of the client's examples; 0 for padding.
-        arrives: [members, delays] whether a member's upload arrives 0, 1, … rounds later.
     """
 
     client: Int32[Array, " members"]
     start: Int32[Array, " members"]
     size: Int32[Array, " members"]
-    arrives: Bool[Array, "members delays"]
 
 
 class Answers(NamedTuple):
     """What a round's members (the clients that take part in it) return.
 
     Attributes:
-        uploads: the members' uploads, in two parts. ``sums`` has a leading axis of delays: its entry t is the
-            sum of the uploads that arrive t rounds late. ``tables`` has a leading axis of members, as tables
-            are not summed.
+        uploads: the members' uploads, in two parts. ``sums`` is their sum, as a `Compensated`. ``tables`` has
+            a leading axis of members, as tables are not summed.
         memory: each member's new memory.
         sound: whether each member's new memory is finite.
         metrics: each member's metrics.
@@ -112,9 +109,10 @@ def answers(
             # Fold in the client's number, so that its draws do not depend on the other clients of the round.
             own = jax.random.fold_in(keys, member.client)
             upload, remembered, metrics = algorithm.client(algorithm.params, broadcast, data, memory, own)
-            sent = member.arrives.any()
-            # A client whose upload never arrives keeps its old memory.
-            remembered = jax.tree.map(lambda new, old: jnp.where(sent, new, old), remembered, memory)
+            # Padding keeps its memory.
+            remembered = jax.tree.map(
+                lambda new, old: jnp.where(member.client >= 0, new, old), remembered, memory
+            )
             return Parts.of(upload), (remembered, is_finite(remembered), metrics)
 
         def at_once(members: Members, memory: Any) -> tuple[Any, Any]:
@@ -126,20 +124,15 @@ def answers(
 
         def several(sums: Compensated, chunk: tuple[Members, Any]) -> tuple[Compensated, Any]:
             def plus(sums: Compensated, item: tuple[Any, Array]) -> tuple[Compensated, None]:
-                term, arrives = item
-
-                def by_delay(leaf: Array) -> Array:
-                    kept = arrives.reshape(-1, *(1,) * leaf.ndim)
-                    return jnp.where(kept, leaf[None], jnp.zeros((), leaf.dtype))
-
-                return sums.plus(jax.tree.map(by_delay, term)), None
+                term, client = item
+                return sums.plus(jax.tree.map(lambda x: jnp.where(client >= 0, x, 0), term)), None
 
             nothing = empty, (chunk[1], jnp.ones(width, bool), metrics)
             # Add the uploads after the branch, so that each is rounded before it is added, as a real client's
             # upload is. Inside the branch, XLA could fuse an upload's last product with the addition, without
             # rounding it.
             parts, others = jax.lax.cond(chunk[0].client[0] >= 0, lambda: at_once(*chunk), lambda: nothing)
-            return jax.lax.scan(plus, sums, (parts.sums, chunk[0].arrives))[0], (parts.tables, *others)
+            return jax.lax.scan(plus, sums, (parts.sums, chunk[0].client))[0], (parts.tables, *others)
 
         chunks = jax.tree.map(lambda x: x.reshape(-1, width, *x.shape[1:]), (members, memory))
         first = jax.tree.map(lambda x: x[0], chunks)
@@ -147,8 +140,7 @@ def answers(
             lambda *chunk: (lambda parts, others: (parts, others[-1]))(*at_once(*chunk)), *first
         )
         empty, metrics = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
-        delays = members.arrives.shape[1]
-        begun = jax.tree.map(lambda x: jnp.zeros((delays, *x.shape[1:]), x.dtype), empty.sums)
+        begun = jax.tree.map(lambda x: x[0], empty.sums)
         sums, each = jax.lax.scan(several, Compensated(begun, begun), chunks)
         each = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), each)
         if mesh is not None:
@@ -186,21 +178,9 @@ def broadcast(algorithm: Algorithm, state: Any) -> Any:
 
 
 @jit
-def due(sums: Compensated, pending: Any) -> tuple[Any, Any]:
-    """Add up the uploads that arrive in this round; keep those that arrive later.
-
-    Args:
-        sums: sums of this round's uploads, with a first axis of delays: entry i arrives i rounds from now.
-        pending: the same for the uploads of earlier rounds; None if no upload is ever delayed.
-
-    Returns:
-        The sum of all uploads that arrive now; and ``pending`` for the next round.
-    """
-    whole = sums.value
-    if pending is not None:
-        whole = jax.tree.map(jnp.add, whole, pending)
-        pending = jax.tree.map(lambda x: jnp.concatenate([x[1:], jnp.zeros_like(x[:1])]), whole)
-    return jax.tree.map(lambda x: x[0], whole), pending
+def total(sums: Compensated) -> Any:
+    """Return the sum of a round's uploads."""
+    return sums.value
 
 
 @jit

@@ -88,21 +88,18 @@ class ClientTable:
         """The number of clients that have examples."""
         return int((self.size > 0).sum())
 
-    def groups(self, drawn: np.ndarray, delay: np.ndarray, multiple: int, delays: int) -> list[Group]:
+    def groups(self, drawn: np.ndarray, multiple: int) -> list[Group]:
         """Divide the clients of a round into groups, each of which is computed by one compiled function.
 
         In a group, all clients are padded to one number of examples; clients with more examples come first.
 
         Args:
             drawn: clients of the round; −1 for nobody.
-            delay: for each of them, by how many rounds its upload is late; −1 if it never arrives.
             multiple: each group is padded to a multiple of this number of clients.
-            delays: the number of possible delays, 0 to ``delays`` − 1.
         """
-        most, delay, drawn = len(drawn), delay[drawn >= 0], drawn[drawn >= 0]
+        most, drawn = len(drawn), drawn[drawn >= 0]
         # Sort by size, so that clients that run at once have similar amounts of work.
-        order = np.lexsort((drawn, -self.size[drawn]))
-        drawn, delay = drawn[order], delay[order]
+        drawn = drawn[np.lexsort((drawn, -self.size[drawn]))]
         groups = []
         for longest in np.unique(self.longest[drawn]) if len(drawn) else self.longest[:1]:
             here = self.longest[drawn] == longest
@@ -111,13 +108,11 @@ class ClientTable:
             number = -(-max(1, few) // multiple) * multiple
             padding = number - int(here.sum())
             clients = np.append(drawn[here], np.full(padding, -1)).astype(np.int32)
-            arrives = np.append(delay[here], np.full(padding, -1))[:, None] == np.arange(delays)
             known = clients >= 0
             members = Members(
                 as_array(clients),
                 as_array(np.where(known, self.start[clients], 0)),
                 as_array(np.where(known, self.size[clients], 0)),
-                as_array(arrives),
             )
             groups.append(Group(members, clients, int(longest)))
         return groups

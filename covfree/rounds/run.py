@@ -24,7 +24,7 @@ from covfree.rounds.book import Book, Evaluation, Records
 from covfree.rounds.checkpoint import Checkpoint, RunFolder
 from covfree.rounds.data import ClientTable
 from covfree.rounds.memory import Placement, of_all, placed
-from covfree.rounds.schedule import Schedule, as_schedule
+from covfree.rounds.schedule import as_schedule
 from covfree.rounds.simulation import Held, Simulation
 
 _HERE = Placement()
@@ -57,7 +57,7 @@ def run(
     *,
     key: PRNGKey,
     rounds: int | None = None,
-    participation: Schedule | np.ndarray | np.number | float | int = 1.0,
+    participation: np.ndarray | np.number | float | int = 1.0,
     evaluate: Evaluation | Callable[[Any], Mapping[str, Any]] | None = None,
     stop: Callable[[Records], bool] | None = None,
     checkpoint: Checkpoint | str | PathLike[str] | None = None,
@@ -79,8 +79,8 @@ def run(
             occur is a client without examples.
         key: PRNG key of all random draws. A client's draws in a round depend on the round and its number.
         rounds: the number of rounds; may be left out if the algorithm takes a fixed number.
-        participation: a `covfree.rounds.Schedule`; the clients of each round as an array, −1 for nobody;
-            or how many clients a round draws: a number (1 is one client) or a share (1.0 is all).
+        participation: the clients of each round, an array [rounds, drawn], −1 for nobody; or how many clients
+            a round draws: a number (1 is one client) or a share (1.0 is all).
         evaluate: an `Evaluation`, or its function alone. It is also called once before the first round, so
             that its errors show at once.
         stop: a function of the history so far that returns whether to stop. It is called after each round,
@@ -125,13 +125,11 @@ def run(
     # Place the arrays once: otherwise every round would transfer them, or be compiled, again.
     where = None if place.mesh is None else NamedSharding(place.mesh, PartitionSpec())
     algorithm, examples = jax.device_put((algorithm, federation.examples), where)
-    federation, delays = replace(federation, examples=examples), int(drawn.delay.max(initial=0)) + 1
-    simulation = Simulation(algorithm, federation, drawn, delays, key, place, each_client)
+    federation = replace(federation, examples=examples)
+    simulation = Simulation(algorithm, federation, drawn, key, place, each_client)
     start = cohort.start(algorithm, key, num_clients=federation.num_holders)
     state, one = jax.device_put(start, where)
-    held = Held(state, of_all(one, federation.num_clients, place.memory), None)
-    if delays > 1:
-        held = held._replace(pending=simulation.nothing_pending(held))
+    held = Held(state, of_all(one, federation.num_clients, place.memory))
     book = Book(simulation, rounds, evaluate, stop)
     if checkpoint is not None:
         identity = simulation.identity(state, one)
@@ -144,7 +142,7 @@ def run(
             book.measured(held)
         for number in range(rounds if book.stopped else len(book.records), rounds):
             began = time.perf_counter()
-            new = book.simulation.round(number, held)
+            new = simulation.round(number, held)
             if new.unsound is not None:
                 book.stopped = (
                     f"round {number}: {new.unsound} is not finite; the run ends with the state before it"
@@ -192,23 +190,15 @@ def number_of_rounds(algorithm: Algorithm, rounds: int | None) -> int:
 
 def _schedule(
     algorithm: Algorithm, participation: Any, num_clients: int, rounds: int, key: PRNGKey
-) -> Schedule:
+) -> np.ndarray:
     seed, same = participation_seed(key), algorithm.same_clients
     if same and isinstance(participation, float | int | np.number):
-        once = as_schedule(participation, num_clients, 1, seed=seed)
-        return Schedule(*(np.repeat(part, rounds, 0) for part in once))
+        return np.repeat(as_schedule(participation, num_clients, 1, seed=seed), rounds, 0)
     drawn = as_schedule(participation, num_clients, rounds, seed=seed)
-    late = (drawn.delay[:rounds] > 0).any()
-    if same:
-        arrive = [np.sort(who[delay == 0]) for who, delay in zip(*drawn, strict=True)][:rounds]
-        if late or any(not np.array_equal(who, arrive[0]) for who in arrive):
-            raise ValueError(
-                f"participation: expected the uploads of the same clients in each of the {rounds} rounds of "
-                f"{algorithm.name!r}, none of them late, as its rounds are steps over the same clients"
-            )
-    elif algorithm.rounds is not None and late:
+    who = np.sort(drawn[:rounds], axis=1)
+    if same and (who != who[:1]).any():
         raise ValueError(
-            "participation: expected no late uploads, as what clients send differs from round to round in "
-            f"{algorithm.name!r}"
+            f"participation: expected the uploads of the same clients in each of the {rounds} rounds of "
+            f"{algorithm.name!r}, as its rounds are steps over the same clients"
         )
     return drawn

@@ -1,9 +1,8 @@
-"""Draw which clients take part, drop out or are late in each round; count rounds until all took part."""
+"""Draw which clients take part in each round; count rounds until all took part."""
 
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
 
 import numpy as np
 from jaxtyping import Int64
@@ -12,112 +11,53 @@ from covfree.core.checks import check_above_zero, check_integer, check_share
 from covfree.data.partitions.partition import generator
 
 
-class Schedule(NamedTuple):
-    """The clients drawn in each round, and when their uploads arrive.
-
-    Attributes:
-        clients: the clients drawn in each round, from 0; −1 for nobody. No client is twice in a round.
-        delay: rounds until the upload arrives: 0 for the same round, −1 for never.
-    """
-
-    clients: Int64[np.ndarray, "rounds drawn"]
-    delay: Int64[np.ndarray, "rounds drawn"]
-
-
-def schedule(
-    num_clients: int,
-    per_round: int | float,
-    num_rounds: int,
-    *,
-    seed: int,
-    replacement: bool = True,
-    dropout: float = 0.0,
-    late: float = 0.0,
-) -> Schedule:
-    """Draw which clients take part in each round, which drop out and which are late.
-
-    A longer schedule from the same seed begins with the rounds of a shorter one.
-
-    Args:
-        num_clients: K.
-        per_round: clients of a round, a number or a share; see `participation`.
-        num_rounds: number of rounds.
-        seed: integer of at least 0.
-        replacement: whether a client may be drawn again in a later round.
-        dropout: probability that the upload of a client never arrives.
-        late: probability that an upload that arrives does so one round later.
-
-    Returns:
-        The schedule.
-
-    Raises:
-        TypeError: if an argument has a wrong type.
-        ValueError: if an argument is out of its range.
-
-    >>> schedule(5, 2, 3, seed=0, dropout=0.5).delay.tolist()
-    [[0, 0], [-1, -1], [0, 0]]
-    """
-    for name, chance in (("dropout", dropout), ("late", late)):
-        check_share(name, chance)
-    clients = participation(num_clients, per_round, num_rounds, seed=seed, replacement=replacement)
-    # Use a separate random stream, so that dropout does not change which clients are drawn.
-    rng = np.random.default_rng([seed, 1])
-    chances = rng.random((clients.shape[0], 2, clients.shape[1]))
-    delay = np.where(chances[:, 0] < dropout, -1, np.where(chances[:, 1] < late, 1, 0))
-    return Schedule(clients, np.where(clients >= 0, delay, -1))
-
-
 def as_schedule(
-    participation: Schedule | np.ndarray | np.number | float | int,
+    clients: np.ndarray | np.number | float | int,
     num_clients: int,
     num_rounds: int,
     *,
     seed: int,
-) -> Schedule:
-    """Convert an argument ``participation`` to a `Schedule`, and check it.
+) -> Int64[np.ndarray, "rounds drawn"]:
+    """Convert an argument ``participation``, ``clients``, to the clients of each round, and check it.
 
     Args:
-        participation: a `Schedule`; an array of each round's clients, if all uploads arrive; or how many
-            clients a round draws, as a number or a share.
+        clients: an array of each round's clients, −1 for nobody; or how many clients a round draws, as
+            a number or a share.
         num_clients: K.
-        num_rounds: the least number of rounds that the schedule must have.
-        seed: for the draw, if ``participation`` is a number or a share.
+        num_rounds: the least number of rounds that there must be.
+        seed: for the draw, if ``clients`` is a number or a share.
 
     Raises:
         TypeError: if an argument has a wrong type.
-        ValueError: if the schedule is too short, or has a client that does not exist or is twice in a round.
+        ValueError: if there are too few rounds, or a client does not exist or is twice in a round.
     """
     num_rounds = check_integer("rounds", num_rounds, 1)
-    if isinstance(participation, np.integer | np.floating):
-        participation = participation.item()
-    if isinstance(participation, bool) or not isinstance(participation, int | float | np.ndarray | Schedule):
+    if isinstance(clients, np.integer | np.floating):
+        clients = clients.item()
+    if isinstance(clients, bool) or not isinstance(clients, int | float | np.ndarray):
         raise TypeError(
             "participation: expected clients of a round, a number or a share, or an array of clients, got "
-            f"{participation!r}"
+            f"{clients!r}"
         )
-    if isinstance(participation, int | float):
-        if not 0 < participation <= (1.0 if isinstance(participation, float) else num_clients):
-            raise ValueError(
-                f"participation: expected a number of clients from 1 to {num_clients}, or a share of them in "
-                f"(0, 1], got {participation!r}"
-            )
-        return schedule(num_clients, participation, num_rounds, seed=seed)
-    made = check_schedule("participation", participation, num_clients)
-    if len(made.clients) < num_rounds:
-        raise ValueError(f"participation: expected {num_rounds} rounds, got {len(made.clients)}")
-    return made
-
-
-def check_schedule(name: str, value: Schedule | np.ndarray, num_clients: int) -> Schedule:
-    """Check a `Schedule`, or make one from an array of each round's clients with all delays 0."""
-    if not isinstance(value, Schedule):
-        value = Schedule(np.asarray(value), np.zeros_like(value))
-    clients, delay = (np.asarray(part) for part in value)
-    kinds = {clients.dtype.kind, delay.dtype.kind}
-    if clients.ndim != 2 or clients.shape != delay.shape or not kinds <= {"i", "u"}:
+    if isinstance(clients, np.ndarray):
+        drawn = check_schedule("participation", clients, num_clients)
+        if len(drawn) < num_rounds:
+            raise ValueError(f"participation: expected {num_rounds} rounds, got {len(drawn)}")
+        return drawn
+    if not 0 < clients <= (1.0 if isinstance(clients, float) else num_clients):
         raise ValueError(
-            f"{name}: expected integers [rounds, drawn], clients and delays alike, got "
-            f"{clients.dtype}{list(clients.shape)} and {delay.dtype}{list(delay.shape)}"
+            f"participation: expected a number of clients from 1 to {num_clients}, or a share of them in "
+            f"(0, 1], got {clients!r}"
+        )
+    return participation(num_clients, clients, num_rounds, seed=seed)
+
+
+def check_schedule(name: str, clients: np.ndarray, num_clients: int) -> Int64[np.ndarray, "rounds drawn"]:
+    """Check an array of each round's clients, −1 for nobody."""
+    clients = np.asarray(clients)
+    if clients.ndim != 2 or clients.dtype.kind not in "iu":
+        raise ValueError(
+            f"{name}: expected integers [rounds, drawn], got {clients.dtype}{list(clients.shape)}"
         )
     if clients.size and (clients.min() < -1 or clients.max() >= num_clients):
         raise ValueError(
@@ -130,7 +70,7 @@ def check_schedule(name: str, value: Schedule | np.ndarray, num_clients: int) ->
         raise ValueError(
             f"{name}: expected different clients in a round; round {int(twice.argmax())} has one twice"
         )
-    return Schedule(clients.astype(np.int64), np.where(clients >= 0, delay, -1).astype(np.int64))
+    return clients.astype(np.int64)
 
 
 def participation(
@@ -199,7 +139,7 @@ def first_rounds(
     [0, -1, 0, 1]
     """
     num_clients = check_integer("num_clients", num_clients, 1)
-    schedule = check_schedule("schedule", schedule, num_clients).clients
+    schedule = check_schedule("schedule", schedule, num_clients)
     clients, places = np.unique(schedule, return_index=True)
     first = np.full(num_clients, -1, np.int64)
     first[clients[clients >= 0]] = places[clients >= 0] // schedule.shape[1]

@@ -20,7 +20,6 @@ from covfree.rounds.adding import Parts, packed, size_in_bytes
 from covfree.rounds.algorithm import Algorithm, ClientData
 from covfree.rounds.data import ClientTable, Group
 from covfree.rounds.memory import Placement, of_clients, updated
-from covfree.rounds.schedule import Schedule
 
 
 class Held(NamedTuple):
@@ -29,13 +28,10 @@ class Held(NamedTuple):
     Attributes:
         state: the server's state.
         memory: what clients remember between rounds.
-        pending: the sums of uploads that are late: entry i of the leading axis arrives i rounds after the
-            next round. None without delays.
     """
 
     state: Any
     memory: Any
-    pending: Any
 
 
 class SimulatedRound(NamedTuple):
@@ -57,14 +53,12 @@ class SimulatedRound(NamedTuple):
 class Simulation(NamedTuple):
     """What is the same in all rounds of a run: the algorithm, the data and the settings.
 
-    What changes from round to round is in `Held`. ``delays`` is the number of possible delays: an upload
-    arrives 0 to ``delays`` − 1 rounds late, or never.
+    What changes from round to round is in `Held`.
     """
 
     algorithm: Algorithm
     federation: ClientTable
-    schedule: Schedule
-    delays: int
+    schedule: np.ndarray
     key: PRNGKey
     place: Placement
     each_client: bool
@@ -73,15 +67,15 @@ class Simulation(NamedTuple):
         """Run a round. If all is finite in it, the memory in ``held`` is used up."""
         key = jax.random.fold_in(derive(self.key, "rounds"), number)
         sent = cohort.broadcast(self.algorithm, held.state)
-        drawn, delay = self.schedule.clients[number], self.schedule.delay[number]
+        drawn = self.schedule[number]
         before: Compensated | None = None
         structure: Any = None
         memories, told, tables, senders, unsound = [], [], [], [], None
-        for group in self.federation.groups(drawn, delay, self.place.multiple, self.delays):
+        for group in self.federation.groups(drawn, self.place.multiple):
             given = self._answers(group, sent, held.memory, key, before)
             before, structure = given.uploads.sums, given.uploads.structure
-            here = np.any(np.asarray(group.members.arrives), axis=1)
-            memories.append((np.where(here, group.clients, -1), given.memory))
+            here = group.clients >= 0
+            memories.append((group.clients, given.memory))
             parts = group.clients, group.members.size, given.metrics
             own, uploaded = jax.tree.map(
                 lambda x, here=here: np.asarray(x)[here], (parts, given.uploads.tables)
@@ -92,7 +86,7 @@ class Simulation(NamedTuple):
             senders.append([np.repeat(group.clients[here], own[0].shape[1]) for own in given.uploads.tables])
             if (lost := here & ~np.asarray(given.sound)).any():
                 unsound = f"what client {group.clients[lost].min()} remembers"
-        now, pending = cohort.due(cast(Compensated, before), held.pending)
+        total = cohort.total(cast(Compensated, before))
         who, sizes, metrics = jax.tree.map(lambda *parts: np.concatenate(parts), *told)
         # Sort the tables' items by client, so that they do not depend on how clients are grouped.
         orders = [np.argsort(np.concatenate(own), kind="stable") for own in zip(*senders, strict=True)]
@@ -100,11 +94,11 @@ class Simulation(NamedTuple):
             packed(jax.tree.map(lambda *parts, order=order: np.concatenate(parts)[order], *own))
             for own, order in zip(zip(*tables, strict=True), orders, strict=True)
         ]
-        state, finite = cohort.serve(self.algorithm, held.state, Parts(now, rows, structure).upload())
+        state, finite = cohort.serve(self.algorithm, held.state, Parts(total, rows, structure).upload())
         # A client without examples sends nothing.
         arrived = int((sizes > 0).sum())
         record: dict[str, Any] = {"clients": arrived}
-        record["bytes_up"] = arrived * size_in_bytes(now) + sum(size_in_bytes(table[:-1]) for table in rows)
+        record["bytes_up"] = arrived * size_in_bytes(total) + sum(size_in_bytes(table[:-1]) for table in rows)
         record["bytes_down"] = int((drawn >= 0).sum()) * size_in_bytes(sent)
         record |= _means(metrics, sizes)
         if self.algorithm.report is not None:
@@ -118,9 +112,8 @@ class Simulation(NamedTuple):
         items = [len(table[-1]) for table in rows]
         unsound, memory = unsound if finite else "the state", held.memory
         for who, new in [] if unsound else memories:
-            # A −1 in ``who`` is padding or a client whose upload was lost.
             memory = updated(memory, who, new, self.place.memory)
-        return SimulatedRound(Held(state, memory, pending), record, items, unsound)
+        return SimulatedRound(Held(state, memory), record, items, unsound)
 
     def _answers(self, group: Group, sent: Any, memory: Any, key: PRNGKey, before: Any) -> cohort.Answers:
         return cohort.answers(
@@ -141,28 +134,12 @@ class Simulation(NamedTuple):
 
         No client is simulated.
         """
-        one = np.zeros(1, int)
-        group = self.federation.groups(one, one, self.place.multiple, self.delays)[0]
+        group = self.federation.groups(np.zeros(1, int), self.place.multiple)[0]
 
         def run(state: Any, memory: Any) -> cohort.Answers:
             return self._answers(group, cohort.broadcast(self.algorithm, state), memory, self.key, None)
 
         return zeros_of(run, held.state, held.memory)
-
-    def nothing_pending(self, held: Held) -> Any:
-        """Return the sums of uploads that are still to arrive, before the first round: zeros.
-
-        None if the schedule has no late uploads.
-        """
-        if self.delays == 1:
-            return None
-        given = self.given(held).uploads
-        if given.tables:
-            raise ValueError(
-                f"participation: expected no late uploads, as clients of {self.algorithm.name!r} send "
-                "tables, which the server can only use in the same round; got late ones"
-            )
-        return given.sums.total
 
     def names(self, held: Held) -> set[str]:
         """Return the names of all entries that a round's record has before it is evaluated, such as "round".
@@ -187,7 +164,7 @@ class Simulation(NamedTuple):
                 jax.tree.map(lambda x, number=number: jnp.zeros((number, *x.shape[2:]), x.dtype), table)
                 for number, table in zip(counts, given.tables, strict=True)
             ]
-            total = Parts([x[0] for x in given.sums.total], tables, given.structure).upload()
+            total = Parts(given.sums.total, tables, given.structure).upload()
             held = held._replace(state=zeros_of(cohort.serve, self.algorithm, held.state, total)[0])
         return jax.tree.structure(held)
 
@@ -207,11 +184,9 @@ class Simulation(NamedTuple):
         }
 
         def after(done: int) -> dict[str, Mark]:
-            rounds = zip(*(part[:done] for part in self.schedule), strict=True)
-            # A −1 in ``who`` is a place in a round that no client takes. Leave it out: it does not change who
-            # takes part.
-            drawn = digest(part[who >= 0] for who, late in rounds for part in (who, late))
-            return about | {"participation": Mark(f"clients and delays in {done} rounds", drawn)}
+            # A −1 is a place that no client takes. Leave it out: it does not change who takes part.
+            drawn = digest(who[who >= 0] for who in self.schedule[:done])
+            return about | {"participation": Mark(f"clients in {done} rounds", drawn)}
 
         return after
 

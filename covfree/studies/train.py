@@ -29,7 +29,7 @@ from covfree.finetune import (
     prompt_model,
     random_prompts,
 )
-from covfree.rounds.schedule import Schedule, as_schedule
+from covfree.rounds.schedule import as_schedule
 from covfree.studies.history import History
 from covfree.studies.progress import Listener
 from covfree.studies.result import Record, Run
@@ -72,7 +72,7 @@ def train(
     key, count = jax.random.key(task.seed), int(task.clients.max()) + 1
     schedule = as_schedule(training.participation, count, training.rounds, seed=participation_seed(key))
     head = start_of(training.start, task).head
-    flops = _flops(training, task, head, schedule.clients)
+    flops = _flops(training, task, head, schedule)
     checkpoint = folder and folder / "checkpoint"
     anew = checkpoint is None or not checkpoint.exists()
     stretch = None if training.restart == 0 or checkpoint is None else _kept(training, task, checkpoint)
@@ -86,7 +86,6 @@ def train(
         result, stopped = model.result(model.trained, model.statistics), None
         if length:
             own = checkpoint if checkpoint is None or not training.restart else checkpoint / str(number)
-            drawn = Schedule(*(part[since : since + length] for part in schedule))
             with warnings.catch_warnings():
                 # Silence this warning, as `Run.diverged` reports the divergence.
                 warnings.filterwarnings("ignore", ".*the state is not finite", RuntimeWarning)
@@ -97,7 +96,7 @@ def train(
                     task.clients,
                     key=derive(key, f"stretch {number}") if number else key,
                     rounds=length,
-                    participation=drawn,
+                    participation=schedule[since : since + length],
                     evaluate=covfree.rounds.Evaluation(
                         lambda result: {"accuracy": task.accuracy(result)}, every=training.every
                     ),

@@ -10,7 +10,7 @@ from jax.tree_util import Partial
 
 import covfree.finetune as ft
 from covfree.backbones import Preprocessing, Spec, backbone
-from covfree.rounds import Schedule, run
+from covfree.rounds import run
 from covfree.testing import check_algorithm
 
 KEY = jax.random.key(0)
@@ -228,13 +228,3 @@ def test_what_does_not_fit_is_refused(params, data, untyped):
         TINY.apply(params, images, prompts=jnp.stack([prompts] * 2), kept=jnp.ones((2, 3), bool))
     with pytest.raises(ValueError, match="prompts: expected None, as resnet18 is no vision transformer"):
         backbone("resnet18").apply({}, images, prompts=jnp.stack([prompts] * 2))
-    late = np.array([[0, 1]]), np.array([[0, 1]])
-    with pytest.raises(ValueError, match=r"participation: expected no late uploads, .*'pfpt' send tables"):
-        run(
-            ft.pfpt(prompted(params)),
-            *data,
-            np.arange(30) % 4,
-            key=KEY,
-            rounds=1,
-            participation=Schedule(*late),
-        )

@@ -1,4 +1,4 @@
-"""The runner: who takes part, what arrives, what is remembered, and that cutting a cohort changes nothing."""
+"""The runner: who takes part, what is remembered, and that cutting a cohort changes nothing."""
 
 import json
 import os
@@ -23,10 +23,9 @@ from covfree.rounds import (
     ClientData,
     Evaluation,
     Placement,
-    Schedule,
     cohort,
+    participation,
     run,
-    schedule,
 )
 from covfree.rounds.data import ClientTable
 
@@ -94,6 +93,11 @@ def sums_of(drawn):
     return sum(features[k].sum(0) for k in kept), sum(k.sum() for k in kept)
 
 
+def some_of(drawn):
+    """A fifth of the clients drop out."""
+    return np.where(np.random.default_rng(1).random(drawn.shape) < 0.2, -1, drawn)
+
+
 def test_each_round_adds_those_who_take_part():
     drawn = np.array([[0, 5, 2], [9, -1, 4], [1, 6, 3]])
     done = run(adding(), *DATA, key=KEY, rounds=3, participation=drawn)
@@ -122,7 +126,7 @@ def test_metrics_are_weighted_by_examples():
 
 
 def test_how_a_cohort_is_cut_changes_nothing():
-    drawn = schedule(10, 7, 4, seed=1, dropout=0.2, late=0.3)
+    drawn = some_of(participation(10, 7, 4, seed=1))
     whole = run(adding(), *DATA, key=KEY, rounds=4, participation=drawn)
     for place in (
         Placement(width=3),
@@ -134,21 +138,6 @@ def test_how_a_cohort_is_cut_changes_nothing():
             np.testing.assert_array_equal(x, y)
         for one, other in zip(whole.history, parts.history, strict=True):
             assert {**one, "seconds": 0} == pytest.approx({**other, "seconds": 0})
-
-
-def test_what_drops_out_is_not_there_and_what_is_late_comes_later():
-    clients = np.array([[0, 2, 5], [4, 7, 8], [3, 6, 9]])
-    delay = np.array([[0, 2, -1], [1, -1, 0], [0, 0, 0]])
-    states = []
-    done = run(
-        adding(), *DATA, key=KEY, rounds=3, participation=Schedule(clients, delay),
-        evaluate=lambda total: states.append(np.asarray(total)) or {},
-    )  # fmt: skip
-    arrived = [[[0]], [[0, 8]], [[0, 8, 2, 4, 3, 6, 9]]]
-    for state, who in zip(states[1:], arrived, strict=True):  # the first is that of the start
-        np.testing.assert_array_equal(state, sums_of(who)[0])
-    # Whose upload never arrives remembers nothing.
-    np.testing.assert_array_equal(done.memory["met"], [1, 0, 1, 1, 1, 0, 1, 0, 1, 1])
 
 
 def test_a_clients_draws_depend_on_the_round_and_its_number_alone():
@@ -301,7 +290,7 @@ class TestCheckpoints:
     """Saved after any round; killed and gone on with, the state is the same to the bit."""
 
     def test_a_run_goes_on_where_it_was(self, tmp_path):
-        options = {"key": KEY, "participation": schedule(10, 4, 6, seed=5, dropout=0.2, late=0.4)}
+        options = {"key": KEY, "participation": some_of(participation(10, 4, 6, seed=5))}
         whole = run(adding(), *DATA, rounds=6, **options)
         path = tmp_path / "saved"
         for rounds, memory in ((2, "device"), (5, "host"), (6, "device")):
@@ -345,7 +334,7 @@ run(adding(), *DATA, key=KEY, rounds=1000, participation=0.5, checkpoint=sys.arg
             ("numbers", r"params \(1.0 there, 2.0 here\)\."),
             ("client", r"what clients and the server compute \(not the same as in the checkpoint\)\."),
             ("server", r"what clients and the server compute \(not the same as in the checkpoint\)\."),
-            ("participation", r"participation \(other values of clients and delays in 1 rounds\)\."),
+            ("participation", r"participation \(other values of clients in 1 rounds\)\."),
             ("clients", r"clients \(other values of \d+ clients of \d+ examples\)\."),
             ("features", r"features \(other values of float32\[92, 2\]\)\."),
             ("key", r"key \(\[0 3\] there, \[0 4\] here\)\."),
@@ -374,12 +363,11 @@ run(adding(), *DATA, key=KEY, rounds=1000, participation=0.5, checkpoint=sys.arg
         with pytest.raises(ValueError, match=text):
             run(algorithm, *data, key=key, rounds=2, participation=drawn, checkpoint=tmp_path)
 
-    def test_a_longer_schedule_may_have_later_uploads_and_more_columns(self, tmp_path):
+    def test_a_longer_schedule_may_have_more_columns(self, tmp_path):
         clients = np.array([[0, 1, -1, -1], [2, 3, 4, -1], [5, 0, -1, -1], [1, 6, 7, 8]])
-        delay = np.where(clients < 0, -1, [[0], [1], [2], [0]])
-        whole = run(adding(), *DATA, key=KEY, rounds=4, participation=Schedule(clients, delay))
+        whole = run(adding(), *DATA, key=KEY, rounds=4, participation=clients)
         for rounds, columns in ((1, 2), (2, 3), (4, 4)):
-            drawn = Schedule(clients[:rounds, :columns], delay[:rounds, :columns])
+            drawn = clients[:rounds, :columns]
             done = run(adding(), *DATA, key=KEY, rounds=rounds, participation=drawn, checkpoint=tmp_path)
         for x, y in zip(jax.tree.leaves(whole[:2]), jax.tree.leaves(done[:2]), strict=True):
             np.testing.assert_array_equal(x, y)

@@ -134,8 +134,7 @@ def pfpt(
     history records it as ``prompts``.
 
     Each client uploads its prompts as a table, which is not a sum, so PFPT cannot run behind secure
-    aggregation. Late uploads are refused, as a client's prompts are matched with other prompts of the same
-    round.
+    aggregation.
 
     The authors' code differs. With p the probability that a client has a prompt, the code's likelihood
     contains log p for prompts that the client has, but not log(1 − p) for the others. When the code assigns
