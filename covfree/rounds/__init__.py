@@ -4,8 +4,8 @@ from covfree.core.sums import Table as Table
 from covfree.rounds.adding import add as add
 from covfree.rounds.algorithm import Algorithm as Algorithm
 from covfree.rounds.algorithm import ClientData as ClientData
+from covfree.rounds.book import Checkpoint as Checkpoint
 from covfree.rounds.book import Evaluation as Evaluation
-from covfree.rounds.checkpoint import Checkpoint as Checkpoint
 from covfree.rounds.from_method import as_algorithm as as_algorithm
 from covfree.rounds.memory import Placement as Placement
 from covfree.rounds.run import Run as Run

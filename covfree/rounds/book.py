@@ -1,16 +1,21 @@
-"""Keep the history of a run: a record for each round, and its evaluation."""
+"""Keep the history of a run: a record for each round, its evaluation, and what a folder saves of the run."""
 
 from __future__ import annotations
 
+import json
+import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from os import PathLike
+from pathlib import Path
 from typing import Any
 
 import jax
 import numpy as np
 
+from covfree.core.atomic import replacing
 from covfree.core.checks import check_positive
-from covfree.rounds.checkpoint import RunFolder, Saved
+from covfree.engine.checkpoint import CheckpointFolder, Mark
 from covfree.rounds.simulation import Held, Simulation
 
 Records = list[dict[str, Any]]
@@ -44,58 +49,88 @@ class Evaluation:
         return {name: np.asarray(value).tolist() for name, value in measured.items()}
 
 
-@dataclass
-class Book:
-    """The history of a run so far, with the settings for evaluating, stopping and saving it.
+@dataclass(frozen=True)
+class Checkpoint:
+    """A folder in which a run is saved. If the run was saved there before, it is resumed.
+
+    After each round, a line of JSON is appended to ``history.jsonl`` in the folder, with null for numbers
+    that are not finite. Needs the ``rounds`` extra.
 
     Attributes:
-        simulation: computes the rounds.
-        rounds: the number of rounds to run.
-        evaluate: the evaluation; None to measure nothing.
-        stop: function of the records that returns whether to stop; None for never.
+        folder: the folder.
+        every: rounds between saves; the end of the run is always saved.
+    """
+
+    folder: str | PathLike[str]
+    every: int = 1
+
+    def __post_init__(self) -> None:
+        check_positive("checkpoint: every", self.every)
+
+
+class Book:
+    """The history of a run so far; evaluates the run, stops it, and saves it in a folder.
+
+    Attributes:
         records: one for each finished round.
         items: for each finished round, the number of items in each `Table` of the round's total; empty unless
             the algorithm fixes the number of rounds.
         stopped: why the run stopped early; None if it did not.
-        folder: the folder in which the run is saved every ``save_every`` rounds; None to save nothing.
-        saved: the number of finished rounds at the last saving.
     """
 
-    simulation: Simulation
-    rounds: int
-    evaluate: Evaluation | None
-    stop: Callable[[Records], bool] | None
-    records: Records = field(default_factory=list)
-    items: list[list[int]] = field(default_factory=list)
-    stopped: str | None = None
-    folder: RunFolder | None = None
-    save_every: int = 1
-    saved: int = 0
+    def __init__(
+        self,
+        simulation: Simulation,
+        rounds: int,
+        evaluate: Evaluation | None,
+        stop: Callable[[Records], bool] | None,
+        checkpoint: Checkpoint | None,
+        start: tuple[Any, Any],
+    ) -> None:
+        """Begin an empty history of ``rounds`` rounds, and open the folder of the checkpoint.
+
+        ``start`` has the server's first state, and a client's first memory.
+        """
+        self.records: Records = []
+        self.items: list[list[int]] = []
+        self.stopped: str | None = None
+        self._simulation, self._rounds = simulation, rounds
+        self._evaluate, self._stop = evaluate, stop
+        self._folder: CheckpointFolder | None = None
+        if checkpoint is not None:
+            self._marks = simulation.identity(*start)
+            self._folder = CheckpointFolder(Path(checkpoint.folder), "a run of rounds")
+            self._lines = self._folder.folder / "history.jsonl"
+            self._every, self._saved = checkpoint.every, 0
 
     def end(self, held: Held, record: dict[str, Any]) -> None:
         """Add a finished round's ``record`` to the history; then save, evaluate or stop the run if needed.
 
         ``held`` has the state after the round.
         """
-        number = record["round"]
+        done = record["round"] + 1
         self.records.append({**record})
-        if self.folder is not None and number % self.save_every == self.save_every - 1:
+        if self._folder is not None and done % self._every == 0:
             self.save(held, record)
         try:
-            last = number == self.rounds - 1
-            asked = self.evaluate is not None and (last or (number + 1) % self.evaluate.every == 0)
+            asked = self._evaluate is not None and (done == self._rounds or done % self._evaluate.every == 0)
             if asked:
                 self.records[-1] |= self.measured(held)
-            if self.stop is not None and self.stop(self.records):
-                self.stopped = f"round {number}: stop(history) was true"
-                if not asked:
-                    self.records[-1] |= self.measured(held)
+            if self._stops() and not asked:
+                self.records[-1] |= self.measured(held)
         except BaseException:
             # Save without the evaluation: it is repeated when the run is resumed.
             self.save(held, record)
             raise
-        if self.folder is not None:
-            self.folder.tell(self.records[-1])
+        if self._folder is not None:
+            with self._lines.open("a") as file:
+                file.write(f"{json.dumps(_each(_finite, self.records[-1]), allow_nan=False)}\n")
+
+    def _stops(self) -> bool:
+        if self._stop is None or not self._stop(self.records):
+            return False
+        self.stopped = f"round {len(self.records) - 1}: stop(history) was true"
+        return True
 
     def measured(self, held: Held) -> dict[str, Any]:
         """Evaluate the state after the last round, or before the first; return what was measured.
@@ -103,12 +138,12 @@ class Book:
         Raises:
             ValueError: if a measured number has a name that the history uses itself.
         """
-        if self.evaluate is None:
+        if self._evaluate is None:
             return {}
         # Later rounds overwrite the clients' memory, so an evaluation must keep a copy.
-        memory, algorithm = jax.tree.map(lambda x: x.copy(), held.memory), self.simulation.algorithm
-        measured = self.evaluate(algorithm.result(algorithm.params, held.state, memory))
-        names = self.records[-1] if self.records else self.simulation.names(held)
+        memory, algorithm = jax.tree.map(lambda x: x.copy(), held.memory), self._simulation.algorithm
+        measured = self._evaluate(algorithm.result(algorithm.params, held.state, memory))
+        names = self.records[-1] if self.records else self._simulation.names(held)
         if taken := sorted(set(measured) & set(names)):
             raise ValueError(
                 f"evaluate: expected names other than those the history uses itself, got {taken}"
@@ -118,26 +153,64 @@ class Book:
     def load(self, first: Held) -> Held:
         """Load the saved run and return its state, or ``first`` if none is saved.
 
-        If the run broke off before the last saved round was evaluated, that round is evaluated now.
+        Lines of rounds after the saved one are removed from ``history.jsonl``. If the run broke off before
+        the last saved round was evaluated, that round is evaluated now.
         """
-
-        def structure(saved: Saved) -> Any:
-            return self.simulation.structure_after(saved.items, first)
-
-        found = None if self.folder is None else self.folder.load(self.rounds, structure)
-        if found is None:
+        if self._folder is None:
             return first
-        held, saved, self.records = found
-        self.items, self.saved = saved.items, saved.done
-        if len(self.records) < saved.done:
-            self.end(held, saved.record)
-        elif self.stop is not None and self.stop(self.records):
-            self.stopped = f"round {saved.done - 1}: stop(history) was true"
+        found = self._folder.load(lambda about: self._identity(about["done"]))
+        if found is None:
+            self._lines.write_text("")
+            return first
+        leaves, about = found
+        done, self.items = about["done"], about["items"]
+        lines = self._lines.read_text().splitlines()[:done] if self._lines.exists() else []
+        if len(lines) < done - 1:
+            raise ValueError(f"checkpoint: expected {done} lines in {self._lines}, got {len(lines)}")
+        with replacing(self._lines) as file:
+            file.write("".join(f"{line}\n" for line in lines).encode())
+        self.records, self._saved = [_each(_number, json.loads(line)) for line in lines], done
+        held = self._simulation.structure_after(self.items, first).unflatten(leaves)
+        if len(lines) < done:
+            self.end(held, about["record"])
+        else:
+            self._stops()
         return held
 
     def save(self, held: Held, record: dict[str, Any] | None = None) -> None:
         """Save the state and the record of the last round, unless they are saved already."""
-        if self.folder is not None and self.saved < len(self.records):
-            self.saved = len(self.records)
-            about = Saved(self.saved, self.items, record or self.records[-1])
-            self.folder.save(held, about)
+        done = len(self.records)
+        if self._folder is not None and self._saved < done:
+            self._saved = done
+            about = {"done": done, "items": self.items, "record": record or self.records[-1]}
+            self._folder.save(done, held, about, self._identity(done))
+
+    def _identity(self, done: int) -> Mapping[str, Mark]:
+        """Return this run's fingerprints after ``done`` rounds; those of a saved run must be the same."""
+        if self._folder is not None and done > self._rounds:
+            raise ValueError(
+                f"rounds: expected at least {done}, as {self._folder.folder} holds, got {self._rounds}"
+            )
+        return self._marks | {"participation": self._simulation.took_part(done)}
+
+    def close(self) -> None:
+        """Unlock the folder."""
+        if self._folder is not None:
+            self._folder.close()
+
+
+def _finite(value: Any) -> Any:
+    """Replace a number that is not finite by None, as JSON cannot represent it."""
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _number(value: Any) -> Any:
+    """Replace None, read from JSON, by NaN."""
+    return math.nan if value is None else value
+
+
+def _each(convert: Callable[[Any], Any], value: Any) -> Any:
+    """Convert all entries of nested dicts and lists."""
+    if isinstance(value, Mapping):
+        return {name: _each(convert, part) for name, part in value.items()}
+    return [_each(convert, part) for part in value] if isinstance(value, list) else convert(value)

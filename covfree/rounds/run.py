@@ -7,7 +7,6 @@ import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from os import PathLike
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
@@ -20,8 +19,7 @@ from covfree.core.keys import participation_seed
 from covfree.core.types import PRNGKey
 from covfree.rounds import cohort
 from covfree.rounds.algorithm import Algorithm, check_algorithm
-from covfree.rounds.book import Book, Evaluation, Records
-from covfree.rounds.checkpoint import Checkpoint, RunFolder
+from covfree.rounds.book import Book, Checkpoint, Evaluation, Records
 from covfree.rounds.data import ClientTable
 from covfree.rounds.memory import Placement, of_all, placed
 from covfree.rounds.schedule import as_schedule
@@ -130,12 +128,9 @@ def run(
     start = cohort.start(algorithm, key, num_clients=federation.num_holders)
     state, one = jax.device_put(start, where)
     held = Held(state, of_all(one, federation.num_clients, place.memory))
-    book = Book(simulation, rounds, evaluate, stop)
-    if checkpoint is not None:
-        identity = simulation.identity(state, one)
-        book.folder, book.save_every = RunFolder(Path(checkpoint.folder), identity), checkpoint.every
+    book = Book(simulation, rounds, evaluate, stop, checkpoint, (state, one))
     try:
-        if book.folder is not None:
+        if checkpoint is not None:
             held = book.load(held)
             held = held._replace(memory=placed(held.memory, place.memory))
         if evaluate is not None and not book.records:
@@ -155,11 +150,9 @@ def run(
             book.end(held, {"round": number, **new.record, "seconds": time.perf_counter() - began})
             if book.stopped:
                 break
-        if book.folder is not None:
-            book.save(held)
+        book.save(held)
     finally:
-        if book.folder is not None:
-            book.folder.close()
+        book.close()
     result = algorithm.result(algorithm.params, held.state, held.memory)
     return Run(result, held.state, held.memory, book.records, book.stopped)
 

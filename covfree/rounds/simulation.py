@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 from typing import Any, NamedTuple, cast
 
 import jax
@@ -168,14 +167,14 @@ class Simulation(NamedTuple):
             held = held._replace(state=zeros_of(cohort.serve, self.algorithm, held.state, total)[0])
         return jax.tree.structure(held)
 
-    def identity(self, state: Any, memory: Any) -> Callable[[int], dict[str, Mark]]:
-        """Return ``after(done)``, which gives the fingerprints to store with a run after ``done`` rounds.
+    def identity(self, state: Any, memory: Any) -> dict[str, Mark]:
+        """Return fingerprints, by name, of what must be the same if the run is resumed.
 
-        They identify, by name, what must be the same if the run is resumed: the algorithm, its params and
-        computation, the examples, the key, and the participation so far.
+        They identify the algorithm, its params and computation, the examples and the key; `took_part` has the
+        participation so far.
         """
         numbers, _ = jax.tree_util.tree_flatten_with_path(self.algorithm.params)
-        about = {
+        return {
             "algorithm": Mark(self.algorithm.name),
             **{f"params{jax.tree_util.keystr(path)}": Mark.of(leaf) for path, leaf in numbers},
             "what clients and the server compute": Mark("", self._computation(state, memory)),
@@ -183,12 +182,11 @@ class Simulation(NamedTuple):
             "key": Mark.of(jax.random.key_data(self.key)),
         }
 
-        def after(done: int) -> dict[str, Mark]:
-            # A −1 is a place that no client takes. Leave it out: it does not change who takes part.
-            drawn = digest(who[who >= 0] for who in self.schedule[:done])
-            return about | {"participation": Mark(f"clients in {done} rounds", drawn)}
-
-        return after
+    def took_part(self, done: int) -> Mark:
+        """Return the fingerprint of the clients that take part in the first ``done`` rounds."""
+        # A −1 is a place that no client takes. Leave it out: it does not change who takes part.
+        drawn = digest(who[who >= 0] for who in self.schedule[:done])
+        return Mark(f"clients in {done} rounds", drawn)
 
     def _computation(self, state: Any, memory: Any) -> str:
         """Return a checksum of what one round computes: the jaxpr of broadcast, one client and server.
