@@ -116,8 +116,10 @@ class Book:
             asked = self._evaluate is not None and (done == self._rounds or done % self._evaluate.every == 0)
             if asked:
                 self.records[-1] |= self.measured(held)
-            if self._stops() and not asked:
-                self.records[-1] |= self.measured(held)
+            if self._stop is not None and self._stop(self.records):
+                self.stopped = f"round {done - 1}: stop(history) was true"
+                if not asked:
+                    self.records[-1] |= self.measured(held)
         except BaseException:
             # Save without the evaluation: it is repeated when the run is resumed.
             self.save(held, record)
@@ -125,12 +127,6 @@ class Book:
         if self._folder is not None:
             with self._lines.open("a") as file:
                 file.write(f"{json.dumps(_each(_finite, self.records[-1]), allow_nan=False)}\n")
-
-    def _stops(self) -> bool:
-        if self._stop is None or not self._stop(self.records):
-            return False
-        self.stopped = f"round {len(self.records) - 1}: stop(history) was true"
-        return True
 
     def measured(self, held: Held) -> dict[str, Any]:
         """Evaluate the state after the last round, or before the first; return what was measured.
@@ -173,8 +169,8 @@ class Book:
         held = self._simulation.structure_after(self.items, first).unflatten(leaves)
         if len(lines) < done:
             self.end(held, about["record"])
-        else:
-            self._stops()
+        elif self._stop is not None and self._stop(self.records):
+            self.stopped = f"round {done - 1}: stop(history) was true"
         return held
 
     def save(self, held: Held, record: dict[str, Any] | None = None) -> None:

@@ -78,16 +78,6 @@ class ClientTable:
         table = Examples(jax.tree.map(as_array, features), labels, as_array(order))
         return cls(table, start, size, _padded_sizes(size, whole))
 
-    @property
-    def num_clients(self) -> int:
-        """The largest client number plus 1."""
-        return len(self.size)
-
-    @property
-    def num_holders(self) -> int:
-        """The number of clients that have examples."""
-        return int((self.size > 0).sum())
-
     def groups(self, drawn: np.ndarray, multiple: int) -> list[Group]:
         """Divide the clients of a round into groups, each of which is computed by one compiled function.
 

@@ -64,6 +64,8 @@ def of_clients(memory: Any, clients: np.ndarray, place: Place) -> Any:
 
     −1 is padding, and gets client 0's memory, which is not used.
     """
+    if not jax.tree.leaves(memory):
+        return memory
     places = np.maximum(clients, 0)
     return jax.tree.map(lambda x: x[places], memory) if place == "host" else _gather(memory, places)
 

@@ -118,16 +118,17 @@ def run(
     federation = ClientTable.of(
         features, labels, clients, whole=algorithm.whole, num_classes=algorithm.num_classes
     )
-    drawn = _schedule(algorithm, participation, federation.num_clients, rounds, key)
+    num_clients = len(federation.size)
+    drawn = _schedule(algorithm, participation, num_clients, rounds, key)
     place = _HERE if place is None else place
     # Place the arrays once: otherwise every round would transfer them, or be compiled, again.
     where = None if place.mesh is None else NamedSharding(place.mesh, PartitionSpec())
     algorithm, examples = jax.device_put((algorithm, federation.examples), where)
     federation = replace(federation, examples=examples)
     simulation = Simulation(algorithm, federation, drawn, key, place, each_client)
-    start = cohort.start(algorithm, key, num_clients=federation.num_holders)
+    start = cohort.start(algorithm, key, num_clients=int((federation.size > 0).sum()))
     state, one = jax.device_put(start, where)
-    held = Held(state, of_all(one, federation.num_clients, place.memory))
+    held = Held(state, of_all(one, num_clients, place.memory))
     book = Book(simulation, rounds, evaluate, stop, checkpoint, (state, one))
     try:
         if checkpoint is not None:
@@ -150,9 +151,11 @@ def run(
             book.end(held, {"round": number, **new.record, "seconds": time.perf_counter() - began})
             if book.stopped:
                 break
-        book.save(held)
+        if checkpoint is not None:
+            book.save(held)
     finally:
-        book.close()
+        if checkpoint is not None:
+            book.close()
     result = algorithm.result(algorithm.params, held.state, held.memory)
     return Run(result, held.state, held.memory, book.records, book.stopped)
 
