@@ -14,7 +14,7 @@ from jaxtyping import Array, Bool, Float, Int
 from covfree.core.checks import check_positive
 from covfree.core.compiling import jit
 from covfree.core.padding import blocks_of_groups
-from covfree.core.types import AnyArray, PRNGKey
+from covfree.core.types import AnyArray, PRNGKey, Scalar
 from covfree.finetune.local import LocalTraining, check_classes
 from covfree.finetune.model import Model, check_model
 from covfree.rounds.algorithm import Algorithm, ClientData
@@ -32,11 +32,6 @@ class Own(NamedTuple):
     trained: Any
     statistics: Any
     round: jax.Array
-
-    @classmethod
-    def start(cls, model: Model) -> Own:
-        """Return a client's memory before its first round: the shared model's parameters and statistics."""
-        return cls(model.trained, model.statistics, jnp.zeros((), jnp.int32))
 
 
 @jax.tree_util.register_dataclass
@@ -100,9 +95,55 @@ class Prototypes(NamedTuple):
         return jnp.where(held[labels], square, 0)
 
 
-def train_own(
-    training: LocalTraining,
+class PersonalNumbers(NamedTuple):
+    """The ``params`` of an algorithm in which each client trains its own model.
+
+    Attributes:
+        model: the model from which all clients start.
+        training: how clients train it.
+        prototypes: the server's first state: `Prototypes`, or ``()`` if nothing is sent.
+        strength: the strength of a penalty on features that are far from the prototypes.
+    """
+
+    model: Model
+    training: LocalTraining
+    prototypes: Any
+    strength: Any
+
+
+def personal(
+    name: str,
     model: Model,
+    training: LocalTraining,
+    client: Callable[..., Any],
+    server: Callable[..., Any] | None = None,
+    prototypes: Any = (),
+    strength: Scalar = 0.0,
+) -> Algorithm:
+    """Make an algorithm in which each client trains its own model; its result is `ClientModels`.
+
+    Prototypes are the server's state, all of which it sends; without ``server`` they never change.
+    """
+    numbers = PersonalNumbers(check_model(model), training, prototypes, strength)
+    functions = _init, _same_state, client, server or _same_state, _own_models
+    return Algorithm(numbers, name, *functions, num_classes=model.num_classes)
+
+
+def _init(numbers: PersonalNumbers, num_clients: int, key: PRNGKey) -> tuple[Any, Own]:
+    model = numbers.model
+    return numbers.prototypes, Own(model.trained, model.statistics, jnp.zeros((), jnp.int32))
+
+
+def _same_state(numbers: PersonalNumbers, state: Any, total: Any = None) -> Any:
+    return state
+
+
+def _own_models(numbers: PersonalNumbers, state: Any, memory: Own) -> ClientModels:
+    return ClientModels(numbers.model, memory)
+
+
+def train_own(
+    numbers: PersonalNumbers,
     data: ClientData,
     own: Own,
     key: PRNGKey,
@@ -110,42 +151,21 @@ def train_own(
 ) -> tuple[Own, dict[str, Any]]:
     """Train the model that a client keeps in its memory ``own``; return the new memory and the metrics.
 
-    ``model`` is the one from which all clients started: its frozen parameters are used, and its trained ones
-    are the optimiser's ``anchor``. For ``penalty`` see `LocalTraining`.
+    The optimiser's ``anchor`` is the model from which all clients started. For ``penalty`` see
+    `LocalTraining`.
     """
-    local = training(
+    model = numbers.model
+    local = numbers.training(
         model, own.trained, own.statistics, data, key, round=own.round, penalty=penalty, anchor=model.trained
     )
     took_part = (data.num_examples > 0).astype(jnp.int32)
     return Own(local.trained, local.statistics, own.round + took_part), local.metrics
 
 
-class _Numbers(NamedTuple):
-    model: Model
-    training: LocalTraining
-
-
-def _init(numbers: _Numbers, num_clients: int, key: PRNGKey) -> tuple[tuple[()], Own]:
-    return (), Own.start(numbers.model)
-
-
-def same_state(numbers: Any, state: Any, total: Any = None) -> Any:
-    """Return the server's state as it is.
-
-    As an algorithm's ``broadcast``, this function sends the whole state; as ``server``, it changes nothing.
-    """
-    return state
-
-
 def _client(
-    numbers: _Numbers, sent: tuple[()], data: ClientData, own: Own, key: PRNGKey
+    numbers: PersonalNumbers, sent: tuple[()], data: ClientData, own: Own, key: PRNGKey
 ) -> tuple[tuple[()], Own, dict[str, Any]]:
-    return (), *train_own(numbers.training, numbers.model, data, own, key)
-
-
-def own_models(numbers: Any, state: Any, memory: Own) -> ClientModels:
-    """Return all clients' models, the result of a run in which each client trains its own model."""
-    return ClientModels(numbers.model, memory)
+    return (), *train_own(numbers, data, own, key)
 
 
 def local_only(model: Model, client: Any = 0.01, **options: Any) -> Algorithm:
@@ -163,9 +183,7 @@ def local_only(model: Model, client: Any = 0.01, **options: Any) -> Algorithm:
     Returns:
         An algorithm whose result is `ClientModels`.
     """
-    numbers = _Numbers(check_model(model), LocalTraining.of(client, **options))
-    functions = _init, same_state, _client, same_state, own_models
-    return Algorithm(numbers, "local", *functions, num_classes=model.num_classes)
+    return personal("local", model, LocalTraining.of(client, **options), _client)
 
 
 def client_accuracy(

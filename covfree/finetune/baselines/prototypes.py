@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -13,15 +12,8 @@ from covfree.core.checks import check_positive, check_strength
 from covfree.core.types import PRNGKey, Scalar
 from covfree.finetune.local import LocalTraining, class_counts
 from covfree.finetune.model import Model, check_model, linear_features
-from covfree.finetune.personal import Own, Prototypes, own_models, same_state, train_own
+from covfree.finetune.personal import Own, PersonalNumbers, Prototypes, personal, train_own
 from covfree.rounds.algorithm import Algorithm, ClientData
-
-
-class _Numbers(NamedTuple):
-    model: Model
-    training: LocalTraining
-    prototypes: Prototypes
-    strength: Any
 
 
 class PrototypesUpload(NamedTuple):
@@ -36,20 +28,8 @@ class PrototypesUpload(NamedTuple):
     holders: Float[Array, " classes"]
 
 
-def _init(numbers: _Numbers, num_clients: int, key: PRNGKey) -> tuple[Prototypes, Own]:
-    return numbers.prototypes, Own.start(numbers.model)
-
-
-def _held_near(
-    name: str,
-    model: Model,
-    prototypes: Prototypes,
-    strength: Scalar,
-    training: LocalTraining,
-    client: Callable[..., Any],
-    server: Callable[..., Any],
-) -> Algorithm:
-    """Make an algorithm in which each client trains its own model, and prototypes are the server's state."""
+def _check_prototypes(model: Model, prototypes: Prototypes) -> None:
+    """Raise unless the model has trained features, and a class for each prototype."""
     if check_model(model).features is linear_features:
         raise ValueError(
             "model: expected one whose features are trained, adapter_model(head) or a network_model, got a "
@@ -60,13 +40,10 @@ def _held_near(
             f"prototypes: expected {model.num_classes}, one for each of the model's classes, got "
             f"{len(prototypes.mean)}"
         )
-    numbers = _Numbers(model, training, prototypes, check_strength("strength", strength))
-    functions = _init, same_state, client, server, own_models
-    return Algorithm(numbers, name, *functions, num_classes=model.num_classes)
 
 
 def _near_means(
-    numbers: _Numbers, prototypes: Prototypes, data: ClientData, own: Own, key: PRNGKey
+    numbers: PersonalNumbers, prototypes: Prototypes, data: ClientData, own: Own, key: PRNGKey
 ) -> tuple[tuple[()], Own, dict[str, Any]]:
     counts = class_counts(data, prototypes.mean.shape[0])
 
@@ -74,7 +51,7 @@ def _near_means(
         share = jnp.maximum(counts[labels], 1) / jnp.maximum(data.num_examples, 1)
         return numbers.strength * prototypes.distance(features, labels) / share
 
-    return (), *train_own(numbers.training, numbers.model, data, own, key, penalty)
+    return (), *train_own(numbers, data, own, key, penalty)
 
 
 def fedcgs_personal(
@@ -114,21 +91,22 @@ def fedcgs_personal(
             "prototypes: expected covfree.finetune.Prototypes(*covfree.class_means(features, labels, C)), "
             f"got {type(prototypes).__name__}"
         )
-    training = LocalTraining.of(client, **options)
-    return _held_near("fedcgs-personal", model, prototypes, strength, training, _near_means, same_state)
+    _check_prototypes(model, prototypes)
+    training, strength = LocalTraining.of(client, **options), check_strength("strength", strength)
+    return personal("fedcgs-personal", model, training, _near_means, prototypes=prototypes, strength=strength)
 
 
 def _near_prototypes(
-    numbers: _Numbers, prototypes: Prototypes, data: ClientData, own: Own, key: PRNGKey
+    numbers: PersonalNumbers, prototypes: Prototypes, data: ClientData, own: Own, key: PRNGKey
 ) -> tuple[PrototypesUpload, Own, dict[str, Any]]:
     def penalty(features: jax.Array, labels: jax.Array) -> jax.Array:
         return numbers.strength * prototypes.distance(features, labels)
 
-    own, metrics = train_own(numbers.training, numbers.model, data, own, key, penalty)
+    own, metrics = train_own(numbers, data, own, key, penalty)
     return _class_means(numbers, own, data), own, metrics
 
 
-def _class_means(numbers: _Numbers, own: Own, data: ClientData) -> PrototypesUpload:
+def _class_means(numbers: PersonalNumbers, own: Own, data: ClientData) -> PrototypesUpload:
     """Make a client's upload, the class means of its features, with its own model in evaluation mode."""
     model, size = numbers.model, numbers.training.batch_size
     counts = class_counts(data, numbers.prototypes.mean.shape[0])
@@ -146,7 +124,7 @@ def _class_means(numbers: _Numbers, own: Own, data: ClientData) -> PrototypesUpl
     return PrototypesUpload(mean, (counts > 0).astype(sums.dtype))
 
 
-def _averaged(numbers: _Numbers, state: Prototypes, total: PrototypesUpload) -> Prototypes:
+def _averaged(numbers: PersonalNumbers, state: Prototypes, total: PrototypesUpload) -> Prototypes:
     held = total.holders > 0
     mean = total.mean / jnp.where(held, total.holders, 1)[:, None]
     # Keep the prototype of a class that no client of the round has.
@@ -191,5 +169,6 @@ def fedproto(
     check_positive("num_classes", num_classes)
     check_positive("dim", dim)
     start = Prototypes(jnp.zeros((num_classes, dim)), jnp.zeros(num_classes))
-    training = LocalTraining.of(client, **options)
-    return _held_near("fedproto", model, start, strength, training, _near_prototypes, _averaged)
+    _check_prototypes(model, start)
+    training, strength = LocalTraining.of(client, **options), check_strength("strength", strength)
+    return personal("fedproto", model, training, _near_prototypes, _averaged, start, strength)
