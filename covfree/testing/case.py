@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import Any, NamedTuple
 
@@ -29,13 +29,36 @@ def same(seen: Any) -> Any:
     return seen
 
 
+def _is_float(leaf: Any) -> bool:
+    return jnp.issubdtype(jnp.result_type(leaf), jnp.inexact)
+
+
+def moved(numbers: Any, step: Any) -> Any:
+    """Add multiples of ``step``, from 1 to ½ times, to the floats of a pytree of hyperparameters."""
+    leaves, structure = jax.tree.flatten(numbers)
+    speeds = np.linspace(1, 0.5, max(len(leaves), 1))
+    pairs = zip(leaves, speeds, strict=False)
+    return structure.unflatten([leaf + step * speed if _is_float(leaf) else leaf for leaf, speed in pairs])
+
+
+def replaced(given: Any, arrays: dict[str, Any]) -> Any:
+    """Replace arrays of an input, which is a named tuple or a dataclass."""
+    return given._replace(**arrays) if hasattr(given, "_replace") else replace(given, **arrays)
+
+
+def _junk(given: Any) -> Any:
+    """Return an input with 1e30 in place of NaN, its padding."""
+    return jax.tree.map(lambda x: np.where(np.isnan(x), 1e30, x) if _is_float(x) else x, given)
+
+
 class Found(NamedTuple):
     """What the function under test (``Case.make``) returned for one input, and derivatives of the result.
 
     Attributes:
         seen: arrays by which results are compared: e.g. the scores of a head, or a matrix (`Case.see`).
         value: a scalar, computed from ``seen`` by a smooth function.
-        slopes: the derivatives of ``value`` by the input's arrays in `Case.moving`; None if none are taken.
+        slopes: the derivatives of ``value`` by the input's arrays in `Case.moving`; and by t, if `Case.move`
+            moves the hyperparameters in ``shared`` by t, under the name "numbers". Empty if none are taken.
     """
 
     seen: Any
@@ -51,17 +74,16 @@ class Case:
     arrays, of the same shapes in all inputs. ``made`` is a result of ``make``: a head, a matrix or rows.
     ``seen`` are the arrays by which two results are compared, such as a head's scores.
 
+    In all inputs, what is NaN is padding.
+
     Attributes:
         shared: a pytree that is passed with every input, such as a method; None if there is none.
         make: ``(shared, given) -> made``.
         see: ``(made, given) -> seen``.
         draw: ``(seed, absent) -> given``, a random input, in which the class ``absent`` has no example.
-        moving: ``given -> numbers``, the arrays of the input by which derivatives are taken, in a dict.
-        put: ``(given, numbers) -> given``, the input with these arrays replaced by ``numbers``.
-        way: ``given -> direction``, the direction in which derivatives are compared with finite differences,
-            as a dict like ``numbers``; 0 for padding.
+        moving: names of the input's arrays by which derivatives are taken.
+        move: ``(shared, t) -> shared``, with multiples of t added to its hyperparameters.
         clean: ``given -> given``, the input without padding.
-        junk: ``given -> given``, the input with 1e30 as its padding.
         formula: ``given -> seen`` by the reference formula; None if there is none.
         to: a function that is applied to ``seen`` before it is compared with the formula.
         tolerance: the relative error allowed between results in float64.
@@ -76,11 +98,9 @@ class Case:
     make: Callable[[Any, Any], Any]
     see: Callable[[Any, Any], Any]
     draw: Callable[..., Any]
-    moving: Callable[[Any], dict[str, Any]]
-    put: Callable[[Any, dict[str, Any]], Any]
-    way: Callable[[Any], dict[str, Any]]
+    moving: tuple[str, ...] = ()
+    move: Callable[[Any, Any], Any] = moved
     clean: Callable[[Any], Any] = same
-    junk: Callable[[Any], Any] = same
     formula: Callable[[Any], Any] | None = None
     to: Callable[[Any], Any] = same
     tolerance: float = DOUBLE
@@ -125,46 +145,48 @@ class Case:
         # Pass only leaves: records with stacked arrays would contradict the types of their fields.
         structures: dict[str, Any] = {}
 
-        def of_one(shared: Any, leaves: list[Any]) -> list[Any]:
+        def of_one(shared: Any, step: Any, leaves: list[Any]) -> list[Any]:
             given = jax.tree.unflatten(structures["given"], leaves)
 
-            def value(numbers: dict[str, Any]) -> tuple[Any, Any]:
-                moved = self.put(given, numbers)
-                seen = self.see(self.make(shared, moved), moved)
-                floats = [x for x in jax.tree.leaves(seen) if jnp.issubdtype(jnp.result_type(x), jnp.inexact)]
+            def value(arrays: dict[str, Any]) -> tuple[Any, Any]:
+                changed = replaced(given, {name: arrays[name] for name in self.moving})
+                seen = self.see(self.make(self.move(shared, arrays["numbers"]), changed), changed)
+                floats = [x for x in jax.tree.leaves(seen) if _is_float(x)]
                 return sum(jnp.sin(jnp.where(jnp.isfinite(x), x, 0)).sum() for x in floats), seen
 
-            numbers, slopes = self.moving(given), None
+            arrays, slopes = {"numbers": step} | {name: getattr(given, name) for name in self.moving}, {}
             if self.differentiable:
-                (loss, seen), slopes = jax.value_and_grad(value, has_aux=True)(numbers)
+                (loss, seen), slopes = jax.value_and_grad(value, has_aux=True)(arrays)
             else:
-                loss, seen = value(numbers)
+                loss, seen = value(arrays)
             found, structures["found"] = jax.tree.flatten(Found(seen, loss, slopes))
             return found
 
-        def of_all(shared: Any, leaves: list[Any]) -> list[Any]:
+        def of_all(shared: Any, step: Any, leaves: list[Any]) -> list[Any]:
             self.traced.append(1)
-            return jax.vmap(partial(of_one, shared))(leaves) if self.batched else of_one(shared, leaves)
+            of_given = partial(of_one, shared, step)
+            return jax.vmap(of_given)(leaves) if self.batched else of_given(leaves)
 
         return jax.jit(of_all), structures
 
-    def compiled(self, *given: Any, shared: Any = None) -> list[Found]:
+    def compiled(self, *given: Any, shared: Any = None, step: float = 0.0) -> list[Found]:
         """Compile the function under test (``make``), and return a `Found`, its result, for each input.
 
         The function is compiled once, in float64 if the case is ``exact``. ``given`` are the inputs, and
-        ``shared`` replaces the case's own `shared`.
+        ``shared`` replaces the case's own `shared`, whose numbers are moved by ``step``.
         """
         run, structures = self._run
         structures["given"] = jax.tree.structure(given[0])
         shared = self.shared if shared is None else shared
         each = [list(map(np.asarray, jax.tree.leaves(one))) for one in given]
         with double() if self.exact else nullcontext():
+            run = partial(run, shared, jnp.asarray(np.float64(step)))
             if self.batched:
                 padded = [*each, *[each[-1]] * (BATCH - len(each))]
-                stacked = run(shared, [jnp.asarray(np.stack(column)) for column in zip(*padded, strict=True)])
+                stacked = run([jnp.asarray(np.stack(column)) for column in zip(*padded, strict=True)])
                 found = list(zip(*map(np.asarray, stacked), strict=True))[: len(each)]
             else:
-                found = [list(map(np.asarray, run(shared, list(map(jnp.asarray, one))))) for one in each]
+                found = [list(map(np.asarray, run(list(map(jnp.asarray, one))))) for one in each]
         return [jax.tree.unflatten(structures["found"], leaves) for leaves in found]
 
 
@@ -228,7 +250,7 @@ def trace(case: Case) -> None:
 def padding(case: Case) -> None:
     """The result does not depend on padding, whatever numbers the padding holds."""
     for given in case.drawn:
-        (with_nan,), (with_junk,) = case.compiled(given), case.compiled(case.junk(given))
+        (with_nan,), (with_junk,) = case.compiled(given), case.compiled(_junk(given))
         assert_same(with_junk.seen, with_nan.seen, "with 1e30 in padding, and with NaN")
     (padded,) = case.compiled(case.example)
     assert_close(case.seen(case.plain), padded.seen, case.single, "without padding")
@@ -248,10 +270,15 @@ def reference(case: Case) -> None:
 def gradients(case: Case) -> None:
     """Derivatives by the input are finite, agree with finite differences, and are 0 for padding."""
     for given in case.drawn:
-        ways, numbers = case.way(given), case.moving(given)
-        moved = [case.put(given, numbers | {name: numbers[name] + _STEP * way}) for name, way in ways.items()]
-        first, *others = case.compiled(given, *moved)
+        arrays = {name: np.asarray(getattr(given, name)) for name in case.moving}
+        ways = {
+            name: np.where(np.isnan(array), 0, np.random.default_rng(0).normal(size=array.shape))
+            for name, array in arrays.items()
+        }
+        beside = [replaced(given, {name: arrays[name] + _STEP * way}) for name, way in ways.items()]
+        first, *others = case.compiled(given, *beside)
         assert_numbers(first.slopes, "derivatives by the ")
+        others, ways = [*others, *case.compiled(given, step=_STEP)], ways | {"numbers": np.ones(())}
         for other, (name, way) in zip(others, ways.items(), strict=True):
             padding = np.where(np.asarray(way) == 0, first.slopes[name], 0)
             assert_same(padding, np.zeros_like(padding), f"derivatives by the {name} of padding")

@@ -40,11 +40,6 @@ def _mapped(function: Callable[[np.ndarray], np.ndarray]) -> Callable[[Rows], Ro
     return lambda rows: replace(rows, mean=function(np.asarray(rows.mean)))
 
 
-def _way(rows: Rows) -> dict[str, Any]:
-    way = np.random.default_rng(0).normal(size=np.shape(rows.mean))
-    return {"means": np.where(used(rows)[:, None], way, 0)}
-
-
 def _shape(matrix: Any) -> tuple[np.ndarray, np.ndarray]:
     """Return R/‖R‖ and ‖R‖ for R = A − (tr A / dim)·I, by Frobenius's norm; 0 if R is only rounding."""
     matrix = np.asarray(matrix)
@@ -245,11 +240,8 @@ def check_estimator(
         make=make,
         see=lambda matrix, _: matrix,
         draw=partial(table, dim),
-        moving=lambda rows: {"means": rows.mean},
-        put=lambda rows, numbers: replace(rows, mean=numbers["means"]),
-        way=_way,
+        moving=("mean",),
         clean=_clean,
-        junk=_mapped(lambda mean: np.where(np.isnan(mean), 1e30, mean)),
         formula=None if reference is None else formula,
         about=_About(estimate, dim, unbiased_for),
     )

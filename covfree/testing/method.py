@@ -12,13 +12,14 @@ import numpy as np
 
 import covfree
 from covfree.core.linalg import Scatter
-from covfree.core.types import PRNGKey, Rows, is_traced
+from covfree.core.types import PRNGKey, Rows
 from covfree.methods.method import check_method as check_is_method
 from covfree.testing.case import (
     Case,
     assert_copied,
     gradients,
     jit,
+    moved,
     padding,
     pure,
     reference,
@@ -52,15 +53,12 @@ class MethodTask(NamedTuple):
         labels: their classes.
         clients: their clients.
         probes: [probes, dim] further features, whose scores are compared.
-        step: where derivatives by the method's hyperparameters are taken, a multiple of this number is added
-            to each of them.
     """
 
     features: Any
     labels: Any
     clients: Any
     probes: Any
-    step: Any = np.float64(0)
 
     @property
     def federation(self) -> SmallFederation:
@@ -78,7 +76,7 @@ class MethodTask(NamedTuple):
 
     def of(self, federation: SmallFederation) -> MethodTask:
         """Return this task with the examples of ``federation`` in place of its own."""
-        return MethodTask(*federation, self.probes, self.step)
+        return MethodTask(*federation, self.probes)
 
 
 @dataclass(frozen=True)
@@ -93,19 +91,7 @@ class _About:
         return {name: self.example.of(case) for name, case in cases.items()}
 
     def fit(self, method: Any, task: MethodTask) -> Any:
-        """Fit a head to the examples of ``task`` by ``method``.
-
-        Where derivatives by the method's hyperparameters are taken, ``task.step`` is traced: multiples of it
-        are then added to those hyperparameters that are floats.
-        """
-        leaves, structure = jax.tree.flatten(method.params)
-        speeds = np.linspace(1, 0.5, max(len(leaves), 1))
-        moved = [
-            leaf + task.step * speed if jnp.issubdtype(jnp.result_type(leaf), jnp.inexact) else leaf
-            for leaf, speed in zip(leaves, speeds, strict=False)
-        ]
-        if is_traced(task.step):
-            method = replace(method, params=jax.tree.unflatten(structure, moved))
+        """Fit a head to the examples of ``task`` by ``method``."""
         return covfree.fit(method, *task[:3], num_classes=CLASSES, key=self.key)
 
 
@@ -124,8 +110,8 @@ def vmap(case: Case) -> None:
     task = single(case.plain)
 
     def scores(features: Any, step: Any) -> Any:
-        moved = task._replace(features=features, step=step)
-        return case.see(case.make(case.shared, moved), moved)
+        own = task._replace(features=features)
+        return case.see(case.make(case.move(case.shared, step), own), own)
 
     # Only trace the function: compiling it would take as long as all other laws.
     swept = jax.eval_shape(jax.vmap(scores), np.stack([task.features] * 2), np.zeros(2, np.float32))
@@ -173,7 +159,7 @@ def messages(case: Case) -> None:
     """The head from clients' collected messages equals the head that ``fit`` gives for all clients."""
     if case.shared.message_rounds < len(case.shared.rounds):
         return  # clients send sums in rounds
-    features, labels, clients, probes, _ = single(case.plain)
+    features, labels, clients, probes = single(case.plain)
     sent = {}
     for client in np.unique(clients):
         mine = clients == client
@@ -300,18 +286,11 @@ def check_method(
         exclude.setdefault("gradients", "derivatives take what the rule chose as given")
     differentiable = "gradients" not in exclude
 
-    def way(task: MethodTask) -> dict[str, Any]:
-        away = np.random.default_rng(0).normal(size=task.features.shape)
-        return {"numbers": np.float64(1), "features": np.where(task.federation.kept[:, None], away, 0)}
-
     def draw(seed: int = 0, absent: int = 3) -> MethodTask:
         examples = federation(dim, seed, absent, offset=(0.0, 1.0, -3.0, 0.0)[seed])
         # A reference that draws random numbers must draw the method's. It gets no padding, so the method's
         # padding must come last, after all examples.
         return MethodTask(*(examples if seed == 2 and reference is None else examples.padded_last), probes)
-
-    def junk(task: MethodTask) -> MethodTask:
-        return task._replace(features=np.where(task.federation.kept[:, None], task.features, 1e30))
 
     def formula(task: MethodTask) -> Any:
         assert reference is not None
@@ -323,11 +302,9 @@ def check_method(
         make=about.fit,
         see=lambda head, task: head(task.probes),
         draw=draw,
-        moving=lambda task: {"numbers": task.step, "features": task.features},
-        put=lambda task, to: task._replace(step=to["numbers"], features=to["features"]),
-        way=way,
+        moving=("features",),
+        move=lambda method, step: replace(method, params=moved(method.params, step)),
         clean=_clean,
-        junk=junk,
         formula=None if reference is None else formula,
         to=centred,
         tolerance=tolerance,

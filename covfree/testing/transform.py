@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from covfree.core.types import Rows, is_traced
+from covfree.core.types import Rows
 from covfree.protocol.messages import select_rows
 from covfree.testing.case import Case, assert_copied, jit, pure, single, trace
 from covfree.testing.federations import table, used
@@ -24,14 +24,10 @@ _DRAWS, _ERRORS = 4096, 6
 
 
 class GivenRows(NamedTuple):
-    """The input of a check: rows that the transform gets, and the seed of its PRNG key.
-
-    ``step`` is added to each float of the transform, so that derivatives by these floats can be taken.
-    """
+    """The input of a check: rows that the transform gets, and the seed of its PRNG key."""
 
     rows: Rows
     seed: Any = np.int32(0)
-    step: Any = np.float32(0)
 
 
 @dataclass(frozen=True)
@@ -41,13 +37,6 @@ class _About:
 
 
 def _make(transform: Any, given: GivenRows) -> Rows:
-    def moved(leaf: Any) -> Any:
-        if not jnp.issubdtype(jnp.result_type(leaf), jnp.inexact):
-            return leaf
-        return leaf + given.step
-
-    if is_traced(given.step):
-        transform = jax.tree.map(moved, transform)
     rows = jax.tree.map(jnp.asarray, single(given.rows))
     return transform(rows, key=jax.random.key(given.seed))
 
@@ -219,9 +208,6 @@ def check_transform(
         make=_make,
         see=see,
         draw=draw,
-        moving=lambda given: {"numbers": given.step},
-        put=lambda given, numbers: given._replace(step=numbers["numbers"]),
-        way=lambda given: {},
         exact=False,  # random draws in float64 differ from those in float32
         about=_About(unbiased_for, reference),
     )
