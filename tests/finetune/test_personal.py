@@ -26,6 +26,10 @@ RATE, STEPS = 0.1, 3
 WHOLE = {"client": RATE, "steps": STEPS, "batch_size": 9}
 
 
+def ran(algorithm, rounds=1, **options):
+    return run(algorithm, FEATURES, LABELS, CLIENTS, key=KEY, rounds=rounds, **options)
+
+
 def of(k):
     return FEATURES[k == CLIENTS].astype(float), LABELS[k == CLIENTS]
 
@@ -77,7 +81,7 @@ def same(model, parameters):
 
 
 def test_local_training_is_a_loop_for_each_client():
-    done = run(ft.local_only(ft.linear_model(HEAD), **WHOLE), FEATURES, LABELS, CLIENTS, key=KEY, rounds=1)
+    done = ran(ft.local_only(ft.linear_model(HEAD), **WHOLE))
     for k in range(4):
         weight, bias = linear_loop(*of(k))
         head = done.result.result(k)
@@ -92,7 +96,7 @@ def test_clients_that_are_not_drawn_keep_their_models_and_their_place_in_the_sch
 
     algorithm = ft.local_only(ft.linear_model(HEAD), **WHOLE, schedule=schedule)
     drawn = np.array([[0, 1], [0, 2]])
-    done = run(algorithm, FEATURES, LABELS, CLIENTS, key=KEY, rounds=2, participation=drawn)
+    done = ran(algorithm, 2, participation=drawn)
     for k in range(3):
         # Whoever came twice has not moved the second time; whoever came late has its first round then.
         np.testing.assert_allclose(done.result.result(k).weight, linear_loop(*of(k))[0], rtol=1e-5, atol=1e-6)
@@ -101,15 +105,15 @@ def test_clients_that_are_not_drawn_keep_their_models_and_their_place_in_the_sch
 
 
 def test_fedavg_then_local_training():
-    average = run(ft.fedavg(ft.linear_model(HEAD), **WHOLE), FEATURES, LABELS, CLIENTS, key=KEY, rounds=2)
+    average = ran(ft.fedavg(ft.linear_model(HEAD), **WHOLE), 2)
     tuned = ft.local_only(ft.linear_model(average.result), 0.0, epochs=1)
-    done = run(tuned, FEATURES, LABELS, CLIENTS, key=KEY, rounds=1)
+    done = ran(tuned)
     np.testing.assert_array_equal(done.result.result(2).weight, average.result.weight)
 
 
 def test_an_adapter_predicts_what_the_head_does_and_goes_on_where_it_was():
     np.testing.assert_array_equal(ADAPTED(FEATURES), HEAD(FEATURES))
-    done = run(ft.fedavg(ADAPTED, **WHOLE), FEATURES, LABELS, CLIENTS, key=KEY, rounds=1)
+    done = ran(ft.fedavg(ADAPTED, **WHOLE))
     assert np.abs(np.asarray(done.result(FEATURES)) - HEAD(FEATURES)).max() > 1e-3
     np.testing.assert_array_equal(ft.adapter_model(done.result)(FEATURES), done.result(FEATURES))
 
@@ -118,7 +122,7 @@ def test_fedcgs_is_equation_12_with_the_count_inside():
     strength = 0.05
     prototypes = ft.Prototypes(MEANS.astype(np.float32), COUNTS)
     algorithm = ft.fedcgs_personal(ADAPTED, prototypes, strength, **WHOLE)
-    done = run(algorithm, FEATURES, LABELS, CLIENTS, key=KEY, rounds=1, place=Placement(width=2))
+    done = ran(algorithm, place=Placement(width=2))
     for k in range(4):
         x, y = of(k)
         # λ Σ_j (1/N_ij) Σ_{y = j}: each example of class j counts 1/N_ij.
@@ -130,15 +134,7 @@ def test_fedcgs_is_equation_12_with_the_count_inside():
 def test_fedproto_averages_class_means_over_their_holders():
     strength = 0.05
     algorithm = ft.fedproto(ADAPTED, 4, 4, strength, **WHOLE)
-    done = run(
-        algorithm,
-        FEATURES,
-        LABELS,
-        CLIENTS,
-        key=KEY,
-        rounds=2,
-        participation=np.array([[0, 1, 2, 3], [0, 1, 3, -1]]),
-    )
+    done = ran(algorithm, 2, participation=np.array([[0, 1, 2, 3], [0, 1, 3, -1]]))
     models = [first()] * 4
     prototypes, known = np.zeros((4, 4)), np.zeros(4, bool)
     for who in ([0, 1, 2, 3], [0, 1, 3]):
@@ -159,7 +155,7 @@ def test_fedproto_averages_class_means_over_their_holders():
 
 
 def test_oll_trains_over_own_classes():
-    done = run(ft.oll(ft.linear_model(HEAD), **WHOLE), FEATURES, LABELS, CLIENTS, key=KEY, rounds=1)
+    done = ran(ft.oll(ft.linear_model(HEAD), **WHOLE))
     own = ft.client_classes(LABELS, CLIENTS, num_classes=4)
     assert own.sum(1).tolist() == [len(np.unique(LABELS[k == CLIENTS])) for k in range(4)]
     ends = [linear_loop(*of(k), own[k])[0] for k in range(4)]
@@ -171,7 +167,7 @@ def test_oll_trains_over_own_classes():
 
 
 def test_accuracy_of_each_client():
-    models = run(ft.local_only(ft.linear_model(HEAD), **WHOLE), FEATURES, LABELS, CLIENTS, key=KEY, rounds=1)
+    models = ran(ft.local_only(ft.linear_model(HEAD), **WHOLE))
     order = np.random.default_rng(1).permutation(23)
     labels = np.where(order == 5, -1, LABELS[order])
     clients = np.where(order == 6, -1, CLIENTS[order])
@@ -193,8 +189,9 @@ def test_accuracy_of_each_client():
 
 
 def test_metrics_of_each_client():
-    done = run(ft.local_only(ft.linear_model(HEAD), 0.1, batch_size=4), FEATURES, LABELS, CLIENTS, key=KEY,
-               rounds=1, participation=np.array([[3, 1, -1]]), each_client=True)  # fmt: skip
+    algorithm = ft.local_only(ft.linear_model(HEAD), 0.1, batch_size=4)
+    how = {"participation": np.array([[3, 1, -1]]), "each_client": True}
+    done = ran(algorithm, **how)
     each = done.history[0]["each_client"]
     assert each["client"] == [1, 3]
     assert each["examples"] == [9, 5]
@@ -202,8 +199,7 @@ def test_metrics_of_each_client():
     assert done.history[0]["loss"] == pytest.approx(np.average(each["loss"], weights=[9, 5]))
     # A client without examples has no loss, which is not one of 0; the mean is over the others.
     without = np.where(CLIENTS == 1, -1, CLIENTS)
-    done = run(ft.local_only(ft.linear_model(HEAD), 0.1, batch_size=4), FEATURES, LABELS, without, key=KEY,
-               rounds=1, participation=np.array([[3, 1, -1]]), each_client=True)  # fmt: skip
+    done = run(algorithm, FEATURES, LABELS, without, key=KEY, rounds=1, **how)
     empty = done.history[0]["each_client"]
     assert (empty["examples"], empty["steps"]) == ([0, 5], [0, 2])
     np.testing.assert_array_equal(empty["loss"], [np.nan, each["loss"][1]])
@@ -229,14 +225,14 @@ def test_what_does_not_fit_is_refused(untyped):
     with pytest.raises(TypeError, match=r"prototypes: expected covfree\.finetune\.Prototypes.*got ndarray"):
         ft.fedcgs_personal(ADAPTED, MEANS)
     with pytest.raises(ValueError, match="client: expected a number from 0 to 3, got 4"):
-        run(ft.local_only(model), FEATURES, LABELS, CLIENTS, key=KEY, rounds=1).result.of(4)
+        ran(ft.local_only(model)).result.of(4)
     few = ft.Prototypes(MEANS[:3], COUNTS[:3])
     for make in (lambda: ft.fedcgs_personal(ADAPTED, few), lambda: ft.fedproto(ADAPTED, 3, 4)):
         with pytest.raises(ValueError, match=r"prototypes: expected 4, one for each .* got 3"):
             make()
     narrow = ft.fedcgs_personal(ADAPTED, ft.Prototypes(MEANS[:, :1], COUNTS))
     with pytest.raises(ValueError, match=r"prototypes: expected 4 numbers each, .* got 1"):
-        run(narrow, FEATURES, LABELS, CLIENTS, key=KEY, rounds=1)
+        ran(narrow)
     with pytest.raises(TypeError, match="head: expected a linear head"):
         ft.adapter_model(3.0)
     with pytest.raises(TypeError, match="key: expected a PRNG key"):
