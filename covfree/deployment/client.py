@@ -128,15 +128,16 @@ class Client(Machine):
             return self._answer
         if expires is not None and self._now() > expires:
             raise Refused(f"expired: round {turn} was to close {self._now() - expires:.0f} s ago", SERVER)
+        reply = self._reply(about)
         if turn == self.turn:
             # The round was opened again: send the same content with the new opening's nonce.
             opened = unseal(self._answer, self.description.sites)
             content, kept = opened.arrays, self._kept
+            reply["examples"] = opened.about["examples"]
         elif self.description.sums is None:
             content, kept = self._upload(turn, about, arrays)
         else:
             content, kept = self._step(turn, about, arrays)
-        reply = self._reply(about)
         self._keep(reply, seal(self._key, reply, content), kept)
         return self._answer
 

@@ -282,7 +282,9 @@ class Server(Standing):
 
     def _read(self, site: str) -> Arrays:
         """Return the upload in a site's stored answer to the open round."""
-        return unseal(self._file(site).read_bytes(), self.description.sites).arrays
+        arrays = unseal(self._file(site).read_bytes(), self.description.sites).arrays
+        self._plain.check(arrays, self._expected())
+        return arrays
 
     def _expected(self) -> Parts:
         if self._form is None:
@@ -306,7 +308,7 @@ class Server(Standing):
         if site in self.taken:
             same = self._file(site).read_bytes() == data
             raise Refused("doubled: the same message again" if same else "doubled: the first counts", site)
-        if opened.about.get("nonce") != self._asked["nonce"]:
+        if about.get("nonce") != self._asked["nonce"]:
             raise Refused("late: it answers an earlier opening of this round", site)
         if self.is_over:
             raise Refused("expired: the round was to close before it came", site)

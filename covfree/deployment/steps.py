@@ -24,7 +24,7 @@ from covfree.rounds.adding import Parts
 from covfree.rounds.algorithm import Algorithm
 from covfree.rounds.from_method import Sent
 
-# A client's upload, as the arrays of its message by name: `sum.0`, …, which the server adds over clients, and
+# The arrays of a message by name. A client's upload has `sum.0`, …, which the server adds over clients, and
 # `table.0.0`, …, the columns of tables, with one entry for each row, without padding.
 Arrays: TypeAlias = Mapping[str, np.ndarray]
 

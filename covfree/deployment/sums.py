@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from typing import Any
@@ -11,11 +11,11 @@ import numpy as np
 
 from covfree import secure
 from covfree.core.checks import check_positive
+from covfree.deployment.steps import Arrays
 from covfree.secure import STEPS, Advert, Agreed, Opened, Sealed, Session
 from covfree.secure.shamir import SHARE
 from covfree.secure.words import Words
 
-Arrays = Mapping[str, np.ndarray]
 # The tables in messages: for each, its columns of integers, and the widths of the parts of a row's bytes. A
 # box has two shares and the cipher's tag.
 _TABLES = {

@@ -6,10 +6,10 @@ import shutil
 
 import numpy as np
 import pytest
-from machines import SIZES, Machines, assert_equal, check_kills, finish, simulated
+from machines import SIZES, Machines, assert_equal, check_kills, examples, finish, simulated
 from variants import slow
 
-from covfree.deployment import Refused, TooFew
+from covfree.deployment import Client, Refused, TooFew
 from covfree.deployment.envelope import seal, unseal
 
 # A number in place of the automatic rule, which takes long to compile: FedCOF has that.
@@ -157,3 +157,16 @@ def test_bad_mail_is_set_aside_and_named(tmp_path):
             Refused, match=r"federation: expected \w+…, got \w+…; weights: expected 5793\w+…, got 81b6"
         ):
             rome.answer(second)
+
+
+def test_a_round_that_is_opened_again_gets_the_same_answer_whatever_data_the_site_has_now(tmp_path):
+    with Machines(tmp_path, REFINED, deadline=60) as machines:
+        own, server = machines.description, machines.server()
+        first = unseal(machines.client("oslo").answer(server.open()), own.sites)
+        machines.kill("oslo")
+        machines.now.seconds += 61
+        fewer = (each[:9] for each in examples("oslo"))
+        with Client(own, "oslo", tmp_path / "oslo", machines.key("oslo"), *fewer, now=machines.now) as client:
+            again = unseal(client.answer(server.open()), own.sites)
+        assert (first.about["examples"], again.about["examples"]) == (64, 64)
+        assert_equal(first.arrays, again.arrays)
