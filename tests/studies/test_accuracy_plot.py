@@ -1,5 +1,6 @@
 """The picture of accuracy against bytes: everything can be read, whatever the results are."""
 
+import json
 from dataclasses import replace
 from functools import cache
 from math import nan
@@ -7,6 +8,7 @@ from math import nan
 import drawn
 import numpy as np
 import pytest
+from pages import ROOT
 
 import covfree
 from covfree import methods
@@ -228,6 +230,29 @@ def test_labels_are_nearest_to_their_own_points_and_apart_from_each_other():
     across, up = np.moveaxis(np.abs(centres[:, None] - centres) - (sizes[:, None] + sizes) / 2, -1, 0)
     others = ~np.eye(len(points), dtype=bool)
     assert ((up > 0) | (across >= 8))[others].all()
+
+
+@pytest.mark.slow
+def test_few_lines_pass_through_labels_of_thirty_methods(monkeypatch):
+    """Results on Caltech-101: most methods are at its upper edge, beside each other."""
+    kept = json.loads((ROOT / "experiments/methods-caltech101/results.json").read_text(encoding="utf-8"))
+    found = []
+    for one in kept["results"]:
+        accuracies, sizes = [run["accuracy"] for run in one["runs"]], (one["bytes_up"], one["bytes_down"])
+        found.append(result(one["method"], accuracies, sizes[0], down=sizes[1], title=one["title"]))
+    through = []
+
+    def placed(points, sizes, marks, bounds):
+        centres, ends = place_labels(points, sizes, marks, bounds)
+        along = points + np.linspace(0, 1, 200)[:, None, None] * (ends - points)
+        inside = (np.abs(along[:, :, None] - centres) < sizes / 2 - 1).all(-1).any(0)
+        through.append(int((inside & ~np.eye(len(points), dtype=bool)).sum()))
+        return centres, ends
+
+    monkeypatch.setattr("covfree.studies.plots.accuracy.place_labels", placed)
+    with figures.style():
+        draw("caltech101", found)
+    assert through[0] <= 2
 
 
 def test_no_line_passes_through_the_labels_of_points_in_a_row():

@@ -13,11 +13,11 @@ _GAP = 1.2  # gap between any two boxes
 _DASH = 5.0  # gap between marks that are moved apart sideways; the line to a mark's true place shows in it
 _SPACE = 9.0  # gap between texts side by side, which would otherwise read as one line
 _OWN = 5.0  # a label should be this much nearer to its own point than to any other
-_ANGLES = np.linspace(0, 2 * np.pi, 24, endpoint=False)
-_NEAREST = 300  # number of candidate places per label
+_ANGLES = np.linspace(0, 2 * np.pi, 36, endpoint=False)
+_NEAREST = 500  # number of candidate places per label
 _SWEEPS, _ORDERS = 3, 16
 # Costs, in points of line length: labels that overlap, a line through a label or mark, lines that cross.
-_COVER, _THROUGH, _CROSS = 1e4, 400.0, 100.0
+_COVER, _THROUGH, _CROSS = 1e4, 800.0, 150.0
 # Costs of texts that run together, and, per point of distance, of a label too near to another point.
 _BESIDE, _NEARER = 200.0, 6.0
 
