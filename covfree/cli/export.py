@@ -13,6 +13,7 @@ from covfree.backbones.hub import find_weights
 from covfree.cli.options import WEIGHTS, check_file
 from covfree.studies.export import export_linear, export_onnx
 from covfree.studies.extraction import backbone_of
+from covfree.studies.names import of_options
 from covfree.studies.progress import say
 
 
@@ -54,7 +55,7 @@ def export_command(
         export_linear(saved, to, out)
         say(f"wrote {out}: weight [{saved.num_classes}, {saved.dim}] and bias")
         return
-    try:
+    with of_options("head", "out", "output", network="backbone"):
         if network is None:
             most, largest = export_onnx(saved, out, output=output)
         elif network.endswith(".onnx"):
@@ -66,8 +67,6 @@ def export_command(
             chosen = backbone(name)
             params = chosen.load(find_weights(weights, BACKBONES[name]).path)
             most, largest = export_onnx(saved, out, network=chosen, params=params)
-    except TypeError as error:
-        raise ValueError(f"--{error}") from error
     say(
         f"wrote {out}; scores of onnxruntime and covfree differ by at most {most:.2g}, the largest "
         f"score is {largest:.3g}"

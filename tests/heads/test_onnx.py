@@ -117,8 +117,8 @@ def test_behind_a_network(tmp_path, capsys):
     assert run([*command, "--output", "pooled", "--out", f"{tmp_path}/no.onnx"]) == 2
     assert run([*command, "--output", "logits", "--out", f"{tmp_path}/no.onnx"]) == 2
     err = capsys.readouterr().err
-    assert "network: expected a free batch size" in err
-    assert "output: expected one of shares of net.onnx, got 'logits'" in err
+    assert "--backbone: expected a free batch size" in err
+    assert "--output: expected one of shares of net.onnx, got 'logits'" in err
     assert not (tmp_path / "no.onnx").exists()
 
 

@@ -30,6 +30,14 @@ class Result(NamedTuple):
     err: str
 
 
+@pytest.fixture(autouse=True)
+def cache(tmp_path_factory, monkeypatch):
+    """Features in a cache of the tests' own, which they share."""
+    folder = tmp_path_factory.getbasetemp() / "cache"
+    monkeypatch.setenv("COVFREE_CACHE", str(folder))
+    return folder
+
+
 @pytest.fixture
 def experiments(capfd):
     """Runs ``python -m experiments`` in process."""

@@ -20,14 +20,6 @@ NAME = "squeezenet1_1"
 SMALL = ("--set", "seeds=1", "--set", "pixels=40")
 
 
-@pytest.fixture(autouse=True)
-def cache(tmp_path_factory, monkeypatch):
-    """Features in a cache of the tests' own, which they share."""
-    folder = tmp_path_factory.getbasetemp() / "cache"
-    monkeypatch.setenv("COVFREE_CACHE", str(folder))
-    return folder
-
-
 def fedncm(data: FeatureSet) -> float:
     """Accuracy of unit class means, in percent, in NumPy."""
     labels = np.unique(data.train_labels)

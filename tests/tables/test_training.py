@@ -19,14 +19,6 @@ from baselines.cnn import Pretrained, applied  # isort: skip
 pytestmark = pytest.mark.slow
 
 
-@pytest.fixture(autouse=True)
-def cache(tmp_path_factory, monkeypatch):
-    """Features in a cache of the tests' own, which they share."""
-    folder = tmp_path_factory.getbasetemp() / "cache"
-    monkeypatch.setenv("COVFREE_CACHE", str(folder))
-    return folder
-
-
 @pytest.fixture
 def run(experiments, data_dir, small_networks, tmp_path):
     """Runs the cells that are meant with data and weights, and settings in place of the paper's."""
