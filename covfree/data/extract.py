@@ -153,14 +153,7 @@ def extract_features(
                 yield computed(*under_way)
 
     return keep(
-        images,
-        {"images": images.fingerprint, **extractor.key, "dtype": dtype},
-        compute,
-        out=out,
-        num_features=extractor.num_features,
-        dtype=dtype,
-        on_damaged=on_damaged,
-        progress=progress,
+        images, "images", extractor, compute, out=out, dtype=dtype, on_damaged=on_damaged, progress=progress
     )
 
 
@@ -245,15 +238,7 @@ def encode_texts(
         for first in range(start, len(texts), most):
             yield extractor(texts.texts[first : first + most]), {}
 
-    return keep(
-        texts,
-        {"texts": texts.fingerprint, **extractor.key, "dtype": dtype},
-        compute,
-        out=out,
-        num_features=extractor.num_features,
-        dtype=dtype,
-        progress=progress,
-    )
+    return keep(texts, "texts", extractor, compute, out=out, dtype=dtype, progress=progress)
 
 
 def _of_encoder(encoder: SentenceEncoder, batch_size: int) -> Extractor:

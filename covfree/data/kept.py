@@ -18,10 +18,13 @@ from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
+from covfree.backbones.extractors import Extractor
 from covfree.core.atomic import replacing
 from covfree.data.dataset import StrPath
 from covfree.data.feature_file import differences, locked, read_feature_file, rewrite, write_file
+from covfree.data.image_set import ImageSet
 from covfree.data.labelled import LabelledSet, few
+from covfree.data.texts import TextSet
 
 # A callback that gets the number of finished examples and the number of all examples.
 Progress = Callable[[int, int], None]
@@ -44,12 +47,12 @@ class Extracted(NamedTuple):
 
 
 def keep(
-    examples: LabelledSet,
-    key: Mapping[str, Any],
+    examples: ImageSet | TextSet,
+    kind: str,
+    extractor: Extractor,
     compute: Callable[[int], Pieces],
     *,
     out: StrPath,
-    num_features: int,
     dtype: str,
     on_damaged: str = "stop",
     progress: Progress | None = None,
@@ -57,20 +60,21 @@ def keep(
     """Write the features of ``examples`` to the file ``out``; return an `Extracted`, which names the file.
 
     A finished file is reused, and an unfinished one is continued. ``compute(start)`` yields the features of
-    the examples from number ``start`` on. The file also gets the labels, clients and split of ``examples``.
-    ``key`` says what the features are computed from, see `FeatureWriter`.
+    the examples from number ``start`` on. The file also gets the labels, clients and split of ``examples``;
+    its key has a hash of them under ``kind``, "images" or "texts".
 
     Raises:
-        ValueError: if a finished file does not fit ``key`` or ``examples``, if no example could be read,
-            or if examples are left out and ``on_damaged`` is "stop".
+        ValueError: if a finished file is of other ``examples``, another ``extractor`` or ``dtype``, if no
+            example could be read, or if examples are left out and ``on_damaged`` is "stop".
     """
     path, total = Path(out), len(examples)
+    key = {kind: examples.fingerprint, **extractor.key, "dtype": dtype}
     tell = progress or (lambda done, total: None)
     if path.exists():
         tell(total, total)
         return Extracted(path, 0, _reuse(path, key, examples, on_damaged))
-    sizes: Any = {"num_features": num_features, "dtype": dtype}
-    with FeatureWriter(path, key, **sizes, identities=examples.identities or ()) as writer:
+    identities, size = examples.identities or (), extractor.num_features
+    with FeatureWriter(path, key, num_features=size, dtype=dtype, identities=identities) as writer:
         begun = writer.done
         _check_skipped(f"{path}.partial", [examples.ids[i] for i in writer.skipped], on_damaged)
         tell(begun, total)
