@@ -7,7 +7,6 @@ from collections.abc import Callable, Mapping
 from os import PathLike
 from typing import Any, NamedTuple
 
-import jax
 import numpy as np
 
 from covfree import secure
@@ -18,7 +17,7 @@ from covfree.deployment.description import Description
 from covfree.deployment.differences import differences
 from covfree.deployment.door import Left, check_federation
 from covfree.deployment.envelope import SERVER, Refused, Unsealed, check_own, seal, unseal, write
-from covfree.deployment.machine import Machine, unflattened
+from covfree.deployment.machine import Machine, flattened, unflattened
 from covfree.deployment.steps import Arrays
 from covfree.deployment.sums import answer
 from covfree.rounds.algorithm import Algorithm
@@ -234,11 +233,7 @@ class Client(Machine):
 
     def _keep(self, reply: Mapping[str, Any], answer: bytes, kept: _Kept) -> None:
         """Write an answer, its metadata ``reply`` and the state after it to one file, replaced atomically."""
-        arrays = {
-            f"{name}.{i}": np.asarray(leaf)
-            for name, tree in (("before", kept.before), ("after", kept.after))
-            for i, leaf in enumerate(jax.tree.leaves(tree))
-        }
+        arrays = flattened(kept.before, "before") | flattened(kept.after, "after")
         arrays |= {"answer": np.frombuffer(answer, np.uint8), "secret": np.frombuffer(kept.secret, np.uint8)}
         arrays["came"] = np.asarray(kept.came, np.int32)
         about = {**reply, "kind": "kept", "computed": kept.turn, "gone": kept.gone}

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Collection
 from contextlib import suppress
 from datetime import datetime
+from functools import cache
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -321,13 +322,14 @@ def join(
         TooFew: if no broadcast came for ``wait`` seconds.
         Stopped: if the server stopped before there was a result; call again once the server is resumed.
     """
-    heard, seen, told = time.monotonic(), dict[str, tuple[int, int, int]](), set[str]()
+    heard, seen = time.monotonic(), dict[str, tuple[int, int, int]]()
+    tell = cache(say)  # says each text once
     while True:
         if folder.end.exists():
             try:
                 return client.finish(folder.read(folder.end))
             except (Refused, OSError) as error:
-                _tell(f"{folder.end.name}: {error}", told, say)
+                tell(f"{folder.end.name}: {error}")
         folder.check_stop()
         # Answer the latest round first: once it is answered, earlier ones are over.
         for path in reversed(_new(folder.path / "asks", seen)):
@@ -337,13 +339,13 @@ def join(
                 file = folder.answers(error.turn) / f"{client.site}{SUFFIX}"
                 if _answers(folder, file, error):
                     text = f"; the answer in {file} stays: another process with another --state made it"
-                    _tell(f"{error}{text}", told, say)
+                    tell(f"{error}{text}")
                 else:
                     folder.put(file, error.answer)
-                    _tell(str(error), told, say)
+                    tell(str(error))
                 break  # earlier rounds are over
             except Refused as error:
-                _tell(f"a broadcast was refused: {error}", told, say)
+                tell(f"a broadcast was refused: {error}")
                 continue
             except OSError:  # try again at the next check
                 del seen[str(path)]
@@ -367,13 +369,6 @@ def _answers(folder: Folder, file: Path, error: Left) -> bool:
         found = unseal(folder.read(file), sites).about
         return "left" not in found and {**found, "left": True} == unseal(error.answer, sites).about
     return False
-
-
-def _tell(text: str, told: set[str], say: Say) -> None:
-    """Call ``say`` with a text and add it to ``told``; do nothing if ``told`` has it already."""
-    if text not in told:
-        told.add(text)
-        say(text)
 
 
 def clock(seconds: float) -> str:

@@ -125,8 +125,13 @@ def check_folder(folder: Path, description: Description, name: str) -> None:
         )
 
 
+def flattened(tree: Any, name: str) -> dict[str, np.ndarray]:
+    """Return a pytree's leaves as a message's arrays ``name.0``, ``name.1``, …."""
+    return {f"{name}.{i}": np.asarray(leaf) for i, leaf in enumerate(jax.tree.leaves(tree))}
+
+
 def unflattened(like: Any, arrays: Mapping[str, np.ndarray], name: str) -> Any:
-    """Build a pytree with the structure of ``like`` from a message's arrays ``name.0``, ``name.1``, ….
+    """Build a pytree with the structure of ``like`` from the arrays of `flattened`.
 
     Raises:
         Unlike: if an array is missing, or has another shape or data type.

@@ -15,6 +15,7 @@ from covfree.core.types import Message
 from covfree.deployment.description import Description
 from covfree.deployment.door import Receipt, TooFew, check_federation, judge, stopping
 from covfree.deployment.envelope import SERVER, Refused, Unsealed, public_key, seal, unseal, write
+from covfree.deployment.machine import flattened
 from covfree.deployment.standing import Standing
 from covfree.deployment.steps import Arrays, Steps
 from covfree.deployment.sums import Sums
@@ -81,8 +82,7 @@ class Server(Standing):
         about = self._about("ask", None if limit is None else self._now() + limit)
         arrays = dict[str, Any]()
         if self._step in ("answer", "mask"):
-            leaves = jax.tree.leaves(self._steps.broadcast(self._state))
-            arrays = {f"sent.{i}": np.asarray(leaf) for i, leaf in enumerate(leaves)}
+            arrays = flattened(self._steps.broadcast(self._state), "sent")
         if self.description.sums is not None:
             sums = self._round_sums()
             arrays, about = arrays | sums.asks(self._step), {**about, "words": sums.session.size}
@@ -207,9 +207,8 @@ class Server(Standing):
         history = [*self.history, record]
         # Write one file, replaced atomically: once it is there, the round is closed.
         about = {**self._about("state", None), "turn": turn, "items": items, "history": history}
-        arrays = {f"state.{i}": np.asarray(leaf) for i, leaf in enumerate(jax.tree.leaves(state))}
-        about |= {"stopped": stopped}
-        write(self._path, seal(self._key, about, arrays | {"counted": counted}))
+        about["stopped"] = stopped
+        write(self._path, seal(self._key, about, flattened(state, "state") | {"counted": counted}))
         self._state, self.turn, self._counted, self._items = state, turn, counted, items
         self.history, self.stopped = history, stopped
         self._asked, self.taken, self._left = None, {}, set()
