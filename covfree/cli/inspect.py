@@ -53,7 +53,7 @@ def partition_command(
     data, federation, owners = _divided(dataset, test_file, clients, partition, alpha, seed)
     make_folder(out, "partition")
     statistics = partition_statistics(data.train_labels, owners, data.num_classes)
-    print(statistics.as_table())
+    print(statistics)
     if out is not None:
         figure = plot_partition(statistics, title=f"{data.name}, {law_of(data, federation)}, seed {seed}")
         picture, *_ = figures.save_all(figure, out / "partition.png")

@@ -15,7 +15,7 @@ def test_prints_the_statistics(cli):
     assert outcome.err == ""
     labels = load_digits(seed=2).train_labels
     clients = inner_dirichlet(labels, 8, 0.3, seed=2)
-    assert outcome.out.rstrip("\n") == partition_statistics(labels, clients, 10).as_table()
+    assert outcome.out.rstrip("\n") == str(partition_statistics(labels, clients, 10))
     pairs = {(k, y) for k, y in zip(clients.tolist(), labels.tolist(), strict=True)}
     assert f"client-class pairs: {len(pairs)} " in outcome.out
     assert "1,201 examples, 10 classes, 8 clients" in outcome.out

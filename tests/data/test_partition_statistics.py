@@ -37,7 +37,7 @@ def test_against_a_table(examples, more):
     for client, counts in enumerate(table):
         p = counts[counts > 0] / max(counts.sum(), 1)
         assert statistics.label_entropy[client] == pytest.approx(-(p * np.log2(p)).sum(), abs=1e-12)
-    assert f"{statistics.num_pairs:,}" in statistics.as_table()
+    assert f"{statistics.num_pairs:,}" in str(statistics)
 
 
 def test_numbers_by_default():

@@ -59,7 +59,7 @@ class PartitionStatistics:
         """The number of clients without an example."""
         return int((self.sizes == 0).sum())
 
-    def as_table(self) -> str:
+    def __str__(self) -> str:
         """Return the statistics as a few lines of plain text."""
         rows = [
             ("examples per client", self.sizes, "d"),
@@ -83,9 +83,6 @@ class PartitionStatistics:
             f"classes on one client: {lonely:,}; on none: {absent:,}",
         ]
         return "\n".join(lines)
-
-    def __str__(self) -> str:
-        return self.as_table()
 
 
 def partition_statistics(

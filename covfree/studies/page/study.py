@@ -117,7 +117,7 @@ def _place(
         "grid": _with_gap(order, 2 if trained else 1),
         "pictures": [
             _curves(results, first.num_classes) if trained else _points(results, bytes_name, prefix),
-            _picture(spread, shown.as_table(), drawn),
+            _picture(spread, str(shown), drawn),
         ],
         "details": [detail(*each, partitions, names) for each in zip(titles, predictions, strict=True)],
         "classes": class_by_class(titles, predictions, names),
