@@ -205,8 +205,8 @@ class Study:
                     except Exception as error:
                         # A user's own method may fail in any way.
                         way = self.methods[cell.method]
-                        own = isinstance(way, Variant) and is_own(cell.method)
-                        if cell.method not in prints or not (own or isinstance(error, FAILURES)):
+                        users = isinstance(way, Variant) and is_own(cell.method)
+                        if cell.method not in prints or not (users or isinstance(error, FAILURES)):
                             raise
                         self.failed[cell] = failure(error)
                         continue

@@ -3,6 +3,7 @@
 import json
 import re
 import shlex
+from html import unescape
 from xml.etree.ElementTree import fromstring
 
 import browser
@@ -146,7 +147,7 @@ def test_resuming_writes_the_page_without_running(cli, folder):
     # The command on the page gives the same page again.
     command = re.search(r"<code>(.*?)</code>", first, re.DOTALL)
     assert command is not None
-    words = shlex.split(_plain(command[1]).replace("\\\n", " "))
+    words = shlex.split(unescape(command[1]).replace("\\\n", " "))
     assert words[0] == "covfree"
     assert words[words.index("--out") + 1] == str(folder / "out")
     words[words.index("--out") + 1] = str(folder / "repeated")
@@ -154,12 +155,6 @@ def test_resuming_writes_the_page_without_running(cli, folder):
     assert cli(*words[1:]).code == 0
     repeated = (folder / "repeated" / "page.html").read_text(encoding="utf-8")
     assert without_times(repeated) == without_times(first)
-
-
-def _plain(text: str) -> str:
-    for entity, sign in (("&#39;", "'"), ("&lt;", "<"), ("&gt;", ">"), ("&#34;", '"'), ("&amp;", "&")):
-        text = text.replace(entity, sign)
-    return text
 
 
 @pytest.mark.slow
@@ -215,7 +210,7 @@ def test_fine_tuning(cli, folder, tmp_path):
     assert right / np.load(data)["is_test"].sum() == pytest.approx(record["last_accuracy_mean"])
     command = re.search(r"<code>(.*?)</code>", text, re.DOTALL)
     assert command is not None
-    words = shlex.split(_plain(command[1]).replace("\\\n", " "))
+    words = shlex.split(unescape(command[1]).replace("\\\n", " "))
     words[words.index("--report") + 1] = str(tmp_path / "again.html")
     # The runs that are there have the settings of this command, and give the same page.
     again = cli(*words[1:], "--format", "json", "--resume")
