@@ -22,7 +22,6 @@ from covfree.deployment.steps import Arrays
 from covfree.deployment.sums import answer
 from covfree.rounds.algorithm import Algorithm
 from covfree.secure import STEPS
-from covfree.secure.words import Words
 
 
 class _Kept(NamedTuple):
@@ -204,17 +203,15 @@ class Client(Machine):
         else:
             client = secure.Client.restored(*own, kept.secret)
 
-        def words() -> Words:
-            nonlocal kept
-            upload, kept = self._upload(turn, about, arrays)
-            found = self.description.words.encode(list(upload.values()))
-            if len(found) != size:
-                raise secure.Refused(
-                    f"words: expected {len(found)}, the words of this site's upload, got {size}"
-                )
-            return found
-
+        words = None
         try:
+            if step == "mask":
+                upload, kept = self._upload(turn, about, arrays)
+                words = self.description.words.encode(list(upload.values()))
+                if len(words) != size:
+                    raise secure.Refused(
+                        f"words: expected {len(words)}, the words of this site's upload, got {size}"
+                    )
             if step == "agree":
                 came = tuple(np.ravel(arrays.get("came", ())).tolist())
                 if kept.came and kept.came != came and self._algorithm.same_clients:

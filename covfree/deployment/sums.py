@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from typing import Any
@@ -28,7 +28,7 @@ _TABLES = {
 
 
 def answer(
-    step: str, client: secure.Client, number: int, asked: Arrays, words: Callable[[], Words]
+    step: str, client: secure.Client, number: int, asked: Arrays, words: Words | None
 ) -> dict[str, np.ndarray]:
     """Return the arrays with which a site answers the broadcast of one step.
 
@@ -37,7 +37,7 @@ def answer(
         client: the site's side of the secure sum.
         number: the site's number.
         asked: the arrays of the broadcast.
-        words: function that returns the site's upload as words; called in the step "mask" only.
+        words: the site's upload as words, in the step "mask"; else None.
 
     Raises:
         Refused: (of `covfree.secure`) if the site must not answer, or the broadcast has wrong arrays.
@@ -49,7 +49,8 @@ def answer(
     if step == "mask":
         boxes = (Sealed(*row) for row in _rows("box", asked))
         own = [box for box in boxes if box.receiver == number]
-        return {"words": client.mask(own, words()).words}
+        assert words is not None
+        return {"words": client.mask(own, words).words}
     if step == "agree":
         return _arrays("agreed", [client.agree(_numbers(asked, "came"))])
     opened = client.unmask(Agreed(*row) for row in _rows("agreed", asked))
