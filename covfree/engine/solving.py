@@ -133,6 +133,9 @@ def _check_squares(totals: tuple[Any, ...], head: Any) -> None:
     # With one example of each class there is no covariance that any method could see.
     if not isinstance(head, LinearHead) or total.shape[1] < 2 or not 2 <= len(present) < count.sum():
         return
+    # A head function of the user's may return other columns than one for each class.
+    if head.weight.shape[1] != len(count):
+        return
     weights, means = np.asarray(head.weight)[:, present].T, total[present] / count[present, None]
     # Means of equal features differ by rounding.
     lost = (weights == weights[0]).all() and np.abs(means - means[0]).max() > _ROUNDING * np.abs(means).max()
