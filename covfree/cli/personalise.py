@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import warnings
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
@@ -201,16 +200,10 @@ def _runs(
 
 
 def _task(source: Source, federation: Federation, test_share: float, seed: int) -> Task:
-    pixels, network = None, None
-    if source.images is not None:
-        pixels = source.images.pixels(seed)
-        network = network_of(source.images)
-    data = source(seed)
+    images, data = source.images, source(seed)
+    pixels, network = (None, None) if images is None else (images.pixels(seed), network_of(images))
     try:
-        with warnings.catch_warnings():
-            # Silence this warning, as the number of examples on no client is printed below.
-            warnings.filterwarnings("ignore", "on no client")
-            task = dealt(data, federation, test_share, seed, pixels, network)
+        task = dealt(data, federation, test_share, seed, pixels, network)
     except ValueError as error:
         raise ValueError(f"--partition {federation.partition}: {error}") from error
     tested = task.data.test_clients

@@ -266,7 +266,7 @@ def dealt(
         labels, owners, number = data.train_labels, data.clients, 1
     else:
         labels, number = np.concatenate([data.train_labels, data.test_labels]), 2
-        owners = federation.assign(data._replace(train_labels=labels), seed)
+        owners = federation.assign(data._replace(train_labels=labels), seed, warn=False)
     every, own = (np.concatenate(pair[:number]) for pair in (features, inputs))
     kept = np.flatnonzero(owners >= 0)
     # Use another seed than the partition's. With the same one, the test part could be the very examples that
