@@ -501,6 +501,16 @@ def test_a_number_for_shrinkage_is_gamma(compare):
     assert small["fedncm"]["accuracy_mean"] == large["fedncm"]["accuracy_mean"]
 
 
+def test_ridge_is_for_fed3r_alone(compare):
+    arguments = ("--methods", "fed3r,fedncm", "--seeds", 1, "--format", "json")
+    default, one, heavy = (
+        results(compare(*arguments, *more)) for more in ((), ("--set", "ridge=1"), ("--set", "ridge=1e6"))
+    )
+    assert without_times(default) == without_times(one)
+    assert heavy["fed3r"]["accuracy_mean"] != one["fed3r"]["accuracy_mean"]
+    assert heavy["fedncm"]["accuracy_mean"] == one["fedncm"]["accuracy_mean"]
+
+
 def test_num_subsets_sends_more_means(compare):
     arguments = ("--methods", "fedcof", "--seeds", 1, "--format", "json")
     arguments += ("--set", "num_subsets=3:shrinkage=1")
@@ -510,6 +520,25 @@ def test_num_subsets_sends_more_means(compare):
     m = sum(min(3, max(size // 2, 1)) for size in sizes.tolist())
     assert record["bytes_up"] == 4 * m * DIM
     assert record["runs"][0]["rows"] == m
+
+
+# That there are the others: tests/cli/test_partition_command.py.
+@pytest.mark.parametrize("partition", ["iid", "shards"])
+def test_partitions(compare, partition):
+    arguments = ("--partition", partition, "--alpha", 3, "--methods", "fedncm", "--seeds", 1)
+    record = results(compare(*arguments, "--format", "json"))["fedncm"]
+    assert 0 < record["accuracy_mean"] <= 1
+    assert 1 <= record["runs"][0]["clients"] <= 6
+
+
+@pytest.mark.parametrize("alpha", ["1e-300", "1e300"])
+def test_extreme_alphas(compare, alpha):
+    record = results(compare("--alpha", alpha, "--methods", "fedncm", "--seeds", 1, "--format", "json"))[
+        "fedncm"
+    ]
+    m = record["runs"][0]["rows"]
+    # One class a client as far as the equal sizes allow; or every class on nearly every client.
+    assert m <= 2 * CLASSES + 6 if alpha == "1e-300" else m > 0.9 * 6 * CLASSES
 
 
 def test_one_client(compare):
