@@ -1,7 +1,7 @@
-"""Sums over examples (totals) that determine a head: each worker sums its shards; totals merge in any order.
+"""Sums over examples (totals), from which a head is solved. Workers sum parts of the data, in any order.
 
-`zero` makes an empty total, `add` adds a shard's examples, `merge` merges two totals, and `finish` solves for
-the head. Totals are NumPy arrays and can be pickled. The head equals the head of `fit` within rounding.
+`zero` makes an empty total, `add` adds examples, `merge` merges two totals, and `finish` solves for the head.
+Totals are NumPy arrays and can be pickled. The head equals the head of `fit` within rounding.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def layout_of(method: Method[Any]) -> Layout:
 class Aggregate(Generic[H]):
     """Class means and scatter of the examples added so far, from which `finish` makes the method's head.
 
-    `merge` combines two of these; it is associative and commutative up to rounding.
+    `merge` combines two aggregates; it is associative and commutative up to rounding.
 
     Attributes:
         method: the method.
@@ -133,8 +133,8 @@ def add(
 ) -> Aggregate[H]:
     """Return the total with more examples; the given total does not change.
 
-    This costs as much as the examples' Gram matrix if the method needs one, or else as sums by client and
-    class. Extra memory is needed for a few thousand rows, not for all features.
+    If the method needs the examples' Gram matrix, this costs as much; otherwise as much as summing features
+    by client and class. Extra memory is needed for a few thousand rows, not for all features.
 
     Args:
         total: from `zero`, `add` or `merge`.
@@ -142,9 +142,9 @@ def add(
             of a client.
         labels: their classes; below 0 is padding.
         clients: each example's client: an integer (below 0 is padding) or a name (a string). A client must
-            have the same number or name in all shards. A name is hashed to 63 bits; that any two of a million
-            names share a hash has probability 5e-8. None if the method does not tell clients apart, as with
-            Gram matrices.
+            have the same number or name in all calls. A name is hashed to 63 bits; the probability that any
+            two of a million names share a hash is 5e-8. None if the method does not tell clients apart, as
+            with Gram matrices.
 
     Returns:
         The new total.
@@ -179,9 +179,8 @@ def merge(first: Aggregate[H], second: Aggregate[H]) -> Aggregate[H]:
 
     Args:
         first: the total of some examples.
-        second: the total of others, with the same number of classes and dimension. Its method may be another,
-            such as one with other shrinkage, if clients send the same statistics; `finish` uses the method
-            of ``first``.
+        second: the total of others, with the same number of classes and dimension. Its method may differ,
+            e.g. in shrinkage, if clients send the same statistics; `finish` uses the method of ``first``.
 
     Raises:
         TypeError: if an argument is no total.
@@ -240,8 +239,8 @@ def finish(total: Aggregate[H]) -> H:
     if not layout.pooled:
         message = Message(rows_of(table, layout, dtype))
         return solve_totals(method, *state_of_message(method, message, total.num_classes))
-    # Use float64: a method's merge may subtract products of means from the Gram matrix, and of the small
-    # difference float32 would leave mostly rounding.
+    # Use float64: a method's merge may subtract products of means from the Gram matrix. In float32 the small
+    # difference would be mostly rounding error.
     matrix = np.zeros((table.mean.shape[1],) * 2) if total.pooled is None else total.pooled
     if kind != "sum":
         scaled = table.mean * np.sqrt(table.count)[:, None]
@@ -252,7 +251,7 @@ def finish(total: Aggregate[H]) -> H:
         message = Message(rows_of(table, layout, np.dtype(np.float64)), matrix)
         leaves, kind = jax.tree.flatten(state_of_message(method, message, total.num_classes))
         leaves = list(map(np.asarray, leaves))
-    # Convert what was computed in float64 to the features' data type.
+    # Solve in the features' data type, as `fit` does: convert the float64 sums.
     held = [jnp.asarray(leaf.astype(dtype) if leaf.dtype == np.float64 else leaf) for leaf in leaves]
     return solve_totals(method, *jax.tree.unflatten(kind, held))
 

@@ -13,17 +13,17 @@ from covfree.core.types import AnyArray, Rows
 def arrived(rows: Rows, first_round: Integer[AnyArray, " clients"], after: int | Integer[Array, ""]) -> Rows:
     """Select the rows of the clients that took part up to a round; rows of other clients become padding.
 
-    A client's rows count once, however often it takes part. As they are summed over clients, the totals
+    A client's rows count once, however often it takes part. Rows are summed over clients, so the totals
     depend on which clients came, not on their order.
 
     Args:
-        rows: rows of all clients, whose numbers index ``first_round``.
+        rows: rows of all clients; ``rows.client`` indexes ``first_round``.
         first_round: the round in which each client first takes part, from 0; −1 for never. From
             `covfree.rounds.first_rounds`.
         after: the round, from 0, up to which clients count; may be traced.
 
     Returns:
-        The rows, as many as before.
+        All rows, with count 0 for clients that have not taken part.
 
     Raises:
         ValueError: if ``rows.client`` is None.

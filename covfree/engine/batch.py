@@ -48,11 +48,11 @@ def accumulate(
     mesh: Mesh | None = None,
     axis_name: AxisName | None = None,
 ) -> tuple[Any, ...]:
-    """Compute the totals of a method's rounds over rows from any source.
+    """Compute the totals (sums over clients) of a method's rounds, from rows of any source.
 
     For rows in memory, products are summed part by part, so the extra memory does not grow with the number of
     rows. On a mesh each device sums its own rows, and devices exchange only the totals: C·d + d²
-    numbers for features of size d, unless the method's state contains all rows.
+    numbers for features of dimension d, unless the method's state contains all rows.
 
     Args:
         method: the method. If its state contains rows (as a `Table`), ``source`` must be `Rows`.
@@ -182,8 +182,8 @@ def state_of_message(method: Method[Any], message: Message, num_classes: int) ->
     """Compute the server's state from ``message``, into which the messages of all clients were merged.
 
     If clients send sums, such as Gram matrices, the method's ``merge`` computes the state from them.
-    Otherwise the method's first rounds run over the message's rows, such as class means. From the state
-    `solve_totals` makes the head.
+    Otherwise the method's first rounds run over the message's rows, such as class means. `solve_totals`
+    makes the head from the state.
     """
     if method.summary.merge is not None:
         return _merged(method.summary.merge, method.params, message, num_classes)

@@ -23,8 +23,8 @@ class Certificate(NamedTuple):
     Attributes:
         statistics: bound on ‖A − A₀‖_F: A is the server's sum of clients' matrices, A₀ the exact sum over the
             remaining clients.
-        solutions: bound on ‖S⁻¹B − S₀⁻¹B‖_F/‖S₀⁻¹B‖_F for any right-hand side B, also column by column. S and
-            S₀ are the method's regularised matrices, made from A and A₀. Infinite if S₀ may be singular.
+        solutions: bound on ‖S⁻¹B − S₀⁻¹B‖_F/‖S₀⁻¹B‖_F for any B, a matrix or a single column. S and S₀ are
+            the method's regularised matrices, made from A and A₀. Infinite if S₀ may be singular.
 
     If corresponding columns of S⁻¹B and S₀⁻¹B are then scaled to norm 1, they differ by at most twice
     ``solutions``.

@@ -61,7 +61,7 @@ class CheckpointFolder:
     """A folder in which a run saves its progress, and which only one run at a time may open.
 
     Args:
-        folder: the folder; it is made if needed, and locked until `close`. What else is in it stays.
+        folder: the folder; it is made if needed, and locked until `close`. Other files in it are kept.
         kind: what is saved, in words, such as "a run of rounds".
 
     Raises:
@@ -74,7 +74,7 @@ class CheckpointFolder:
         logging.getLogger("absl").setLevel(logging.ERROR)
         if folder.exists() and not folder.is_dir():
             raise ValueError(f"checkpoint: expected a folder, but {folder} is a file")
-        # Folders of orbax have numbers as names: keep them apart from a user's.
+        # Orbax names its folders by numbers: a subfolder keeps them apart from a user's folders.
         self.folder, self._kind, self._saved = folder, kind, folder / "saved"
         self._saved.mkdir(parents=True, exist_ok=True)
         self._lock = (self._saved / "lock").open("ab")
@@ -90,7 +90,7 @@ class CheckpointFolder:
         Args:
             step: a number that grows from one save to the next.
             tree: a pytree of arrays.
-            about: other data of the run, as JSON has them.
+            about: other data of the run, which must be valid JSON.
             identity: fingerprints of the run, which `load` compares.
         """
         args = self._ocp.args
@@ -155,7 +155,7 @@ class CheckpointFolder:
             self._manager.delete(step)
 
     def close(self) -> None:
-        """Unlock the folder; if nothing is saved, remove what was made of it."""
+        """Unlock the folder; if nothing is saved, delete it, unless it contains other files."""
         nothing = self._manager.latest_step() is None
         self._manager.close()
         if nothing:

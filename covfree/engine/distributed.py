@@ -160,7 +160,7 @@ def extract(
 
 
 def _parts(shards: Any) -> list[Any]:
-    """Return the shards, or a Dask collection's partitions, as a list; raise if two shards are one path."""
+    """Return the shards, or a Dask collection's partitions, as a list; raise if a path occurs twice."""
     if hasattr(shards, "to_delayed"):
         parts = list(np.ravel(shards.to_delayed()))
     elif isinstance(shards, (str, os.PathLike)) or not isinstance(shards, Iterable):

@@ -28,7 +28,7 @@ from covfree.methods import Method
 from covfree.methods.method import check_method
 from covfree.methods.rounds import Round, dense
 
-# Features are summarised in groups of whole clients of at most this many bytes; a larger client is one group.
+# Large features are summarised a few whole clients at a time: at most this many bytes, or a single client.
 _GATHERED = 2**28
 
 
@@ -204,8 +204,8 @@ class InParts:
     def __call__(self, each: Round, params: Any, sent: Any) -> Any:
         """Apply a round's client function to all examples, part by part, and return the sum of its results.
 
-        The round is ``each``; ``params`` are the method's, and ``sent`` is what the server sends to clients
-        in it.
+        In the round ``each``, ``params`` are the method's hyperparameters, and ``sent`` is the server's
+        broadcast.
         """
         parts = list(blocks(self.features))
         size, running = parts[0].stop, None

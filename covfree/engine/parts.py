@@ -42,7 +42,7 @@ def padded_rows(rows: Rows, size: int) -> Rows:
 
 
 def clients_of(rows: Rows) -> Any:
-    """Return the client of each row; raise a ValueError if rows do not say whose they are."""
+    """Return the client of each row; raise a ValueError if the rows have no clients."""
     if rows.client is None:
         raise ValueError(
             "rows: expected rows with a client each, as they must stay together; got client = None"
@@ -177,7 +177,7 @@ class FolderParts:
     Attributes:
         places: [parts + 1], where the parts start; the last entry is the number of rows.
         padding: a part that is all padding.
-        rejected: by client name, why its file was set aside.
+        rejected: for each client name whose file was set aside, the reason.
     """
 
     def __init__(self, inbox: Inbox, size: int, rules: Rules, whole_clients: bool) -> None:

@@ -22,10 +22,10 @@ Result = TypeVar("Result")
 
 @partial(jit, static_argnums=(0, 5), donate_argnums=3)
 def add_part(client: Any, params: Any, sent: Any, running: Compensated, rows: Rows, how: How) -> Compensated:
-    """Add to ``running``, a round's sum so far, what clients compute from one part of the rows; return it.
+    """Add what clients compute from one part of the rows to ``running``, the round's sum so far.
 
-    ``client`` is the round's client function (`Round.client`), and ``sent`` the server's broadcast. The
-    buffers of the old sum are donated, so it cannot be used afterwards.
+    Return the new sum. ``running`` cannot be used afterwards: its buffers are donated. ``client`` is the
+    round's client function (`Round.client`), and ``sent`` is the server's broadcast.
     """
 
     def add(running: Compensated, rows: Rows) -> Compensated:

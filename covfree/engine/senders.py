@@ -36,9 +36,9 @@ def numbers_of(rows: Rows, known: np.ndarray, types: RowTypes, part_rows: int) -
     """Give each client that has rows a new number from 0; return the new number of each client in ``known``.
 
     ``known`` are their original numbers, sorted. Automatic shrinkage looks at a sample of clients: those with
-    new numbers below 256. With at most 256 clients, the new number is the position in ``known``. Of more
-    clients, `sample_numbers` chooses the sample. Means are read, ``part_rows`` rows at a time, only for
-    clients that have the same count of each class as another client.
+    new numbers below 256. With at most 256 clients, the new number is the position in ``known``. With more,
+    `sample_numbers` chooses the sample. Means are read, ``part_rows`` rows at a time, only for clients that
+    have the same count of each class as another client.
     """
     if len(known) <= SAMPLE:
         return np.arange(len(known), dtype=np.int32)
@@ -64,8 +64,8 @@ def numbers_of_messages(
 ) -> np.ndarray:
     """Number the clients that sent messages, from 0; return the number of each message's client.
 
-    `automatic` shrinkage looks at a sample of clients: those with numbers below 256. Up to 256 clients are
-    numbered in the order of the messages; of more clients, `sample_numbers` chooses the sample.
+    Automatic shrinkage looks at a sample of clients: those with numbers below 256. Up to 256 clients are
+    numbered in the order of the messages. With more, `sample_numbers` chooses the sample.
 
     Args:
         counted: for each message, the labels and the counts of its rows.

@@ -23,7 +23,7 @@ from covfree.methods.method import check_method
 # If all class means are below this multiple of √(smallest normal number), squares of features underflow, and
 # an error is raised.
 _LEAST = 100
-# Class means are taken to differ if they do so by more than this share of the largest.
+# Differences between vectors of up to this share of the largest entry (or norm) are taken for rounding.
 _ROUNDING = 1e-5
 
 
@@ -115,8 +115,8 @@ def solve_totals(method: Method[H], *totals: Any) -> H:
 def _check_squares(totals: tuple[Any, ...], head: Any) -> None:
     """Raise a ValueError if squares of the features are all 0, so that the head knows nothing of the classes.
 
-    They are if they underflow; or if there is no shrinkage, and no class has two rows that differ. Totals
-    that contain class sums alone need no squares, and are not checked; nor are traced totals.
+    This happens if the squares underflow; or if there is no shrinkage, and no class has two rows that differ.
+    Totals that contain only class sums need no squares, so they are not checked; nor are traced totals.
     """
     nodes = jax.tree.leaves(totals, is_leaf=lambda node: isinstance(node, Moments))
     moments = next((node for node in nodes if isinstance(node, Moments)), None)
@@ -133,7 +133,7 @@ def _check_squares(totals: tuple[Any, ...], head: Any) -> None:
     # With one example of each class there is no covariance that any method could see.
     if not isinstance(head, LinearHead) or total.shape[1] < 2 or not 2 <= len(present) < count.sum():
         return
-    # A head function of the user's may return other columns than one for each class.
+    # A user's head function may return columns that do not correspond to classes.
     if head.weight.shape[1] != len(count):
         return
     weights, means = np.asarray(head.weight)[:, present].T, total[present] / count[present, None]

@@ -217,7 +217,7 @@ def _once(
 
 
 def _loaded(leaves: list[jax.Array], about: Mapping[str, Any], forms: Sequence[Passed]) -> _State:
-    """Return the progress that a checkpoint has, with ``forms`` for each round, see `passed`."""
+    """Restore a run's progress from a checkpoint; ``forms`` has each round's array shapes, see `passed`."""
     left, done = iter(leaves), about["round"]
     server = forms[done - 1].state.filled(left) if done else ()
     running = None

@@ -18,12 +18,12 @@ BLOCK = 4096
 
 
 class Layout(NamedTuple):
-    """Which sums over examples a method needs. A row (count and mean) is of some examples of one class.
+    """Which sums over examples a method needs. A row is the count and the mean of examples of one class.
 
     Attributes:
         by_client: whether there is a row for each client and class; otherwise there is one for each class.
-        squares: what is kept of the scatter Σ (f − mean)(f − mean)ᵀ of a row's examples f: all ("full"), the
-            "diagonal", the trace ("spherical"), or None.
+        squares: what is kept of the scatter Σ (f − mean)(f − mean)ᵀ of a row's examples f: the whole matrix
+            ("full"), its "diagonal", its trace ("spherical"), or nothing (None).
         pooled: whether only the sum of all rows' scatters is kept; otherwise there is one for each row.
     """
 
@@ -62,9 +62,9 @@ def one_table(
     """Merge tables of rows: all rows of the same client and class become one row, with their weighted mean.
 
     Returns:
-        The merged table, sorted by client and then class. And, if ``layout.pooled``, the scatter that merging
-        hides, computed in ``dtype``; else None. It is Σ n (x − m)(x − m)ᵀ over the given rows, of mean x and
-        count n, with m the mean of the merged row.
+        The merged table, sorted by client and then class. And, if ``layout.pooled``, the scatter of the given
+        rows about the merged means, computed in ``dtype``; else None. It is Σ n (x − m)(x − m)ᵀ over the
+        given rows, of mean x and count n, where m is the mean of the merged row.
     """
     client, label, count = (np.concatenate(columns) for columns in zip(*(t[:3] for t in tables), strict=True))
     means = np.concatenate([table.mean for table in tables])

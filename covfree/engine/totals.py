@@ -268,8 +268,8 @@ def in_memory(
 def check_over_rows(method: Any, rows: Any) -> None:
     """Raise an error unless ``rows`` are all that ``method`` needs from clients.
 
-    They are not if the server also asks clients for sums over their examples. If clients send matrices,
-    ``rows`` must be single examples: class means, whose counts are above 1, lack what the matrices say.
+    They are not enough if the server also asks clients for sums over their examples. If clients send
+    matrices, ``rows`` must be single examples: class means (counts above 1) do not determine the matrices.
     """
     check_method(method)
     known = isinstance(rows, Rows) and not is_traced(rows.count)
