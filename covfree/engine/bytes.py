@@ -62,7 +62,7 @@ def _floats(message: Message) -> tuple[Any, Any]:
 
 @jax.jit  # never run: `eval_shape` traces a jitted function only once for each method
 def _floats_of_one(method: Method[Any], features: jax.Array, labels: jax.Array, key: PRNGKey) -> Any:
-    # In a sweep, a method has an array of values of a hyperparameter: take one, as shapes do not depend on it.
+    # In a sweep, hyperparameters are arrays of values. Shapes do not depend on the value: take the first.
     params = jax.tree.map(lambda leaf: jnp.ravel(leaf)[0], method.params)
     return _floats(replace(method, params=params).made(features, labels, 1, key))
 
@@ -168,7 +168,7 @@ def of_rounds(method: Method[Any], labels: AnyArray, clients: AnyArray, dim: int
         rows = jax.tree.map(lambda x: jnp.resize(x, (max(1, number), *x.shape[1:])), rows)
         return replace(rows, client=jnp.zeros_like(rows.label)) if method.whole_clients else rows
 
-    # A round may broadcast a head that contains all clients' rows, so `all_rows` returns as many as they send.
+    # A round may broadcast a head that contains all clients' rows, so make as many rows as they send.
     number = method.summary.num_rows(np.asarray(labels), np.asarray(clients), dim)
     return passed(method, all_rows, num_classes, start=method.message_rounds)
 
