@@ -233,21 +233,17 @@ def fedprox(model: Model, client: Any = 0.01, mu: Scalar = 0.01, **options: Any)
     return fedavg(model, near, name="fedprox", **options)
 
 
-def _torch_adam(rate: Any, weight_decay: Any = 0.0, **numbers: Any) -> optax.GradientTransformation:
-    return optax.chain(optax.add_decayed_weights(weight_decay), optax.adam(rate, **numbers))
-
-
-def _by_rule(rate: Any, *, rule: Any, **numbers: Any) -> optax.GradientTransformation:
-    return adaptive(rule, rate, **numbers)
+def _torch_adam(weight_decay: Any = 0.0, **numbers: Any) -> optax.GradientTransformation:
+    return optax.chain(optax.add_decayed_weights(weight_decay), optax.adam(**numbers))
 
 
 # The adaptive servers by name, and the numbers that they accept besides a learning rate.
 SERVERS: dict[str, tuple[Callable[..., Any], frozenset[str]]] = {
-    "fedadam": (bound(_by_rule, rule="adam"), frozenset({"b1", "b2", "tau"})),
+    "fedadam": (bound(adaptive, rule="adam"), frozenset({"b1", "b2", "tau"})),
     "fedadam-torch": (_torch_adam, frozenset({"b1", "b2", "eps", "weight_decay"})),
-    "fedadam-flower": (bound(_by_rule, rule="adam-flower"), frozenset({"b1", "b2", "tau"})),
-    "fedyogi": (bound(_by_rule, rule="yogi"), frozenset({"b1", "b2", "tau"})),
-    "fedadagrad": (bound(_by_rule, rule="adagrad"), frozenset({"b1", "tau"})),
+    "fedadam-flower": (bound(adaptive, rule="adam-flower"), frozenset({"b1", "b2", "tau"})),
+    "fedyogi": (bound(adaptive, rule="yogi"), frozenset({"b1", "b2", "tau"})),
+    "fedadagrad": (bound(adaptive, rule="adagrad"), frozenset({"b1", "tau"})),
 }
 
 
@@ -256,7 +252,7 @@ def _adaptive(name: str, model: Model, client: Any, server_lr: Scalar, options: 
     numbers = {each: options.pop(each) for each in sorted(accepted & options.keys())}
     for each, number in {"server_lr": server_lr, **numbers}.items():
         check_strength(each, number)
-    return fedavg(model, client, Partial(make, server_lr, **numbers), name=name, **options)
+    return fedavg(model, client, Partial(make, learning_rate=server_lr, **numbers), name=name, **options)
 
 
 def fedadam(

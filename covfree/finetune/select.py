@@ -50,46 +50,30 @@ class SelectNumbers(NamedTuple):
         return jax.lax.map(one, (self.each, *stacked))
 
 
-class SelectState(NamedTuple):
-    """The server's state in `select`, which trains several candidates at once and returns the best.
-
-    The candidates are one algorithm with several learning rates, or other hyperparameters.
+class Selecting(NamedTuple):
+    """The server's state in `select`, or a client's upload; candidates are the algorithms to choose from.
 
     Attributes:
-        states: each candidate's server state, stacked along a leading axis.
-        counted: each candidate's sum of errors (or losses) over all examples that clients keep aside, that
-            is, do not train on; and the number of these examples. From the last round that had any.
+        each: each candidate's server state or upload, stacked along a leading axis.
+        counted: each candidate's sum of errors (or losses) over the examples that clients keep aside, that
+            is, do not train on; and the number of these examples. The state's are of the last round that had
+            any, an upload's of the models that the client received.
     """
 
-    states: Any
-    counted: Count
-
-
-class SelectUpload(NamedTuple):
-    """What a client sends in a round of `select`: an upload for each candidate, and the models' errors.
-
-    A candidate is an algorithm with one choice of learning rate or other hyperparameters.
-
-    Attributes:
-        uploads: the uploads of all candidates, stacked along a leading axis.
-        counted: for each candidate, the sum of errors or losses, on the examples that the client keeps aside
-            (does not train on), of the model that it received; and the number of these examples.
-    """
-
-    uploads: Any
+    each: Any
     counted: Count
 
 
 def _init(
     params: SelectNumbers, num_clients: int, key: PRNGKey, *, own: Algorithm
-) -> tuple[SelectState, tuple[()]]:
+) -> tuple[Selecting, tuple[()]]:
     states = params.map(lambda p: own.init(p, num_clients, key)[0])
     number = jax.tree.leaves(states)[0].shape[0]
-    return SelectState(states, Count(jnp.zeros(number), jnp.zeros(()))), ()
+    return Selecting(states, Count(jnp.zeros(number), jnp.zeros(()))), ()
 
 
-def _broadcast(params: SelectNumbers, state: SelectState, *, own: Algorithm) -> Any:
-    return params.map(own.broadcast, state.states)
+def _broadcast(params: SelectNumbers, state: Selecting, *, own: Algorithm) -> Any:
+    return params.map(own.broadcast, state.each)
 
 
 def _client(
@@ -102,7 +86,7 @@ def _client(
     own: Algorithm,
     by: By,
     keep: float,
-) -> tuple[SelectUpload, tuple[()], dict[str, Any]]:
+) -> tuple[Selecting, tuple[()], dict[str, Any]]:
     """Count the received models' errors on examples kept aside; train each model on the other examples."""
     kept = _kept(data, keep)
     index = jnp.asarray(data.index)
@@ -118,7 +102,7 @@ def _client(
     # All candidates get the same key, and so the same order of examples.
     uploads, metrics = params.map(train, sent)
     # Use the median, as one candidate that diverges would dominate a mean.
-    return SelectUpload(uploads, counted), (), jax.tree.map(partial(jnp.nanmedian, axis=0), metrics)
+    return Selecting(uploads, counted), (), jax.tree.map(partial(jnp.nanmedian, axis=0), metrics)
 
 
 def _first(index: Array, chosen: Array) -> Array:
@@ -168,7 +152,7 @@ def _count(params: SelectNumbers, sent: Any, kept: ClientData, by: By) -> Count:
     return Count(scores, number.astype(jnp.float32))
 
 
-def _server(params: SelectNumbers, state: SelectState, total: SelectUpload, *, own: Algorithm) -> SelectState:
+def _server(params: SelectNumbers, state: Selecting, total: Selecting, *, own: Algorithm) -> Selecting:
     def step(p: averaging.FedAvgNumbers, state: Any, upload: Any) -> Any:
         # A candidate that diverges keeps its last finite state, so that it does not end the others' run.
         new = own.server(p, state, upload)
@@ -176,24 +160,24 @@ def _server(params: SelectNumbers, state: SelectState, total: SelectUpload, *, o
         kept = jax.tree.map(lambda new, old: jnp.where(finite, new, old), new, state)
         return kept._replace(round=new.round)
 
-    states = params.map(step, state.states, total.uploads)
+    states = params.map(step, state.each, total.each)
     known = total.counted.number > 0
     counted = jax.tree.map(lambda new, old: jnp.where(known, new, old), total.counted, state.counted)
-    return SelectState(states, counted)
+    return Selecting(states, counted)
 
 
-def _result(params: SelectNumbers, state: SelectState, memory: Any, *, own: Algorithm) -> Any:
-    each, best = (jax.tree.map(lambda x: x[_best(state)], tree) for tree in (params.each, state.states))
+def _result(params: SelectNumbers, state: Selecting, memory: Any, *, own: Algorithm) -> Any:
+    each, best = (jax.tree.map(lambda x: x[_best(state)], tree) for tree in (params.each, state.each))
     return own.result(each._replace(model=params.model), best, memory)
 
 
-def _report(params: SelectNumbers, state: SelectState, *, by: By) -> dict[str, Any]:
+def _report(params: SelectNumbers, state: Selecting, *, by: By) -> dict[str, Any]:
     counted = state.counted
     number = jnp.where(counted.number > 0, counted.number, jnp.nan)
     return {"taken": _best(state), by: counted.scores / number, "counted": counted.number}
 
 
-def _best(state: SelectState) -> Array:
+def _best(state: Selecting) -> Array:
     """Return the index of the best candidate, the first one of several that are equally good."""
     return state.counted.scores.argmin()
 

@@ -78,22 +78,6 @@ def test_a_large_federation_against_the_limit_law():
     assert deviation == pytest.approx(927.5 * math.pi / math.sqrt(6), rel=2e-3)
 
 
-@pytest.mark.parametrize("share", [1.0, 0.6])
-def test_rounds_against_draws(share):
-    num_clients, drawn, repeats = 20, 3, 800
-    wanted = math.ceil(share * num_clients)
-    rounds = []
-    for seed in range(repeats):
-        first = first_rounds(participation(num_clients, drawn, 120, seed=seed), num_clients)
-        rounds.append(np.sort(np.where(first < 0, 1000, first))[wanted - 1] + 1)
-    rounds = np.array(rounds, float)
-    mean, deviation = rounds_to_meet(num_clients, drawn, share)
-    assert rounds.max() < 120
-    assert abs(rounds.mean() - mean) < 4 * deviation / math.sqrt(repeats)
-    centred = (rounds - mean) ** 2
-    assert abs(centred.mean() - deviation**2) < 4 * centred.std() / math.sqrt(repeats)
-
-
 def test_degenerate_shares():
     assert rounds_to_meet(7, 7) == (1.0, 0.0)
     assert rounds_to_meet(7, 3, share=3 / 7) == (1.0, 0.0)
