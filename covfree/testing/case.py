@@ -71,8 +71,8 @@ class Case:
     """A function under test, ``make``, and the functions by which laws draw, change and compare its inputs.
 
     ``a -> b`` stands for a function from a to b. ``given`` is an input of ``make``: a pytree of float64 NumPy
-    arrays, of the same shapes in all inputs, in which NaN is padding. ``made`` is a result of ``make``: a head, a matrix or rows.
-    ``seen`` are the arrays by which two results are compared, such as a head's scores.
+    arrays, of the same shapes in all inputs; NaN is padding. ``made`` is a result of ``make``: a head, a
+    matrix or rows. ``seen`` are the arrays by which two results are compared, such as a head's scores.
 
     Attributes:
         shared: a pytree that is passed with every input, such as a method; None if there is none.
