@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
@@ -46,11 +46,6 @@ def replaced(given: Any, arrays: dict[str, Any]) -> Any:
     return given._replace(**arrays) if hasattr(given, "_replace") else replace(given, **arrays)
 
 
-def _junk(given: Any) -> Any:
-    """Return an input with 1e30 in place of NaN, its padding."""
-    return jax.tree.map(lambda x: np.where(np.isnan(x), 1e30, x) if _is_float(x) else x, given)
-
-
 class Found(NamedTuple):
     """What the function under test (``Case.make``) returned for one input, and derivatives of the result.
 
@@ -82,14 +77,16 @@ class Case:
         moving: names of the input's arrays by which derivatives are taken.
         move: ``(shared, t) -> shared``, with multiples of t added to its hyperparameters.
         clean: ``given -> given``, the input without padding.
-        formula: ``given -> seen`` by the reference formula; None if there is none.
+        reference: the user's formula in float64 NumPy; None if there is none.
+        formula: ``(reference, given) -> seen``, by the user's formula.
         to: a function that is applied to ``seen`` before it is compared with the formula.
         tolerance: the relative error allowed between results in float64.
         single: the relative error allowed if one of the results is in float32.
         exact: whether to compile in float64.
         batched: whether the compiled function is run under ``vmap``, which takes longer to compile.
         differentiable: whether to take derivatives.
-        about: anything else that the laws of one check need.
+        odd: inputs with unusual data, by what is unusual in them.
+        about: what else the laws of one check need.
     """
 
     shared: Any
@@ -99,13 +96,15 @@ class Case:
     moving: tuple[str, ...] = ()
     move: Callable[[Any, Any], Any] = moved
     clean: Callable[[Any], Any] = same
-    formula: Callable[[Any], Any] | None = None
+    reference: Callable[..., Any] | None = None
+    formula: Callable[[Any, Any], Any] | None = None
     to: Callable[[Any], Any] = same
     tolerance: float = DOUBLE
     single: float = SINGLE
     exact: bool = True
     batched: bool = True
     differentiable: bool = True
+    odd: Mapping[str, Any] = field(default_factory=dict)
     about: Any = None
     traced: list[int] = field(default_factory=list)  # one entry for each trace
 
@@ -248,7 +247,8 @@ def trace(case: Case) -> None:
 def padding(case: Case) -> None:
     """The result does not depend on padding, whatever numbers the padding holds."""
     for given in case.drawn:
-        (with_nan,), (with_junk,) = case.compiled(given), case.compiled(_junk(given))
+        junk = jax.tree.map(lambda x: np.nan_to_num(x, nan=1e30), given)
+        (with_nan,), (with_junk,) = case.compiled(given), case.compiled(junk)
         assert_same(with_junk.seen, with_nan.seen, "with 1e30 in padding, and with NaN")
     (padded,) = case.compiled(case.example)
     assert_close(case.seen(case.plain), padded.seen, case.single, "without padding")
@@ -256,12 +256,12 @@ def padding(case: Case) -> None:
 
 def reference(case: Case) -> None:
     """The result equals the reference formula's, if given; scores may differ by a constant in each row."""
-    if case.formula is None:
+    if case.reference is None or case.formula is None:
         return
     for given in case.drawn:
         (found,) = case.compiled(given)
         with double():
-            expected = np.asarray(case.formula(given))
+            expected = np.asarray(case.formula(case.reference, given))
         assert_close(case.to(found.seen), case.to(expected), case.tolerance, "by the formula")
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any, Literal, TypeAlias
 
@@ -25,11 +25,8 @@ Reference: TypeAlias = Callable[[np.ndarray, np.ndarray, np.ndarray, int], Any]
 Expectation: TypeAlias = Literal["covariance", "scatter"] | Callable[[np.ndarray, Rows], Any]
 
 
-@dataclass(frozen=True)
-class _About:
-    estimate: Callable[[Rows, int], Any]
-    dim: int
-    unbiased_for: Expectation | None
+def _dim(case: Case) -> int:
+    return case.example.mean.shape[1]
 
 
 def _clean(rows: Rows) -> Rows:
@@ -52,7 +49,7 @@ def _shape(matrix: Any) -> tuple[np.ndarray, np.ndarray]:
 
 def pytree(case: Case) -> None:
     """The estimate is an array of finite numbers, [dim, dim] or one such matrix for each class."""
-    matrix, dim = case.made, case.about.dim
+    matrix, dim = case.made, _dim(case)
     assert_numbers(matrix, "the estimate")
     assert jnp.shape(matrix) in ((dim, dim), (CLASSES, dim, dim)), (
         f"the estimate has shape {jnp.shape(matrix)}"
@@ -92,7 +89,7 @@ def centring(case: Case) -> None:
 
 def doubling(case: Case) -> None:
     """If all counts double, the estimate A grows: A − tr(A)/d·I is multiplied by a number of at least 2."""
-    rows = paired(case.about.dim)
+    rows = paired(_dim(case))
     once, twice = (found.seen for found in case.compiled(rows, replace(rows, count=2 * rows.count)))
     (shape, length), (other, doubled) = _shape(once), _shape(twice)
     assert_close(other, shape, case.tolerance, "the estimate with all counts doubled, in its scale")
@@ -102,7 +99,7 @@ def doubling(case: Case) -> None:
 
 def merging(case: Case) -> None:
     """Joining two rows of a class with equal means changes an estimate A to aA + bI, with numbers a and b."""
-    rows = paired(case.about.dim)
+    rows = paired(_dim(case))
     first = np.flatnonzero((rows.label >= 0) & (np.arange(len(rows.label)) % 5 == 0))
     count, label = rows.count.copy(), rows.label.copy()
     count[first] += count[first + 1]
@@ -113,10 +110,10 @@ def merging(case: Case) -> None:
 
 def unbiased(case: Case) -> None:
     """If all classes share a covariance Σ, the average estimate is what ``unbiased_for`` says, such as Σ."""
-    expected = case.about.unbiased_for
+    expected = case.about
     if expected is None:
         return
-    rows, dim = _clean(paired(case.about.dim)), case.about.dim
+    rows, dim = _clean(paired(_dim(case))), _dim(case)
     rng = np.random.default_rng(0)
     root = rng.normal(size=(dim, dim))
     covariance, centres = root @ root.T, 3 * rng.normal(size=(CLASSES, dim))
@@ -129,7 +126,7 @@ def unbiased(case: Case) -> None:
 
         def average(centre: Any, label: Any) -> Any:
             def one(mean: Any) -> Any:
-                return case.about.estimate(Rows(mean + centre, rows.count, label, rows.client), CLASSES)
+                return case.make(None, Rows(mean + centre, rows.count, label, rows.client))
 
             return jax.vmap(one)(jnp.asarray(means)).mean(0)
 
@@ -230,9 +227,8 @@ def check_estimator(
     def make(_: None, rows: Rows) -> Any:
         return estimate(replace(rows, mean=jnp.asarray(rows.mean)), CLASSES)
 
-    def formula(rows: Rows) -> Any:
+    def formula(reference: Reference, rows: Rows) -> Any:
         rows = _clean(rows)
-        assert reference is not None
         return reference(np.asarray(rows.mean), np.asarray(rows.count), np.asarray(rows.label), CLASSES)
 
     case = Case(
@@ -242,7 +238,8 @@ def check_estimator(
         draw=partial(table, dim),
         moving=("mean",),
         clean=_clean,
-        formula=None if reference is None else formula,
-        about=_About(estimate, dim, unbiased_for),
+        reference=reference,
+        formula=formula,
+        about=unbiased_for,
     )
     hold(ESTIMATOR_LAWS, f"estimator {getattr(estimate, '__name__', repr(estimate))!r}", case, exclude)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple, TypeAlias
 
@@ -60,17 +59,11 @@ class Given(NamedTuple):
         return self._replace(counts=counts, total=counts[:, None] * self.means)
 
 
-@dataclass(frozen=True)
-class _About:
-    make: Callable[[Scatter, Moments], Head]
-    dim: int
-
-    @property
-    def odd(self) -> dict[str, Given]:
-        """Inputs in which some or all classes have no example."""
-        example, alone = _given(self.dim), np.arange(CLASSES) == 2
-        one, none = (example.of(np.where(kept, example.counts, 0)) for kept in (alone, alone & False))
-        return {"an absent class": example, "one class": one, "no class": none}
+def _odd(dim: int) -> dict[str, Given]:
+    """Return inputs in which some or all classes have no example, by name."""
+    example, alone = _given(dim), np.arange(CLASSES) == 2
+    one, none = (example.of(np.where(kept, example.counts, 0)) for kept in (alone, alone & False))
+    return {"an absent class": example, "one class": one, "no class": none}
 
 
 def _given(dim: int, seed: int = 0, absent: int = 3) -> Given:
@@ -118,7 +111,7 @@ def scores(case: Case) -> None:
 
 def finite(case: Case) -> None:
     """Scores are −∞ for classes without an example and finite for all others, even for degenerate inputs."""
-    for name, given in case.about.odd.items():
+    for name, given in case.odd.items():
         (found,) = case.compiled(given)
         expected = np.broadcast_to(np.where(given.held, 0, -np.inf), found.seen.shape)
         assert_same(np.where(np.isfinite(found.seen), 0, found.seen), expected, f"{name}: scores")
@@ -147,9 +140,9 @@ def priors(case: Case) -> None:
 
 def means(case: Case) -> None:
     """For well separated classes of equal size, the head assigns each class mean to its own class."""
-    given = Given(
-        np.eye(case.about.dim), np.full(CLASSES, 7), 7 * corners(case.about.dim), case.example.probes
-    )
+    probes = case.example.probes
+    dim = probes.shape[1]
+    given = Given(np.eye(dim), np.full(CLASSES, 7), 7 * corners(dim), probes)
     probes = np.zeros_like(given.probes)
     probes[:CLASSES] = given.means
     (found,) = case.compiled(given._replace(probes=probes))
@@ -158,7 +151,7 @@ def means(case: Case) -> None:
 
 def variances(case: Case) -> None:
     """More variance in one direction does not raise its weight in the scores relative to other directions."""
-    dim = case.about.dim
+    dim = case.example.probes.shape[1]
     apart = np.zeros((CLASSES, dim))
     apart[:2, :2] = [[1, 1], [-1, -1]]
     counts = np.where(np.arange(CLASSES) < 2, 7, 0)
@@ -176,11 +169,12 @@ def variances(case: Case) -> None:
 def factor(case: Case) -> None:
     """A covariance that is stored as a factor, YᵀY + γI, gives the same head as the full matrix."""
     _, moments = _arguments(single(case.example))
-    rows = np.random.default_rng(0).normal(size=(case.about.dim - 2, case.about.dim)).astype(np.float32)
+    dim = case.example.probes.shape[1]
+    rows = np.random.default_rng(0).normal(size=(dim - 2, dim)).astype(np.float32)
     factored = Scatter.from_factor(jnp.asarray(rows)).shifted(0.5)
     features = case.example.probes.astype(np.float32)
     full = Scatter.from_matrix(factored.dense())
-    found, expected = (np.asarray(case.about.make(each, moments)(features)) for each in (factored, full))
+    found, expected = (np.asarray(case.about(each, moments)(features)) for each in (factored, full))
     assert_close(found, expected, 10 * SINGLE, "scores with a factor, and with the matrix")
 
 
@@ -250,8 +244,7 @@ def check_head(
     >>> check_head(covfree.lda_head)
     """
 
-    def formula(given: Given) -> Any:
-        assert reference is not None
+    def formula(reference: Reference, given: Given) -> Any:
         scores = np.asarray(reference(given.covariance, given.counts, given.means)(given.probes))
         # Set the reference's scores of classes without an example to −∞, as heads do.
         return np.where(given.held, scores, -np.inf)
@@ -262,8 +255,10 @@ def check_head(
         see=lambda head, given: head(given.probes),
         draw=partial(_given, dim),
         moving=("covariance", "total"),
-        formula=None if reference is None else formula,
+        reference=reference,
+        formula=formula,
         to=centred,
-        about=_About(make, dim),
+        odd=_odd(dim),
+        about=make,
     )
     hold(HEAD_LAWS, f"head {getattr(make, '__name__', repr(make))!r}", case, exclude)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, NamedTuple, TypeAlias
 
 import jax
@@ -79,22 +79,6 @@ class MethodTask(NamedTuple):
         return MethodTask(*federation, self.probes)
 
 
-@dataclass(frozen=True)
-class _About:
-    key: PRNGKey
-    example: MethodTask
-
-    @property
-    def odd(self) -> dict[str, MethodTask]:
-        """Tasks on unusual data, by name: degenerate federations, such as one client, and an absent class."""
-        cases = degenerate(self.example.probes.shape[1]) | {"an absent class": self.example.federation}
-        return {name: self.example.of(case) for name, case in cases.items()}
-
-    def fit(self, method: Any, task: MethodTask) -> Any:
-        """Fit a head to the examples of ``task`` by ``method``."""
-        return covfree.fit(method, *task[:3], num_classes=CLASSES, key=self.key)
-
-
 def _clean(task: MethodTask) -> MethodTask:
     return task.of(task.federation.clean)
 
@@ -138,7 +122,7 @@ def splitting(case: Case) -> None:
     method, clean = case.shared, single(case.plain)
     if method.rounds_over_rows < len(method.rounds):
         return  # rounds over examples have no rows to split
-    rows = covfree.summarise(method, *clean[:3], key=case.about.key)
+    rows = covfree.summarise(method, *clean[:3], key=case.about)
     whole = covfree.accumulate(method, rows, num_classes=CLASSES)
     if jax.device_count() > 1:
         mesh = jax.sharding.Mesh(np.array(jax.devices()), ("rows",))
@@ -169,7 +153,7 @@ def messages(case: Case) -> None:
             np.pad(features[mine], [(0, short), (0, 0)]),
             np.pad(labels[mine], (0, short), constant_values=-1),
             num_classes=CLASSES,
-            key=case.about.key,
+            key=case.about,
         )
     collected = covfree.collect(sent, num_classes=CLASSES)
     assert not collected.rejected, f"messages that were set aside: {collected.rejected}"
@@ -292,26 +276,31 @@ def check_method(
         # padding must come last, after all examples.
         return MethodTask(*(examples if seed == 2 and reference is None else examples.padded_last), probes)
 
-    def formula(task: MethodTask) -> Any:
-        assert reference is not None
+    def fit(method: Any, task: MethodTask) -> Any:
+        return covfree.fit(method, *task[:3], num_classes=CLASSES, key=key)
+
+    def formula(reference: Reference, task: MethodTask) -> Any:
         return reference(*_clean(task)[:3], CLASSES)(task.probes)
 
-    about = _About(jax.random.key(0) if key is None else key, draw())
+    key, example = jax.random.key(0) if key is None else key, draw()
+    odd = degenerate(dim) | {"an absent class": example.federation}
     case = Case(
         shared=method,
-        make=about.fit,
+        make=fit,
         see=lambda head, task: head(task.probes),
         draw=draw,
         moving=("features",),
         move=lambda method, step: replace(method, params=moved(method.params, step)),
         clean=_clean,
-        formula=None if reference is None else formula,
+        reference=reference,
+        formula=formula,
         to=centred,
         tolerance=tolerance,
         single=max(tolerance, SINGLE),
         exact=exact,
         batched=False,
         differentiable=differentiable,
-        about=about,
+        odd={name: example.of(examples) for name, examples in odd.items()},
+        about=key,
     )
     hold(METHOD_LAWS, f"method {method.name!r}", case, exclude)

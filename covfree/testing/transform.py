@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, NamedTuple, TypeAlias
 
 import jax
@@ -28,12 +28,6 @@ class GivenRows(NamedTuple):
 
     rows: Rows
     seed: Any = np.int32(0)
-
-
-@dataclass(frozen=True)
-class _About:
-    unbiased_for: Reference | None
-    reference: Reference | None
 
 
 def _make(transform: Any, given: GivenRows) -> Rows:
@@ -109,7 +103,7 @@ def order(case: Case) -> None:
 
 def unbiased(case: Case) -> None:
     """Averaged over random keys, means and counts are those that ``unbiased_for`` returns, if it is given."""
-    if case.about.unbiased_for is None:
+    if case.about is None:
         return
     before = select_rows(case.example.rows, used(case.example.rows))
 
@@ -118,7 +112,7 @@ def unbiased(case: Case) -> None:
         return jnp.concatenate([sent.mean, sent.count[:, None].astype(sent.mean.dtype)], axis=1)
 
     found = np.asarray(jax.jit(jax.vmap(one))(jnp.arange(_DRAWS)), np.float64)
-    goal = case.about.unbiased_for(before)
+    goal = case.about(before)
     expected = np.concatenate([goal.mean, np.asarray(goal.count)[:, None]], axis=1)
     error = found.std(0) / np.sqrt(_DRAWS) + 1e-6 * np.abs(expected)
     away = np.abs(found.mean(0) - expected) / error
@@ -132,11 +126,11 @@ def unbiased(case: Case) -> None:
 
 def reference(case: Case) -> None:
     """If a formula ``reference`` is given, the transform's means and counts are those of this formula."""
-    if case.about.reference is None:
+    if case.reference is None:
         return
     for given in case.drawn:
         before = select_rows(given.rows, used(given.rows))
-        expected, sent = case.about.reference(before), select_rows(case.direct(given), used(given.rows))
+        expected, sent = case.reference(before), select_rows(case.direct(given), used(given.rows))
         assert_close(sent.mean, np.asarray(expected.mean), case.single, "means")
         assert_close(sent.count, np.asarray(expected.count), case.single, "counts")
 
@@ -209,7 +203,8 @@ def check_transform(
         see=see,
         draw=draw,
         exact=False,  # random draws in float64 differ from those in float32
-        about=_About(unbiased_for, reference),
+        reference=reference,
+        about=unbiased_for,
     )
     name = getattr(getattr(transform, "apply", transform), "__name__", repr(transform))
     hold(TRANSFORM_LAWS, f"transform {name!r}", case, exclude)
