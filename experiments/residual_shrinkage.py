@@ -107,6 +107,7 @@ def gains(data: Data, known: Sums, number: int) -> np.ndarray:
 
     def automatic(covariance: np.ndarray, freedom: int) -> float:
         of = directed_freedom(DirectedMoments(known.moments, jnp.float32(freedom)))
+        of = of.scaled(1 / known.moments.within_degrees)
         matrix, rule = (
             covfree.linalg.Scatter.from_matrix(jnp.asarray(covariance, jnp.float32)),
             covfree.automatic(),

@@ -29,7 +29,7 @@ def class_scatters(rows: Rows, moments: Moments) -> Float[Array, "classes dim di
         The scatters; 0 for a class without rows.
     """
     num_classes = moments.total.shape[0]
-    factor = centred_rows(rows, moments, jnp.ones_like(moments.total[:, 0]))
+    factor = centred_rows(rows, moments)
     scatters = class_products(rows, factor, None, num_classes)
     if rows.covariance is None:
         return scatters
@@ -91,7 +91,7 @@ def class_squares(rows: Rows, moments: Moments) -> Float[Array, "classes dim"]:
     """
     num_classes = moments.total.shape[0]
     label = jnp.where(valid_rows(rows, num_classes), row_labels(rows), num_classes)
-    squares = jnp.square(centred_rows(rows, moments, jnp.ones_like(moments.total[:, 0])))
+    squares = jnp.square(centred_rows(rows, moments))
     if rows.covariance is not None:
         squares += _sent_scatters(rows, num_classes)[1]
     return jax.ops.segment_sum(squares, label, num_classes)

@@ -79,8 +79,8 @@ def client_parts(rows: Rows, moments: Moments) -> ClientParts:
     centres = own.mean[jnp.where(group >= 0, group, 0)]
     of_client = Rows(centres, rows.count, rows.label)
     return ClientParts(
-        between=centred_rows(of_client, moments, jnp.ones_like(moments.total[:, 0])),
-        within=centred_rows(inside, own, jnp.ones_like(own.total[:, 0])),
+        between=centred_rows(of_client, moments),
+        within=centred_rows(inside, own),
         group=group,
     )
 
@@ -169,18 +169,16 @@ def component_factor(
 
 
 def component_freedom(totals: ComponentMoments, weighting: Weighting = "per_class") -> Freedom:
-    """Return the `Freedom` of the covariance estimate Ŵ/(N − C), with N examples of C classes.
+    """Return the `Freedom` of Ŵ, the estimate of the within-class scatter that `component_factor` makes.
 
-    Ŵ, J_kc and w_c are those of `component_factor`. Each class c has two entries. Within clients it has
-    Σ_k (J_kc − 1) degrees of freedom with weight (1 + w_c)/(N − C). Between clients it has one degree less
-    than it has clients, with weight 1/(N − C); under client shift, this part overestimates the covariance.
+    J_kc and w_c are those of `component_factor`. Each class c has two entries. Within clients it has
+    Σ_k (J_kc − 1) degrees of freedom with weight 1 + w_c. Between clients it has one degree less than it has
+    clients, with weight 1; under client shift, this part overestimates the scatter.
     """
-    moments = totals.moments
-    scale = 1 / jnp.maximum(moments.within_degrees, 1)
-    between = jnp.maximum(totals.clients - 1, 0).astype(scale.dtype)
     weight = hidden_weights(totals, weighting)
-    inside = Freedom(totals.degrees.astype(scale.dtype), (1 + weight) * scale)
-    return inside.joined(Freedom(between, jnp.full_like(between, 1) * scale))
+    between = jnp.maximum(totals.clients - 1, 0).astype(weight.dtype)
+    inside = Freedom(totals.degrees.astype(weight.dtype), 1 + weight)
+    return inside.joined(Freedom(between, jnp.ones_like(between)))
 
 
 def client_means(rows: Rows, num_classes: int) -> Rows:

@@ -55,7 +55,7 @@ def directed_moments(rows: Rows, num_classes: int) -> DirectedMoments:
     )
 
 
-def directed_factor(rows: Rows, moments: Moments) -> Float[Array, "rows dim"]:
+def directed_factor(rows: Rows, totals: DirectedMoments) -> Float[Array, "rows dim"]:
     """Compute Y, so that YᵀY estimates the within-class scatter, from class means and residual directions.
 
     A client's mean x_r of n_r examples of class c gives the row √n_r (x_r − μ_c) of Y, with μ_c the mean of
@@ -64,22 +64,20 @@ def directed_factor(rows: Rows, moments: Moments) -> Float[Array, "rows dim"]:
     client's class means, or give it exactly if clients send all directions. Padding rows are 0.
     """
     directions = row_means(rows, valid_directions(rows))
-    return centred_rows(rows, moments, jnp.ones_like(moments.total[:, 0])) + directions
+    return centred_rows(rows, totals.moments) + directions
 
 
 def directed_freedom(totals: DirectedMoments) -> Freedom:
-    """Return the degrees of freedom of Ŵ/(N − C): L for the directions, K_c − 1 for a class of K_c means.
+    """Return the degrees of freedom of Ŵ: L for the directions, K_c − 1 for a class of K_c means.
 
-    Ŵ is that of `directed_factor`. The scatter of the N examples of C classes about the M means has A = N − M
-    degrees of freedom; L ≤ A is the sum of the directions' counts. The directions get weight A/(L (N − C)),
-    as they stand for the whole scatter. If clients send all directions, L = A. Otherwise L understates the
-    degrees of freedom, as leading directions vary less than L random draws. On 13 federations automatic
-    shrinkage was better on average with L than with A (experiments/residual_directions.md).
+    Ŵ is that of `directed_factor`. The scatter of the N examples about the M means has A = N − M degrees of
+    freedom; L ≤ A is the sum of the directions' counts. The directions get weight A/L, as they stand for the
+    whole scatter. If clients send all directions, L = A. Otherwise L understates the degrees of freedom, as
+    leading directions vary less than L random draws. On 13 federations automatic shrinkage was better on
+    average with L than with A (experiments/residual_directions.md).
     """
-    moments = totals.moments
-    scale = 1 / jnp.maximum(moments.within_degrees, 1)
-    hidden = moments.hidden_degrees
+    hidden = totals.moments.hidden_degrees
     seen = (totals.degrees > 0) & (hidden > 0)
-    weight = divide_or_zero(hidden * scale, totals.degrees, seen)
-    between = Freedom.of_classes(moments, jnp.full_like(moments.total[:, 0], 1) * scale)
+    weight = divide_or_zero(hidden, totals.degrees, seen)
+    between = Freedom.of_classes(totals.moments)
     return between.joined(Freedom(jnp.where(seen, totals.degrees, 0)[None], weight[None]))

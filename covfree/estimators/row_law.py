@@ -79,7 +79,7 @@ def _law_of_part(rows: Rows, *, moments: Moments, variance: Scalar) -> RowLaw:
     label, count = jnp.where(valid, row_labels(rows), 0), row_counts(rows, valid)
     dtype = count.dtype
     unit = jnp.asarray(variance, dtype)
-    factor = centred_rows(rows, moments, jnp.ones_like(moments.total[:, 0]))
+    factor = centred_rows(rows, moments)
     factor = factor / jnp.sqrt(jnp.where(unit > 0, unit, 1))
     share = count / jnp.maximum(moments.count[label].astype(dtype), 1)
     used = valid & (share <= _LARGEST_SHARE)

@@ -53,12 +53,15 @@ class Freedom:
     weight: Float[Array, " scatters"]
 
     @classmethod
-    def of_classes(cls, moments: Moments, class_weight: Float[Array, " classes"]) -> Freedom:
+    def of_classes(cls, moments: Moments, class_weight: Float[Array, " classes"] | None = None) -> Freedom:
         """Return the `Freedom` of Σ̂ = Σ_c w_c S_c, a weighted sum of the classes' scatters.
 
         S_c is the scatter of the K_c rows of class c, such as clients' class means, about their mean. It has
-        K_c − 1 degrees of freedom; they count as 0 if the class's weight w_c (``class_weight``) is 0.
+        K_c − 1 degrees of freedom; they count as 0 if the class's weight w_c (``class_weight``, by default 1)
+        is 0.
         """
+        if class_weight is None:
+            class_weight = jnp.ones_like(moments.total[:, 0])
         degrees = jnp.maximum(moments.num_rows - 1, 0).astype(class_weight.dtype)
         return cls(jnp.where(class_weight > 0, degrees, 0), class_weight)
 
@@ -95,21 +98,23 @@ class Freedom:
 def centred_rows(
     rows: Rows,
     moments: Moments,
-    class_weight: Float[Array, " classes"],
+    class_weight: Float[Array, " classes"] | None = None,
     centres: Float[Array, "classes dim"] | None = None,
 ) -> Float[Array, "rows dim"]:
     """Return √(w_c n_r) (x_r − μ_c) for rows of mean x_r and count n_r; 0 in padding rows.
 
-    For the row's class c, w_c is the entry of ``class_weight``, and μ_c the row of ``centres``, by default
-    the class mean.
+    For the row's class c, w_c is the entry of ``class_weight``, by default 1, and μ_c the row of ``centres``,
+    by default the class mean.
     """
     centres = moments.mean if centres is None else centres
-    valid = valid_rows(rows, class_weight.shape[0])
+    valid = valid_rows(rows, centres.shape[0])
     label = jnp.where(valid, row_labels(rows), 0)
     mean = row_means(rows, valid)
     # Centre before squaring: E[xxᵀ] − μμᵀ would lose digits if the mean is large against the spread.
     centred = deviations(mean, centres, jnp.where(valid, label, centres.shape[0]))
-    weight = class_weight[label] * row_counts(rows, valid).astype(mean.dtype)
+    weight = row_counts(rows, valid).astype(mean.dtype)
+    if class_weight is not None:
+        weight *= class_weight[label]
     # The inner `where` keeps the derivative of the root finite at 0.
     scale = jnp.where(weight > 0, jnp.sqrt(jnp.where(weight > 0, weight, 1)), 0)
     return centred * scale[:, None]

@@ -99,7 +99,7 @@ def shift_bias(
     check_subsets(num_subsets, subset_size)
     rows = one_class(means, counts)
     moments = first_moments(rows, 1)
-    factor = centred_rows(rows, moments, jnp.ones(1, moments.total.dtype))
+    factor = centred_rows(rows, moments)
     held = row_counts(rows, valid_rows(rows, 1))
     subsets = jnp.where(held > 0, jnp.clip(held // subset_size, 1, num_subsets), 0)
     scatter = symmetric_product(factor)
@@ -266,7 +266,7 @@ def _slope_test(rows: Rows, moments: Moments) -> ShiftTest:
     odds = share / others
     squares = by_class(jnp.square(share))
     signal = count.astype(dtype) * (1 - 2 * share + of_class(squares)) / others
-    deviation = centred_rows(rows, moments, jnp.ones(num_classes, dtype))
+    deviation = centred_rows(rows, moments)
     square = jnp.where(valid, jnp.square(deviation).sum(1) / others, 0)
     level = by_class(square) / held
     average = by_class(signal) / held

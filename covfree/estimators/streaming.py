@@ -122,7 +122,7 @@ def update(
     centre = jnp.where(state.num_examples > 0, state.centre, first)
     rows = one_class(means.astype(dtype) - centre[None, :], counts)
     moments = first_moments(rows, 1)
-    factor = centred_rows(rows, moments, jnp.ones(1, dtype))
+    factor = centred_rows(rows, moments)
     part = CovarianceState(
         moments.count[0], moments.num_rows[0], centre, moments.mean[0], symmetric_product(factor)
     )

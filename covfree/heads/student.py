@@ -182,7 +182,7 @@ def row_factor(rows: Rows, moments: Moments, variance: Scalar) -> Float[Array, "
     Row r is the mean x_r of n_r examples of class c. Each y_r y_rᵀ estimates the class's covariance Σ_c.
     """
     count = row_counts(rows, valid_rows(rows, moments.total.shape[0]))
-    factor = centred_rows(rows, moments, jnp.ones_like(moments.total[:, 0]))
+    factor = centred_rows(rows, moments)
     return factor / jnp.sqrt(1 + jnp.asarray(variance, count.dtype) * count)[:, None]
 
 

@@ -48,15 +48,6 @@ class Spread(NamedTuple):
     statistics: Any
 
 
-def _degrees(within: Within, first: Any) -> jax.Array:
-    """Return the number by which the within-class scatter Ŵ is divided to estimate the covariance Σ.
-
-    These degrees of freedom are N − C for N examples of C classes, or fewer if a class has a single row (one
-    mean) and so shows no scatter. ``first`` is the result of `Within.first` over all rows.
-    """
-    return jnp.maximum(moments_of(first).within_degrees, 1) * within.freedom(first).expected
-
-
 def _first_phase(
     shrinkage: Shrinkage, sent: tuple[()], rows: Rows, num_classes: int, *, within: Within
 ) -> Any:
@@ -73,12 +64,10 @@ def _spread_phase(
     shrinkage.
     """
     (first,) = sent
-    degrees = _degrees(within, first)
-    factor = within.factor(rows, first) / jnp.sqrt(degrees)
-    inner = None if within.inner is None else within.inner(rows, first) / degrees
-    weight = None
-    if within.class_weight is not None:
-        weight = within.class_weight(first) / within.freedom(first).expected
+    divisor = within.freedom(first).expected
+    factor = within.factor(rows, first) / jnp.sqrt(divisor)
+    inner = None if within.inner is None else within.inner(rows, first) / divisor
+    weight = None if within.class_weight is None else within.class_weight(first) / divisor
     statistics = shrinkage.statistics(factor, rows, moments_of(first), weight)
     return Spread(Factor(factor), inner, statistics)
 
@@ -116,7 +105,7 @@ def gram_of(covariance: Scatter, first: Any, within: Within, gram: ScatterChoice
     # The covariance times its degrees of freedom is Ŵ, to which a class with a single row adds nothing. The
     # shift is multiplied by all N − C, as in the paper: γI is added to the covariance of each class, and
     # N_c − 1 times these are summed.
-    observed = covariance.unshifted.scaled(_degrees(within, first))
+    observed = covariance.unshifted.scaled(within.freedom(first).expected)
     return total_gram(observed.shifted(covariance.shift * moments.within_degrees), moments, scatter=gram)
 
 

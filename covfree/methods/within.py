@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from covfree.core.types import Moments, Rows
 from covfree.estimators import Freedom, Weighting, first_moments, within_factor
 from covfree.estimators.class_scatter import row_scatter
-from covfree.estimators.directed import DirectedMoments, directed_factor, directed_freedom, directed_moments
+from covfree.estimators.directed import directed_factor, directed_freedom, directed_moments
 from covfree.estimators.moments import example_moments
 from covfree.estimators.scatter import centred_rows, class_weights
 from covfree.methods.rounds import bound
@@ -27,12 +27,14 @@ class Within:
             field ``moments``, and an argument of all other functions.
         factor: ``(rows, first) -> Y``: a matrix for a part of the rows. If ``inner`` is None, Ŵ is the sum of
             YᵀY over all parts.
-        freedom: ``(first) -> Freedom``: the degrees of freedom of Ŵ/(N − C), for N examples of C classes.
+        freedom: ``(first) -> Freedom``: the degrees of freedom of Ŵ. Their `Freedom.expected` is the number
+            by which Ŵ is divided to estimate the covariance: N − C for N examples of C classes, or fewer if a
+            class has a single row (one mean) and so shows no scatter.
         inner: ``(rows, first) -> array``: what must be added to the sum of YᵀY if clients also send
             variances, the scatter of examples about the mean of their row: its diagonal, or one number for
             all features. None if clients send no variances.
-        class_weight: ``(first) -> w``, [classes], if Ŵ/(N − C) = Σ_r w_c n_r (x_r − μ_c)(x_r − μ_c)ᵀ. Here
-            row r is the mean x_r of n_r examples of class c, whose mean is μ_c. None if Ŵ is not such a sum.
+        class_weight: ``(first) -> w``, [classes], if Ŵ = Σ_r w_c n_r (x_r − μ_c)(x_r − μ_c)ᵀ. Here row r is
+            the mean x_r of n_r examples of class c, whose mean is μ_c. None if Ŵ is not such a sum.
     """
 
     first: Callable[[Rows, int], Any]
@@ -65,17 +67,16 @@ def from_means(weighting: Weighting) -> Within:
     It is a `Within`, a record of functions. ``weighting`` says how classes are weighted, see `class_weights`.
     If there are K_c means of class c, they have K_c − 1 degrees of freedom.
     """
-    weight = bound(_class_weight, weighting=weighting)
-    factor = bound(within_factor, weighting=weighting)
-    return Within(first_moments, factor, bound(_class_freedom, weight=weight), class_weight=weight)
+    return Within(
+        first_moments,
+        bound(within_factor, weighting=weighting),
+        bound(_weighted_freedom, weighting=weighting),
+        class_weight=bound(class_weights, weighting=weighting),
+    )
 
 
-def _class_weight(moments: Moments, *, weighting: Weighting) -> jax.Array:
-    return class_weights(moments, weighting) / jnp.maximum(moments.within_degrees, 1)
-
-
-def _class_freedom(moments: Moments, *, weight: Callable[[Moments], jax.Array]) -> Freedom:
-    return Freedom.of_classes(moments, weight(moments))
+def _weighted_freedom(moments: Moments, *, weighting: Weighting) -> Freedom:
+    return Freedom.of_classes(moments, class_weights(moments, weighting))
 
 
 def from_variances() -> Within:
@@ -84,16 +85,7 @@ def from_variances() -> Within:
     Ŵ is the sum of two scatters: of the clients' class means about the class means of all examples, and of
     examples about their client's class means. The second is computed from the variances.
     """
-    freedom = bound(_class_freedom, weight=_equal_weight)
-    return Within(example_moments, _between_factor, freedom, _sent_variances)
-
-
-def _equal_weight(moments: Moments) -> jax.Array:
-    return jnp.full_like(moments.total[:, 0], 1) / jnp.maximum(moments.within_degrees, 1)
-
-
-def _between_factor(rows: Rows, moments: Moments) -> jax.Array:
-    return centred_rows(rows, moments, jnp.ones_like(moments.total[:, 0]))
+    return Within(example_moments, centred_rows, Freedom.of_classes, _sent_variances)
 
 
 def _sent_variances(rows: Rows, moments: Moments) -> jax.Array:
@@ -109,8 +101,4 @@ def _sent_variances(rows: Rows, moments: Moments) -> jax.Array:
 
 def from_directions() -> Within:
     """Make the estimator from clients' class means and residual directions (see `fedcof_residuals`)."""
-    return Within(directed_moments, _directed_factor, directed_freedom)
-
-
-def _directed_factor(rows: Rows, first: DirectedMoments) -> jax.Array:
-    return directed_factor(rows, first.moments)
+    return Within(directed_moments, directed_factor, directed_freedom)

@@ -32,7 +32,7 @@ _ROUNDING = 16
 def _total_phase(params: Scalar, sent: tuple[Moments], rows: Rows, num_classes: int) -> Factor:
     (moments,) = sent
     centre = jnp.broadcast_to(moments.grand_mean[None, :], moments.total.shape)
-    return Factor(centred_rows(rows, moments, jnp.ones_like(moments.total[:, 0]), centre))
+    return Factor(centred_rows(rows, moments, centres=centre))
 
 
 def _total_system(gamma: Scalar, moments: Moments, scatter: Scatter) -> Scatter:
@@ -144,10 +144,9 @@ def _drawn_together(scatter: jax.Array, pooled: jax.Array, number: jax.Array, de
 
 def pooled_covariance(shrinkage: Shrinkage, moments: Moments, scatters: jax.Array) -> Scatter:
     """Pool the scatters of all classes into one covariance, and shrink it."""
-    degrees = jnp.maximum(moments.spread_degrees, 1)
-    freedom = Freedom.of_classes(moments, jnp.full_like(moments.total[:, 0], 1) / degrees)
-    covariance = Scatter.from_matrix(scatters.sum(0) / degrees)
-    return shrinkage.apply(covariance, moments, freedom, None)
+    freedom = Freedom.of_classes(moments)
+    covariance = Scatter.from_matrix(scatters.sum(0) / freedom.expected)
+    return shrinkage.apply(covariance, moments, freedom.scaled(1 / freedom.expected), None)
 
 
 def _least_variance(moments: Moments, pooled: jax.Array) -> jax.Array:

@@ -127,7 +127,7 @@ def _take(
     scale = divide_or_zero(expected, answer.degrees)
     image, trace = scale * answer.product, scale * answer.trace
     if rows is not None and known is not None:
-        between = centred_rows(rows, known, jnp.ones_like(known.total[:, 0]))
+        between = centred_rows(rows, known)
         image += product(between.T, product(between, search.directions))
         trace += jnp.square(between).sum()
     came |= expected == 0

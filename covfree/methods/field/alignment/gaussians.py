@@ -64,7 +64,7 @@ def principal_basis(rows: Rows, num_components: int) -> Float[Array, "dim rank"]
         )
     whole = Rows(rows.mean, rows.count, jnp.minimum(jnp.asarray(rows.label), 0))
     moments = first_moments(whole, 1)
-    factor = centred_rows(whole, moments, jnp.ones_like(moments.total[:, 0]))
+    factor = centred_rows(whole, moments)
     return eigh(symmetric_product(factor))[1][:, ::-1][:, :num_components]
 
 
