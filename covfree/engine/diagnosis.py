@@ -24,7 +24,6 @@ from covfree.estimators.shrinkage import in_scale, mean_variance, trace_and_squa
 from covfree.methods import Method, fedcof
 from covfree.methods.fedcof_like import with_inner
 from covfree.methods.method import check_method
-from covfree.methods.rounds import option
 from covfree.methods.within import Within
 
 # Clients are said to differ if the p-value of the shift test is below this.
@@ -289,6 +288,6 @@ def estimating(method: Method) -> tuple[Method, Within]:
         raise ValueError(
             f"method: expected one whose clients send means, got {method.name!r}, which sends heads"
         )
-    found = [option(each.client, "within") for each in method.rounds]
-    over_rows = method.rounds_over_rows == len(method.rounds)
-    return (method, found[0]) if over_rows and isinstance(found[0], Within) else estimating(fedcof())
+    if method.estimate is None or method.rounds_over_rows < len(method.rounds):
+        return estimating(fedcof())
+    return method, method.estimate.within

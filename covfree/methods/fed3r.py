@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Literal
 
 import jax.numpy as jnp
 
@@ -15,7 +15,7 @@ from covfree.estimators.moments import example_moments
 from covfree.heads import ridge_head
 from covfree.methods.fedncm import moments_phase
 from covfree.methods.method import Method, sent_matrix
-from covfree.methods.rounds import Factor, bound, phases
+from covfree.methods.rounds import Factor, head_from, phases
 from covfree.methods.summary import gram_matrices
 
 
@@ -28,18 +28,6 @@ def gram_system(ridge: Scalar, total: tuple[Moments, Scatter]) -> Scatter:
     """Add λI to the Gram matrix."""
     _, gram = total
     return gram.shifted(ridge)
-
-
-def gram_head(params: object, system: Scatter, total: tuple[Any, ...], **options: bool) -> LinearHead:
-    """Make a linear head by ridge regression, see `ridge_head`.
-
-    Args:
-        params: not used.
-        system: the regularised Gram matrix.
-        total: the sum of all clients' terms; ``total[0]`` has the class sums, as `Moments`.
-        options: options of `ridge_head`.
-    """
-    return ridge_head(system, total[0], **options)
 
 
 def gram_merge(params: object, message: Message, num_classes: int) -> tuple[tuple[Moments, Scatter]]:
@@ -67,16 +55,6 @@ def within_phase(params: object, sent: tuple[Moments], rows: Rows, num_classes: 
 
 def _within_system(ridge: Scalar, moments: Moments, within: Scatter) -> Scatter:
     return total_gram(within, moments, scatter="within").shifted(ridge)
-
-
-def within_head(
-    params: object, system: Scatter, moments: Moments, within: Scatter, **options: bool
-) -> LinearHead:
-    """Make the `ridge_head` from the regularised matrix ``system`` and the class moments.
-
-    ``within``, the scatter from which ``system`` was made, is not used.
-    """
-    return ridge_head(system, moments, **options)
 
 
 def _within_merge(ridge: Scalar, message: Message, num_classes: int) -> tuple[Moments, Scatter]:
@@ -119,10 +97,9 @@ def fed3r(
     """
     check_strength("ridge", ridge)
     check_choice("scatter", scatter, ("both", "within"))
+    head = head_from(ridge_head, bias=bias)
     if scatter == "both":
         summary, rounds = gram_matrices(gram_merge), phases(gram_phase, fixed=True)
-        head = bound(gram_head, bias=bias)
         return Method(ridge, "fed3r", summary, rounds, gram_system, head)
     summary, rounds = gram_matrices(_within_merge), phases(moments_phase, within_phase, fixed=True)
-    head = bound(within_head, bias=bias)
     return Method(ridge, "fed3r-within", summary, rounds, _within_system, head)

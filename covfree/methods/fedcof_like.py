@@ -11,15 +11,15 @@ import jax.numpy as jnp
 from covfree.core.checks import check_choice
 from covfree.core.linalg import Scatter
 from covfree.core.types import Head, LinearHead, Moments, Rows, Scalar
-from covfree.estimators import ScatterChoice, total_gram
+from covfree.estimators import ScatterChoice
 from covfree.estimators.automatic import as_shrinkage
 from covfree.estimators.shrinkage import Shrinkage
 from covfree.heads import lda_head, ridge_head
 from covfree.methods.method import Method
-from covfree.methods.rounds import Factor, Round, bound, option
-from covfree.methods.student import Student, with_student
+from covfree.methods.rounds import Factor, Round, bound, head_from, moments_of
+from covfree.methods.student import Student, StudentNumbers, with_student
 from covfree.methods.summary import Summary
-from covfree.methods.within import Within, moments_of
+from covfree.methods.within import Estimate, Within
 
 # A head given as a function takes the shrunk within-class covariance and the moments.
 HeadChoice: TypeAlias = Literal["lda", "ridge", "student"] | Student | Callable[[Scatter, Moments], Head]
@@ -72,52 +72,16 @@ def _spread_phase(
     return Spread(Factor(factor), inner, statistics)
 
 
-def _system(
-    shrinkage: Shrinkage, first: Any, spread: Spread, *, within: Within, gram: ScatterChoice | None
-) -> Scatter:
-    """Compute the matrix with which the head is solved, from the totals of the two rounds of sums.
-
-    ``first`` and ``spread`` are these totals, and ``within`` estimates the within-class scatter. If ``gram``
-    is None (for all heads but ridge heads), the matrix is the shrunk within-class covariance. For a ridge
-    head it is the Gram matrix that `gram_of` makes from this covariance.
-    """
-    moments = moments_of(first)
-    scatter = spread.scatter if spread.inner is None else with_inner(spread.scatter, spread.inner)
+def _covariance(shrinkage: Shrinkage, first: Any, spread: Spread, *, within: Within) -> Scatter:
+    """Compute the shrunk covariance within classes, from the totals of the two rounds of sums."""
+    scatter = with_inner(spread.scatter, spread.inner)
     freedom = within.freedom(first)
     freedom = freedom.scaled(1 / freedom.expected)
-    covariance = shrinkage.apply(scatter, moments, freedom, spread.statistics)
-    return covariance if gram is None else gram_of(covariance, first, within, gram)
+    return shrinkage.apply(scatter, moments_of(first), freedom, spread.statistics)
 
 
-def gram_of(covariance: Scatter, first: Any, within: Within, gram: ScatterChoice) -> Scatter:
-    """Make the Gram matrix of a ridge head from the method's shrunk covariance within classes.
-
-    The covariance times its degrees of freedom is the scatter within classes; `total_gram` adds the other
-    terms.
-
-    Args:
-        covariance: the shrunk covariance.
-        first: the total of the first round, which gives the class means and counts.
-        within: the estimator with which the covariance was computed.
-        gram: which terms to add: the argument ``scatter`` of `total_gram`.
-    """
-    moments = moments_of(first)
-    # The covariance times its degrees of freedom is Ŵ, to which a class with a single row adds nothing. The
-    # shift is multiplied by all N − C, as in the paper: γI is added to the covariance of each class, and
-    # N_c − 1 times these are summed.
-    observed = covariance.unshifted.scaled(within.freedom(first).expected)
-    return total_gram(observed.shifted(covariance.shift * moments.within_degrees), moments, scatter=gram)
-
-
-def _head(
-    shrinkage: Shrinkage,
-    system: Scatter,
-    first: Any,
-    spread: Spread,
-    *,
-    function: Callable[[Scatter, Moments], Head],
-) -> Head:
-    return function(system, moments_of(first))
+def _gram_matrix(shrinkage: Shrinkage, first: Any, spread: Spread, *, estimate: Estimate) -> Scatter:
+    return estimate.gram_of(estimate.covariance(shrinkage, first, spread), first)
 
 
 def fedcof_like(
@@ -143,8 +107,7 @@ def fedcof_like(
     function = _HEADS.get(head) if isinstance(head, str) else head
     if not callable(function):
         raise ValueError(f"head: expected 'lda', 'ridge', 'student' or a function, got {head!r}")
-    if bias:
-        function = bound(ridge_head, bias=True)
+    estimate = Estimate(within, bound(_covariance, within=within), scatter if head == "ridge" else None)
     return Method(
         params=as_shrinkage(shrinkage),
         name=name,
@@ -153,8 +116,9 @@ def fedcof_like(
             Round(bound(_first_phase, within=within), fixed=True),
             Round(bound(_spread_phase, within=within), fixed=True),
         ),
-        system=bound(_system, within=within, gram=scatter if head == "ridge" else None),
-        head=bound(_head, function=function),
+        system=estimate.covariance if estimate.gram is None else bound(_gram_matrix, estimate=estimate),
+        head=head_from(function, bias=True) if bias else head_from(function),
+        estimate=estimate,
     )
 
 
@@ -168,56 +132,14 @@ def with_inner(scatter: Scatter, inner: jax.Array | None) -> Scatter:
     return scatter.shifted(inner) if inner.ndim == 0 else scatter.with_diagonal(inner)
 
 
-def shared_covariance(method: Method[Any]) -> Callable[..., Scatter] | None:
-    """Return the function by which the server of a method like `fedcof` computes the shrunk covariance.
+def plain_head(method: Method[Any]) -> Literal["lda", "ridge", "student"] | None:
+    """Return which head the server of a method like `fedcof` makes from its estimate of the covariance.
 
-    The function returns the covariance even if the method's head is a ridge head, which is solved with a Gram
-    matrix.
-
-    Returns:
-        ``(params, *state) -> Scatter``, from the method's ``params`` and the server's state after all
-        rounds; None if the method is not FedCOF-like.
+    None stands for another method or head, such as a linear head with an intercept or a temperature.
     """
-    linear = option(method.system, "system") or method.system
-    within = option(linear, "within")
-    if within is None:
+    if method.estimate is None:
         return None
-    # A ridge head is solved with a Gram matrix; all others with the covariance.
-    return method.system if option(linear, "gram") is None else bound(_system, within=within, gram=None)
-
-
-def refinable_head(method: Method) -> tuple[ScatterChoice | None, Callable[..., Head] | None]:
-    """Return two settings with which `refined` makes the head of a FedCOF-like method again.
-
-    Returns:
-        First, for a ridge head, the terms of its Gram matrix: the option ``scatter`` of `total_gram`; None
-        for other heads. Second, for a Student head, the function ``method.head``; None for other heads.
-
-    Raises:
-        ValueError: if the method is not FedCOF-like, or has another head than LDA, ridge or Student, or an
-            intercept or a temperature.
-    """
-    student = option(method.system, "system")
-    system = student or method.system
-    within, gram = option(system, "within"), option(system, "gram")
-    linear = lda_head if gram is None else ridge_head
-    if within is not None and (student or option(method.head, "function") is linear):
-        return gram, method.head if student else None
-    raise ValueError(
-        "method: expected one with an LDA, ridge or Student head of an estimated covariance, without an "
-        f"intercept or a temperature, such as covfree.fedcof(), got {method.name!r}"
-    )
-
-
-def linear_system(method: Method) -> ScatterChoice | None:
-    """Return which terms a ridge head's Gram matrix has; None for an LDA head.
-
-    The terms are the option ``scatter`` of `total_gram`: "within", "between" or "both".
-
-    Raises:
-        ValueError: if the method is not FedCOF-like, or its head is neither ridge nor LDA.
-    """
-    gram, other = refinable_head(method)
-    if other is None:
-        return gram
-    raise ValueError(f"method: expected one with an LDA or ridge head, got {method.name!r}")
+    if isinstance(method.params, StudentNumbers):
+        return "student"
+    linear = "lda" if method.estimate.gram is None else "ridge"
+    return linear if method.head == head_from(_HEADS[linear]) else None

@@ -20,6 +20,7 @@ from covfree.heads.composed import MappedHead
 from covfree.heads.temperature import with_temperature
 from covfree.methods.rounds import Round, bound, option
 from covfree.methods.summary import Summary
+from covfree.methods.within import Estimate
 from covfree.statistics.feature_maps import FeatureMap, described
 from covfree.statistics.transforms import Transform
 
@@ -60,6 +61,7 @@ class Method(Generic[H]):
         flops: ``(params, num_examples, dim, num_classes) -> int``: operations of all clients, apart from
             those that `covfree.client_flops` counts for every method: the feature map, the summary or
             message, and products of examples with matrices that clients receive.
+        estimate: how the server estimates the covariance within classes, if the head is made from it.
     """
 
     params: Any
@@ -74,6 +76,7 @@ class Method(Generic[H]):
     received: Callable[[Any, Rows], Any] | None = field(default=None, metadata={"static": True})
     report: Callable[[Any, Any], dict[str, Any]] | None = field(default=None, metadata={"static": True})
     flops: Callable[[Any, int, int, int], int] | None = field(default=None, metadata={"static": True})
+    estimate: Estimate | None = field(default=None, metadata={"static": True})
 
     def __post_init__(self) -> None:
         # Check static fields only: jax also makes methods whose numbers are placeholders.
@@ -164,7 +167,7 @@ class Method(Generic[H]):
 
         Methods whose clients compute the same have equal client parts, so they share compiled functions.
         """
-        none: Any = {"rounds": (), "received": None, "report": None, "flops": None}
+        none: Any = {"rounds": (), "estimate": None, "received": None, "report": None, "flops": None}
         return replace(self, params=None, name="clients", system=None, head=_no_head, **none)
 
     def mapped(self, features: AnyArray) -> jax.Array:

@@ -12,7 +12,7 @@ from jaxtyping import Array, Float
 from covfree.core.linalg import Scatter
 from covfree.core.products import symmetric_product
 from covfree.core.sums import Table
-from covfree.core.types import Rows
+from covfree.core.types import Head, Moments, Rows
 
 
 @dataclass(frozen=True)
@@ -40,6 +40,34 @@ def bound(function: Callable[..., Any], /, **options: Any) -> Bound:
 def option(function: Any, name: str) -> Any:
     """Return the value of a `Bound` function's option; None if it has no such option."""
     return dict(function.options).get(name) if isinstance(function, Bound) else None
+
+
+def moments_in(state: Any) -> Moments | None:
+    """Find the class sums and counts (`Moments`) in a server's state, a pytree; None if it has none.
+
+    If there are several, return the first.
+    """
+    nodes = jax.tree.leaves(state, is_leaf=lambda node: isinstance(node, Moments))
+    return next((node for node in nodes if isinstance(node, Moments)), None)
+
+
+def moments_of(state: Any) -> Moments:
+    """Return the first `Moments` in a server's state, or in the total of a round that computes them."""
+    moments = moments_in(state)
+    assert moments is not None
+    return moments
+
+
+def head_from(function: Callable[..., Head], **options: Any) -> Bound:
+    """Make `Method.head` from a function of the regularised matrix and the `Moments`, such as `ridge_head`.
+
+    ``options`` are further arguments of the function.
+    """
+    return bound(_head, function=bound(function, **options) if options else function)
+
+
+def _head(params: Any, system: Any, *state: Any, function: Callable[..., Head]) -> Head:
+    return function(system, moments_of(state))
 
 
 def of_first(numbers: Any, *, inner: Callable[[Any], Any] | None) -> Any:

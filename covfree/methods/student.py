@@ -20,8 +20,7 @@ from covfree.estimators.row_law import RowLaw, client_variance, row_law
 from covfree.estimators.shrinkage import Shrinkage, mean_variance
 from covfree.heads.student import StudentHead, row_factor, student_head, student_of_products
 from covfree.methods.method import Method
-from covfree.methods.rounds import Round, bound
-from covfree.methods.within import moments_of
+from covfree.methods.rounds import Round, bound, moments_of
 
 
 @jax.tree_util.register_dataclass
@@ -180,14 +179,17 @@ def with_student(method: Method[Any], choice: Student) -> Method[StudentHead]:
         # The rows of messages are class means already.
         summary = replace(summary, merge=bound(_merge, merge=summary.merge, clients=clients(False)))
     rounds = tuple(replace(each, numbers=_shrinkage) for each in method.rounds)
+    system = bound(_system, system=method.system)
+    assert method.estimate is not None
     made: Any = replace(
         method,
         params=StudentNumbers(method.params, choice.prior),
         name=f"{method.name}-student",
         summary=summary,
         rounds=(*rounds, *(Round(client, numbers=_shrinkage, fixed=True) for client in clients(examples))),
-        system=bound(_system, system=method.system),
+        system=system,
         head=_head,
+        estimate=replace(method.estimate, covariance=system),
         whole_clients=method.whole_clients or examples,
     )
     return made

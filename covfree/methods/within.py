@@ -9,13 +9,14 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from covfree.core.linalg import Scatter
 from covfree.core.types import Moments, Rows
-from covfree.estimators import Freedom, Weighting, first_moments, within_factor
+from covfree.estimators import Freedom, ScatterChoice, Weighting, first_moments, total_gram, within_factor
 from covfree.estimators.class_scatter import row_scatter
 from covfree.estimators.directed import directed_factor, directed_freedom, directed_moments
 from covfree.estimators.moments import example_moments
 from covfree.estimators.scatter import centred_rows, class_weights
-from covfree.methods.rounds import bound
+from covfree.methods.rounds import bound, moments_of
 
 
 @dataclass(frozen=True)
@@ -44,21 +45,36 @@ class Within:
     class_weight: Callable[[Any], jax.Array] | None = None
 
 
-def moments_of(first: Any) -> Moments:
-    """Return each class's sums and counts (`Moments`) from the result ``first`` of `Within.first`.
+@dataclass(frozen=True)
+class Estimate:
+    """How the server of a method like `fedcof` estimates the covariance within classes; hashable.
 
-    ``first`` is such a `Moments`, or has one as its field ``moments``.
+    Attributes:
+        within: the estimator of the within-class scatter.
+        covariance: ``(params, *state) -> Scatter``, the shrunk covariance, from the method's ``params`` and
+            the server's state after all rounds.
+        gram: for a ridge head, the terms of the Gram matrix with which it is solved: the option ``scatter``
+            of `total_gram`. None for other heads, which are solved with the covariance.
     """
-    return first if isinstance(first, Moments) else first.moments
 
+    within: Within
+    covariance: Callable[..., Scatter]
+    gram: ScatterChoice | None
 
-def moments_in(state: Any) -> Moments | None:
-    """Find the class sums and counts (`Moments`) in a server's state, a pytree; None if it has none.
+    def gram_of(self, covariance: Scatter, first: Any) -> Scatter:
+        """Make the Gram matrix of a ridge head from the shrunk covariance and the first round's total.
 
-    If there are several, return the first.
-    """
-    nodes = jax.tree.leaves(state, is_leaf=lambda node: isinstance(node, Moments))
-    return next((node for node in nodes if isinstance(node, Moments)), None)
+        The covariance times its degrees of freedom is the scatter within classes; `total_gram` adds the other
+        terms.
+        """
+        assert self.gram is not None
+        moments = moments_of(first)
+        # The covariance times its degrees of freedom is Ŵ, to which a class with a single row adds nothing.
+        # The shift is multiplied by all N − C, as in the paper: γI is added to the covariance of each class,
+        # and N_c − 1 times these are summed.
+        observed = covariance.unshifted.scaled(self.within.freedom(first).expected)
+        shift = covariance.shift * moments.within_degrees
+        return total_gram(observed.shifted(shift), moments, scatter=self.gram)
 
 
 def from_means(weighting: Weighting) -> Within:

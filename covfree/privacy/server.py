@@ -17,8 +17,7 @@ from covfree.estimators import diagonal_loading, total_gram
 from covfree.heads import lda_head, ncm_head, ridge_head
 from covfree.heads.composed import MappedHead
 from covfree.methods import Method
-from covfree.methods.fedcof_like import linear_system
-from covfree.methods.rounds import option
+from covfree.methods.fedcof_like import plain_head
 from covfree.privacy.estimates import (
     debiased_reciprocal,
     debiased_within,
@@ -142,7 +141,7 @@ def worth_a_matrix(method: Method[Any], known: NoisySums, grid: Grid, noises: in
 
 
 def _is_within_lda(method: Method[Any]) -> bool:
-    return method.name not in _SUBTRACTED and option(method.system, "gram") is None
+    return plain_head(method) == "lda"
 
 
 # fed3r-within and FedCGS subtract products of class sums from the Gram matrix. Noise of variance σ² in the
@@ -161,13 +160,11 @@ def needs_matrix(method: Method[Any]) -> bool:
         return False
     if method.name in _SUBTRACTED:
         return True
-    try:
-        linear_system(method)
-    except ValueError as error:
+    if plain_head(method) not in ("lda", "ridge"):
         raise ValueError(
             "method: expected one whose head is a function of class sums and the second moment: fedncm, "
             f"fed3r, fedcgs, or fedcof with an LDA or ridge head; got {method.name!r}"
-        ) from error
+        )
     return True
 
 
@@ -230,7 +227,8 @@ def _head_of(method: Method[Any], known: NoisySums, grid: Grid, total: Upload) -
         system = _positive(system.unshifted.dense()).shifted(system.shift + edge / scale)
         head = method.head(method.params, system, *state)
         return _without_noise(head, system, known) if method.name == "fedcgs" else head
-    gram = linear_system(method)
+    assert method.estimate is not None  # `needs_matrix` raises an error if it is None
+    gram = method.estimate.gram
     degrees = jnp.maximum(moments.within_degrees, 1)
     sums, counts = known.sums[known.present], known.counts[known.present]
     within = debiased_within(second, sums, counts, known.sum_deviation, known.count_deviation)

@@ -10,9 +10,10 @@ import jax.numpy as jnp
 from covfree.core.checks import check_strength
 from covfree.core.linalg import Scatter
 from covfree.core.types import AnyArray, LinearHead, Message, Moments, Scalar
-from covfree.methods.fed3r import gram_head, gram_merge, gram_phase
+from covfree.heads import ridge_head
+from covfree.methods.fed3r import gram_merge, gram_phase
 from covfree.methods.method import Method
-from covfree.methods.rounds import bound, phases
+from covfree.methods.rounds import head_from, phases
 from covfree.methods.summary import own_solutions
 
 
@@ -75,5 +76,5 @@ def afl(gamma: Scalar = 1.0, *, ridge: Scalar = 0.0, bias: bool = False) -> Meth
     Federated Learning with Pre-trained Models".
     """
     numbers = AflNumbers(check_strength("gamma", gamma), check_strength("ridge", ridge))
-    head = bound(gram_head, unit=False, bias=bias)
+    head = head_from(ridge_head, unit=False, bias=bias)
     return Method(numbers, "afl", own_solutions(_merge), phases(gram_phase, fixed=True), _system, head)

@@ -21,7 +21,7 @@ from covfree.heads.gaussian import GaussianHead, gaussian_head, head_of_roots, r
 from covfree.methods.fed3r import gram_merge
 from covfree.methods.fedncm import moments_phase
 from covfree.methods.method import Method, sent_matrix
-from covfree.methods.rounds import Factor, phases
+from covfree.methods.rounds import Factor, head_from, phases
 from covfree.methods.summaries import send_class_means
 from covfree.methods.summary import class_covariance_matrices, gram_matrices
 
@@ -37,10 +37,6 @@ def _total_phase(params: Scalar, sent: tuple[Moments], rows: Rows, num_classes: 
 
 def _total_system(gamma: Scalar, moments: Moments, scatter: Scatter) -> Scatter:
     return scatter.scaled(1 / jnp.maximum(moments.num_examples - 1, 1)).shifted(gamma)
-
-
-def _total_head(gamma: Scalar, system: Scatter, moments: Moments, scatter: Scatter) -> LinearHead:
-    return lda_head(system, moments)
 
 
 def _total_merge(gamma: Scalar, message: Message, num_classes: int) -> tuple[Moments, Scatter]:
@@ -82,7 +78,7 @@ def fedcgs(shrinkage: Scalar = 0.0) -> Method[LinearHead]:
         gram_matrices(_total_merge),
         rounds,
         _total_system,
-        _total_head,
+        head_from(lda_head),
     )
 
 

@@ -8,11 +8,12 @@ from covfree.core.checks import check_strength
 from covfree.core.linalg import Scatter
 from covfree.core.types import Moments, Scalar
 from covfree.estimators import total_gram
+from covfree.heads import ridge_head
 from covfree.heads.composed import MappedHead
-from covfree.methods.fed3r import within_head, within_phase
+from covfree.methods.fed3r import within_phase
 from covfree.methods.fedncm import moments_phase
 from covfree.methods.method import Method
-from covfree.methods.rounds import bound, phases
+from covfree.methods.rounds import head_from, phases
 from covfree.methods.summaries import send_class_means
 from covfree.statistics.feature_maps import relu_features
 
@@ -60,7 +61,7 @@ def stsa_e(
         send_class_means(num_subsets),
         phases(moments_phase, within_phase),
         _system,
-        bound(within_head, unit=False),
+        head_from(ridge_head, unit=False),
         feature_map=relu_features(num_features, seed=seed),
     )
     return method

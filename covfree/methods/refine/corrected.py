@@ -163,6 +163,7 @@ def corrected(method: Method[Any], rounds: int = 4, *, penalty: Scalar = 0.003) 
         rounds=(*own, _last(every[-1], plan), scale, *(step,) * rounds),
         system=None,
         head=bound(finish, plan=plan),
+        estimate=None,
         report=bound(_report, first=method.report),
         flops=bound(_flops, first=method.flops, rounds=rounds),
     )

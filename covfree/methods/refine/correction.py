@@ -19,7 +19,7 @@ from covfree.estimators.moments import centred_means
 from covfree.heads.columns import head_for_present
 from covfree.heads.composed import CorrectedHead
 from covfree.methods.refine.descent import Descent, begin_descent, descend, last_point
-from covfree.methods.within import moments_in
+from covfree.methods.rounds import moments_of
 from covfree.statistics.softmax import ScaledLosses, SoftmaxSums, scaled_losses, softmax_sums
 
 # Candidates of β, the factor of the method's scores, in units of `Correction.unit`.
@@ -126,8 +126,7 @@ def begin(first: Any, state: tuple[Any, ...], *, plan: Plan) -> tuple[Correction
     ``first`` has the method's ``params``; ``state`` is the server's state after the method's last round.
     """
     system, start = _own_head(first, state, plan)
-    moments = moments_in(state)
-    assert moments is not None  # `metric_of` raises an error if it is None
+    moments = moments_of(state)
     # If the covariance is the head's own system, reuse it: the automatic shrinkage takes long to compile.
     metric = factorise(system if plan.covariance == plan.system else plan.covariance(first, *state))
     metric = _usable(metric)

@@ -20,11 +20,8 @@ from covfree.estimators.class_scatter import scatter_about
 from covfree.estimators.shrinkage import loading, mean_variance
 from covfree.methods.fed3r import gram_phase
 from covfree.methods.fedcof import fedcof
-from covfree.methods.fedcof_like import shared_covariance
 from covfree.methods.method import Method
-from covfree.methods.refine.refined import RefinePlan
-from covfree.methods.refine.search import Search
-from covfree.methods.rounds import Round, bound, option, phases
+from covfree.methods.rounds import Round, bound, moments_of, phases
 
 # A covariance computed from a Gram matrix gets this many times eps·‖μ_g‖², the size of rounding, added to its
 # diagonal; μ_g is the mean of all examples. At means of 10³ to 10⁶ standard deviations, up to 1.5 times were
@@ -40,12 +37,8 @@ def metric_of(method: Method[Any]) -> tuple[tuple[Round, ...], Callable[..., Sca
         class means, () if its own rounds suffice. Then ``(params, *state) -> Scatter``, which computes the
         covariance from the method's ``params`` and the server's state after all rounds.
     """
-    shared = shared_covariance(method)
-    if shared is not None:
-        return (), shared
-    plan = option(method.head, "plan")
-    if isinstance(plan, RefinePlan):
-        return (), _refined
+    if method.estimate is not None:
+        return (), method.estimate.covariance
     if method.summary.name == "ClassMeans" and len(method.rounds) == method.rounds_over_rows:
         own, estimate = len(method.rounds), fedcof()
         more = (bound(_terms, client=each.client, own=own) for each in estimate.rounds)
@@ -74,16 +67,6 @@ def _estimated(numbers: Any, *state: Any, own: int, system: Callable[..., Scatte
     return system(as_shrinkage("auto"), *state[own:])
 
 
-def _refined(
-    numbers: Any, moments: Moments, search: Search, rows: Any, own: Any, covariance: Scatter | None
-) -> Scatter:
-    """Return the shrunk covariance of a method made by `refined`, as estimated before the refinement.
-
-    The arguments after ``numbers`` are the fields of the server's state, a `RefineProgress`.
-    """
-    return search.inverse.scatter if covariance is None else covariance
-
-
 def _of_totals(numbers: Any, *state: Any, gram: bool) -> Scatter:
     """Compute a shrunk covariance of the features from a state that contains a scatter matrix.
 
@@ -91,8 +74,8 @@ def _of_totals(numbers: Any, *state: Any, gram: bool) -> Scatter:
     it is their Gram matrix, which is first converted to the total scatter. The first `Moments` has the
     classes' counts and feature sums.
     """
-    nodes = jax.tree.leaves(state, is_leaf=lambda node: isinstance(node, (Moments, Scatter)))
-    moments = next(node for node in nodes if isinstance(node, Moments))
+    moments = moments_of(state)
+    nodes = jax.tree.leaves(state, is_leaf=lambda node: isinstance(node, Scatter))
     scatter = next(node for node in nodes if isinstance(node, Scatter))
     degrees = jnp.maximum(moments.num_examples - 1, 1)
     found = scatter.scaled(1 / degrees)

@@ -17,7 +17,7 @@ from covfree.core.checks import check_positive
 from covfree.core.linalg import Scatter, factorise
 from covfree.core.products import divide_or_zero, product
 from covfree.core.types import H, Moments, Rows, Scalar
-from covfree.estimators import ScatterChoice, Shrinkage, first_moments, pseudo_observations, total_gram
+from covfree.estimators import Shrinkage, first_moments, pseudo_observations, total_gram
 from covfree.estimators.automatic import as_shrinkage
 from covfree.estimators.moments import centred_means
 from covfree.estimators.scatter import centred_rows
@@ -25,12 +25,12 @@ from covfree.estimators.shrinkage import check_loading, is_loading, loading
 from covfree.heads.columns import resolved_sums
 from covfree.heads.lda import lda_head_of
 from covfree.heads.ridge import ridge_head_of
-from covfree.methods.fedcof_like import gram_of, refinable_head, shared_covariance
+from covfree.methods.fedcof_like import plain_head
 from covfree.methods.method import Method, check_method
 from covfree.methods.refine.answer import Answer, answer
 from covfree.methods.refine.search import Search, advance, begin, known_matrix
-from covfree.methods.rounds import Round, bound, of_first, option
-from covfree.methods.within import moments_of
+from covfree.methods.rounds import Round, bound, moments_of, of_first, option
+from covfree.methods.within import Estimate
 
 
 class RefineProgress(NamedTuple):
@@ -72,25 +72,23 @@ class RefinePlan:
     """The static settings of `refined`.
 
     Attributes:
-        gram: None for an LDA or Student head. For a ridge head, which scatter its Gram matrix contains
-            (argument ``scatter`` of `total_gram`).
-        covariance: ``(params, *totals) -> Scatter``, the method's own shrunk covariance, which is refined.
+        estimate: how the method estimates the covariance, which is refined.
         directions: q, see `refined`.
         head: None for a linear head. Otherwise the method's function ``head``, which is called with the
             result of `known_matrix` as the covariance.
     """
 
-    gram: ScatterChoice | None
-    covariance: Callable[..., Scatter]
+    estimate: Estimate
     directions: int | None
     head: Callable[..., Any] | None = None
 
     def most(self, shape: tuple[int, ...]) -> int:
         """Return how many directions the server sends in a round at most; ``shape`` is [dim, classes]."""
         dim, num_classes = shape
-        # Means of C classes about their overall mean span C − 1 dimensions; a ridge head (``gram``) has means
-        # about 0.
-        most = max(1, num_classes - (self.gram is None)) if self.directions is None else self.directions
+        # Means of C classes about their overall mean span C − 1 dimensions; a ridge head has means about 0.
+        most = (
+            max(1, num_classes - (self.estimate.gram is None)) if self.directions is None else self.directions
+        )
         return min(most, num_classes, dim)
 
 
@@ -98,12 +96,24 @@ def _begin(first: Any, state: tuple[Any, ...], total: Any, *, plan: RefinePlan) 
     """Return the server's state before the first refinement, from the totals of the method's own rounds."""
     totals = (*state, total)
     moments = moments_of(totals[0])
-    right = (centred_means(moments) if plan.gram is None else resolved_sums(moments)).T
-    system = covariance = plan.covariance(first, *totals)
-    if plan.gram is not None:
-        system = gram_of(covariance, totals[0], option(plan.covariance, "within"), plan.gram)
+    estimate, linear = plan.estimate, plan.estimate.gram is None
+    right = (centred_means(moments) if linear else resolved_sums(moments)).T
+    covariance = estimate.covariance(first, *totals)
+    system = covariance if linear else estimate.gram_of(covariance, totals[0])
     search = begin(factorise(system), right, plan.most(right.shape))
-    return RefineProgress(moments, search, None, totals[2:], None if plan.gram is None else covariance)
+    return RefineProgress(moments, search, None, totals[2:], None if linear else covariance)
+
+
+def _estimated(
+    numbers: RefinedNumbers,
+    moments: Moments,
+    search: Search,
+    rows: Rows | None,
+    own: tuple[Any, ...],
+    covariance: Scatter | None,
+) -> Scatter:
+    """Return the method's shrunk covariance as estimated before the refinement."""
+    return search.inverse.scatter if covariance is None else covariance
 
 
 def _ask(numbers: RefinedNumbers, progress: RefineProgress) -> tuple[jax.Array, jax.Array | None]:
@@ -133,7 +143,7 @@ def _take(
     came |= expected == 0
     asked = search._replace(directions=jnp.where(came, search.directions, 0))
     image, trace = jnp.where(came, image, 0), jnp.where(came, trace, 0)
-    images = _images(numbers, moments, asked, image, trace, plan.gram)
+    images = _images(numbers, moments, asked, image, trace, plan.estimate)
     new = advance(asked, images, plan.most(search.right.shape))
     kept = ("weight", "error", "length")
     kept = {name: jnp.where(came, getattr(new, name), getattr(search, name)) for name in kept}
@@ -146,7 +156,7 @@ def _images(
     search: Search,
     image: jax.Array,
     trace: jax.Array,
-    gram: ScatterChoice | None,
+    estimate: Estimate,
 ) -> jax.Array:
     """Multiply ``search.directions`` by A, the exact matrix of the linear system A W = M of the head.
 
@@ -155,12 +165,12 @@ def _images(
     degrees = jnp.maximum(moments.within_degrees, 1)
     dim = search.right.shape[0]
     gamma = loading(numbers.shrinkage, trace / degrees / dim, dim, degrees)
-    if gram is None:
+    if estimate.gram is None:
         return image / degrees + gamma * search.directions
     # The system is the Gram matrix plus λI. Of its scatter within classes only the product with the
     # directions is known, ``image``; class means give the other terms, ``rest``.
     none = Scatter.from_factor(jnp.zeros_like(search.directions[:, :1].T))
-    rest = total_gram(none, moments, scatter=gram)
+    rest = total_gram(none, moments, scatter=estimate.gram)
     return image + rest.times(search.directions) + gamma * degrees * search.directions
 
 
@@ -182,7 +192,7 @@ def _finish(
     """
     if plan.head is not None:
         return plan.head(numbers.first, known_matrix(search), moments, None, *own)
-    return (lda_head_of if plan.gram is None else ridge_head_of)(search.weight, moments)
+    return (lda_head_of if plan.estimate.gram is None else ridge_head_of)(search.weight, moments)
 
 
 def _keep(progress: RefineProgress, rows: Rows) -> RefineProgress:
@@ -259,7 +269,12 @@ def refined(
     check_positive("rounds", rounds)
     if directions is not None:
         check_positive("directions", directions)
-    gram, head = refinable_head(method)
+    estimate, kind = method.estimate, plain_head(method)
+    if estimate is None or kind is None:
+        raise ValueError(
+            "method: expected one with an LDA, ridge or Student head of an estimated covariance, without an "
+            f"intercept or a temperature, such as covfree.fedcof(), got {method.name!r}"
+        )
     if method.summary.merge is not None:
         raise ValueError(
             f"method: expected one whose covariance is estimated, got {method.name!r}, which is exact"
@@ -272,7 +287,7 @@ def refined(
             "method: expected one whose clients send one mean for each class, num_subsets=1; got "
             f"{method.name!r}"
         )
-    if gram == "between":
+    if estimate.gram == "between":
         raise ValueError(
             "method: expected scatter 'within' or 'both', got 'between': it leaves nothing to refine"
         )
@@ -281,9 +296,7 @@ def refined(
         shrinkage = rule if is_loading(rule) else pseudo_observations()
     exact = as_shrinkage(shrinkage)  # pyright: ignore[reportArgumentType]
     check_loading(exact)
-    covariance = method.system if gram is None else shared_covariance(method)
-    assert covariance is not None  # `refinable_head` raises an error if it is None
-    plan = RefinePlan(gram, covariance, directions, head)
+    plan = RefinePlan(estimate, directions, method.head if kind == "student" else None)
     own = [replace(each, numbers=bound(of_first, inner=each.numbers)) for each in method.rounds]
     # `_begin` needs all numbers (``inner=None``); the client function of the method's last round uses none.
     start, numbers = bound(_begin, plan=plan), bound(of_first, inner=None)
@@ -296,6 +309,7 @@ def refined(
         rounds=(*own, *(products,) * rounds),
         system=None,
         head=bound(_finish, plan=plan),
+        estimate=replace(estimate, covariance=_estimated),
         received=_keep,
         report=_report,
         flops=bound(_flops, plan=plan, rounds=rounds),

@@ -14,8 +14,8 @@ from covfree.core.doors import is_finite
 from covfree.core.sums import fold_parts
 from covfree.core.types import Head, Moments, Rows, accumulation_dtype
 from covfree.heads.composed import SelectedHead
+from covfree.methods.rounds import moments_in
 from covfree.methods.selecting.tracks import Running, labelled
-from covfree.methods.within import moments_in
 from covfree.statistics.kept import kept_aside
 
 By: TypeAlias = Literal["errors", "losses"]
