@@ -50,6 +50,8 @@ def deviations(
     # A comparison with NaN is False, so NaN is kept.
     if group is None:
         return jnp.where(size <= noise, 0, centred)
+    if not values.shape[0]:
+        return centred
 
     # A maximum over groups takes longer than the rest. So first look at two values of each: if the deviation
     # of one exceeds the noise, the group's values differ; if it has no other value, its deviation is 0.
