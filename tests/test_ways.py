@@ -69,10 +69,10 @@ def fedavg():
 
 
 WAYS = {
-    "fit": (lambda: lambda: fit(covfree.fedcof()), (168, 32)),
-    "fit, a number": (lambda: lambda: fit(covfree.fedcof(1.0)), (144, 29)),
+    "fit": (lambda: lambda: fit(covfree.fedcof()), (167, 32)),
+    "fit, a number": (lambda: lambda: fit(covfree.fedcof(1.0)), (143, 29)),
     "refined": (lambda: lambda: fit(covfree.refined(covfree.fedcof(), 1)), (190, 36)),
-    "received": (received, (199, 37)),
+    "received": (received, (198, 37)),
     "a round of FedAvg": (fedavg, (93, 20)),
 }
 

@@ -15,7 +15,7 @@ from covfree.estimators.moments import example_moments
 from covfree.heads import ridge_head
 from covfree.methods.fedncm import moments_phase
 from covfree.methods.method import Method, sent_matrix
-from covfree.methods.rounds import Factor, head_from, phases
+from covfree.methods.rounds import Factor, bound, head_of_moments, phases
 from covfree.methods.summary import gram_matrices
 
 
@@ -97,7 +97,7 @@ def fed3r(
     """
     check_strength("ridge", ridge)
     check_choice("scatter", scatter, ("both", "within"))
-    head = head_from(ridge_head, bias=bias)
+    head = bound(head_of_moments, function=ridge_head, bias=bias)
     if scatter == "both":
         summary, rounds = gram_matrices(gram_merge), phases(gram_phase, fixed=True)
         return Method(ridge, "fed3r", summary, rounds, gram_system, head)

@@ -16,7 +16,7 @@ from covfree.estimators.automatic import as_shrinkage
 from covfree.estimators.shrinkage import Shrinkage
 from covfree.heads import lda_head, ridge_head
 from covfree.methods.method import Method
-from covfree.methods.rounds import Factor, Round, bound, head_from, moments_of
+from covfree.methods.rounds import Factor, Round, bound, head_of_moments, moments_of
 from covfree.methods.student import Student, StudentNumbers, with_student
 from covfree.methods.summary import Summary
 from covfree.methods.within import Estimate, Within
@@ -107,6 +107,8 @@ def fedcof_like(
     function = _HEADS.get(head) if isinstance(head, str) else head
     if not callable(function):
         raise ValueError(f"head: expected 'lda', 'ridge', 'student' or a function, got {head!r}")
+    if bias:
+        function = bound(ridge_head, bias=True)
     estimate = Estimate(within, bound(_covariance, within=within), scatter if head == "ridge" else None)
     return Method(
         params=as_shrinkage(shrinkage),
@@ -117,7 +119,7 @@ def fedcof_like(
             Round(bound(_spread_phase, within=within), fixed=True),
         ),
         system=estimate.covariance if estimate.gram is None else bound(_gram_matrix, estimate=estimate),
-        head=head_from(function, bias=True) if bias else head_from(function),
+        head=bound(head_of_moments, function=function),
         estimate=estimate,
     )
 
@@ -142,4 +144,4 @@ def plain_head(method: Method[Any]) -> Literal["lda", "ridge", "student"] | None
     if isinstance(method.params, StudentNumbers):
         return "student"
     linear = "lda" if method.estimate.gram is None else "ridge"
-    return linear if method.head == head_from(_HEADS[linear]) else None
+    return linear if method.head == bound(head_of_moments, function=_HEADS[linear]) else None

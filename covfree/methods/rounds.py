@@ -42,32 +42,20 @@ def option(function: Any, name: str) -> Any:
     return dict(function.options).get(name) if isinstance(function, Bound) else None
 
 
-def moments_in(state: Any) -> Moments | None:
-    """Find the class sums and counts (`Moments`) in a server's state, a pytree; None if it has none.
-
-    If there are several, return the first.
-    """
+def moments_of(state: Any) -> Any:
+    """Return the first `Moments` (class sums and counts) in a server's state, a pytree; None without."""
     nodes = jax.tree.leaves(state, is_leaf=lambda node: isinstance(node, Moments))
     return next((node for node in nodes if isinstance(node, Moments)), None)
 
 
-def moments_of(state: Any) -> Moments:
-    """Return the first `Moments` in a server's state, or in the total of a round that computes them."""
-    moments = moments_in(state)
-    assert moments is not None
-    return moments
+def head_of_moments(
+    params: Any, system: Any, *state: Any, function: Callable[..., Head], **options: Any
+) -> Head:
+    """Make the head as ``function(system, moments, **options)`` does, such as `ridge_head`.
 
-
-def head_from(function: Callable[..., Head], **options: Any) -> Bound:
-    """Make `Method.head` from a function of the regularised matrix and the `Moments`, such as `ridge_head`.
-
-    ``options`` are further arguments of the function.
+    ``system`` is the regularised matrix, and ``moments`` are the first `Moments` in ``state``.
     """
-    return bound(_head, function=bound(function, **options) if options else function)
-
-
-def _head(params: Any, system: Any, *state: Any, function: Callable[..., Head]) -> Head:
-    return function(system, moments_of(state))
+    return function(system, moments_of(state), **options)
 
 
 def of_first(numbers: Any, *, inner: Callable[[Any], Any] | None) -> Any:

@@ -13,7 +13,7 @@ from covfree.core.types import AnyArray, LinearHead, Message, Moments, Scalar
 from covfree.heads import ridge_head
 from covfree.methods.fed3r import gram_merge, gram_phase
 from covfree.methods.method import Method
-from covfree.methods.rounds import head_from, phases
+from covfree.methods.rounds import bound, head_of_moments, phases
 from covfree.methods.summary import own_solutions
 
 
@@ -76,5 +76,5 @@ def afl(gamma: Scalar = 1.0, *, ridge: Scalar = 0.0, bias: bool = False) -> Meth
     Federated Learning with Pre-trained Models".
     """
     numbers = AflNumbers(check_strength("gamma", gamma), check_strength("ridge", ridge))
-    head = head_from(ridge_head, unit=False, bias=bias)
+    head = bound(head_of_moments, function=ridge_head, unit=False, bias=bias)
     return Method(numbers, "afl", own_solutions(_merge), phases(gram_phase, fixed=True), _system, head)

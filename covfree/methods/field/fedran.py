@@ -17,7 +17,7 @@ from covfree.estimators.moments import row_means
 from covfree.heads import ridge_head
 from covfree.heads.composed import MappedHead
 from covfree.methods.method import Method, sent_matrix
-from covfree.methods.rounds import Factor, head_from, phases
+from covfree.methods.rounds import Factor, bound, head_of_moments, phases
 from covfree.methods.summaries import send_directions
 from covfree.statistics.feature_maps import relu_features
 
@@ -100,7 +100,7 @@ def fedran(
         send_directions(num_directions, centred=False),
         phases(_phase),
         _system,
-        head_from(ridge_head, unit=False),
+        bound(head_of_moments, function=ridge_head, unit=False),
         feature_map=relu_features(num_features, seed=seed),
     )
     return method

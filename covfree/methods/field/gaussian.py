@@ -21,7 +21,7 @@ from covfree.heads.gaussian import GaussianHead, gaussian_head, head_of_roots, r
 from covfree.methods.fed3r import gram_merge
 from covfree.methods.fedncm import moments_phase
 from covfree.methods.method import Method, sent_matrix
-from covfree.methods.rounds import Factor, head_from, phases
+from covfree.methods.rounds import Factor, bound, head_of_moments, phases
 from covfree.methods.summaries import send_class_means
 from covfree.methods.summary import class_covariance_matrices, gram_matrices
 
@@ -78,7 +78,7 @@ def fedcgs(shrinkage: Scalar = 0.0) -> Method[LinearHead]:
         gram_matrices(_total_merge),
         rounds,
         _total_system,
-        head_from(lda_head),
+        bound(head_of_moments, function=lda_head),
     )
 
 

@@ -13,7 +13,7 @@ from covfree.heads.composed import MappedHead
 from covfree.methods.fed3r import within_phase
 from covfree.methods.fedncm import moments_phase
 from covfree.methods.method import Method
-from covfree.methods.rounds import head_from, phases
+from covfree.methods.rounds import bound, head_of_moments, phases
 from covfree.methods.summaries import send_class_means
 from covfree.statistics.feature_maps import relu_features
 
@@ -61,7 +61,7 @@ def stsa_e(
         send_class_means(num_subsets),
         phases(moments_phase, within_phase),
         _system,
-        head_from(ridge_head, unit=False),
+        bound(head_of_moments, function=ridge_head, unit=False),
         feature_map=relu_features(num_features, seed=seed),
     )
     return method

@@ -14,7 +14,7 @@ from covfree.core.doors import is_finite
 from covfree.core.sums import fold_parts
 from covfree.core.types import Head, Moments, Rows, accumulation_dtype
 from covfree.heads.composed import SelectedHead
-from covfree.methods.rounds import moments_in
+from covfree.methods.rounds import moments_of
 from covfree.methods.selecting.tracks import Running, labelled
 from covfree.statistics.kept import kept_aside
 
@@ -116,7 +116,7 @@ def begin(params: tuple[Any, ...], running: Running, maker: Maker) -> tuple[Know
     numbers = [leaf for leaf in jax.tree.leaves(heads) if jnp.issubdtype(leaf.dtype, jnp.floating)]
     dtype = accumulation_dtype(numbers[0])
     none = Count(jnp.zeros(len(params), dtype), jnp.zeros((), dtype))
-    return (Known(moments_in(running), tuple(heads), jnp.stack(sound), none),)
+    return (Known(moments_of(running), tuple(heads), jnp.stack(sound), none),)
 
 
 def each_head(params: tuple[Any, ...], heads: tuple[Head, ...], maker: Maker) -> list[Head]:
