@@ -25,7 +25,6 @@ from covfree.methods.registry import registry as registry
 from covfree.methods.residuals import fedcof_residuals as fedcof_residuals
 from covfree.methods.rounds import Factor as Factor
 from covfree.methods.rounds import Round as Round
-from covfree.methods.rounds import phases as phases
 from covfree.methods.student import student as student
 from covfree.methods.summaries import send_class_means as send_class_means
 from covfree.methods.summaries import send_directions as send_directions

@@ -13,15 +13,18 @@ from covfree.estimators import first_moments, gram_factor, total_gram, within_fa
 from covfree.estimators.class_scatter import scatter_about
 from covfree.estimators.moments import example_moments
 from covfree.heads import ridge_head
-from covfree.methods.fedncm import moments_phase
+from covfree.methods.fedncm import CLASS_SUMS
 from covfree.methods.method import Method, sent_matrix
-from covfree.methods.rounds import Factor, bound, head_of_moments, phases
+from covfree.methods.rounds import Factor, Round, bound, head_of_moments
 from covfree.methods.summary import gram_matrices
 
 
-def gram_phase(params: object, sent: tuple[()], rows: Rows, num_classes: int) -> tuple[Moments, Factor]:
+def gram_terms(params: object, sent: tuple[()], rows: Rows, num_classes: int) -> tuple[Moments, Factor]:
     """Compute a client's terms: class sums and counts, and its Gram matrix YᵀY as ``Factor(Y)``."""
     return first_moments(rows, num_classes), Factor(gram_factor(rows, num_classes))
+
+
+GRAM = Round(gram_terms, fixed=True)
 
 
 def gram_system(ridge: Scalar, total: tuple[Moments, Scatter]) -> Scatter:
@@ -31,19 +34,19 @@ def gram_system(ridge: Scalar, total: tuple[Moments, Scatter]) -> Scatter:
 
 
 def gram_merge(params: object, message: Message, num_classes: int) -> tuple[tuple[Moments, Scatter]]:
-    """Return the state that the round of `gram_phase` gives, from all clients' messages merged into one.
+    """Return the state that the round of `gram_terms` gives, from all clients' messages merged into one.
 
     A server that has clients' messages, not their rows, calls it in place of the round. The state is a tuple
     of one total: the pair of class sums and Gram matrix.
     """
     matrix = jnp.asarray(sent_matrix(message.matrix, "matrix"))
-    # A message has a row for each class mean, `gram_phase` gets one for each example: count examples as rows.
+    # A message has a row for each class mean, `gram_terms` gets one for each example: count examples as rows.
     moments = example_moments(message.rows, num_classes)
     # The server adds matrices up in float64; cast to the moments' type.
     return ((moments, Scatter.from_matrix(matrix.astype(moments.total.dtype))),)
 
 
-def within_phase(params: object, sent: tuple[Moments], rows: Rows, num_classes: int) -> Factor:
+def _within_terms(params: object, sent: tuple[Moments], rows: Rows, num_classes: int) -> Factor:
     """Compute what a client adds to the within-class scatter, a `Factor`; ``sent`` has the class means.
 
     If ``rows`` are the client's examples, the sum over all clients is the exact scatter. If they are means of
@@ -51,6 +54,9 @@ def within_phase(params: object, sent: tuple[Moments], rows: Rows, num_classes: 
     """
     (moments,) = sent
     return Factor(within_factor(rows, moments))
+
+
+WITHIN = Round(_within_terms, fixed=True)
 
 
 def _within_system(ridge: Scalar, moments: Moments, within: Scatter) -> Scatter:
@@ -99,7 +105,7 @@ def fed3r(
     check_choice("scatter", scatter, ("both", "within"))
     head = bound(head_of_moments, function=ridge_head, bias=bias)
     if scatter == "both":
-        summary, rounds = gram_matrices(gram_merge), phases(gram_phase, fixed=True)
+        summary, rounds = gram_matrices(gram_merge), (GRAM,)
         return Method(ridge, "fed3r", summary, rounds, gram_system, head)
-    summary, rounds = gram_matrices(_within_merge), phases(moments_phase, within_phase, fixed=True)
+    summary, rounds = gram_matrices(_within_merge), (CLASS_SUMS, WITHIN)
     return Method(ridge, "fed3r-within", summary, rounds, _within_system, head)

@@ -15,7 +15,7 @@ from covfree.core.types import LinearHead, Moments, Rows, Scalar
 from covfree.estimators.moments import valid_rows
 from covfree.heads import ridge_head
 from covfree.heads.composed import MappedHead
-from covfree.methods.fed3r import fed3r, gram_phase
+from covfree.methods.fed3r import fed3r, gram_terms
 from covfree.methods.method import Method
 from covfree.methods.rounds import Factor, Round
 from covfree.methods.summary import keep_examples
@@ -84,7 +84,7 @@ def _gram_terms(
     numbers: _Numbers, sent: tuple[jax.Array], rows: Rows, num_classes: int
 ) -> tuple[Moments, Factor]:
     rows, _ = _valid(rows, num_classes)
-    return gram_phase(None, (), replace(rows, mean=numbers.map_of(sent[0])(rows.mean)), num_classes)
+    return gram_terms(None, (), replace(rows, mean=numbers.map_of(sent[0])(rows.mean)), num_classes)
 
 
 def _system(numbers: _Numbers, sigma: jax.Array, total: tuple[Moments, Scatter]) -> Scatter:

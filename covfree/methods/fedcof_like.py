@@ -48,13 +48,13 @@ class Spread(NamedTuple):
     statistics: Any
 
 
-def _first_phase(
+def _first_terms(
     shrinkage: Shrinkage, sent: tuple[()], rows: Rows, num_classes: int, *, within: Within
 ) -> Any:
     return within.first(rows, num_classes)
 
 
-def _spread_phase(
+def _spread_terms(
     shrinkage: Shrinkage, sent: tuple[Any], rows: Rows, num_classes: int, *, within: Within
 ) -> Spread:
     """Compute what a client's rows add to the `Spread` that the server sums.
@@ -115,8 +115,8 @@ def fedcof_like(
         name=name,
         summary=summary,
         rounds=(
-            Round(bound(_first_phase, within=within), fixed=True),
-            Round(bound(_spread_phase, within=within), fixed=True),
+            Round(bound(_first_terms, within=within), fixed=True),
+            Round(bound(_spread_terms, within=within), fixed=True),
         ),
         system=estimate.covariance if estimate.gram is None else bound(_gram_matrix, estimate=estimate),
         head=bound(head_of_moments, function=function),

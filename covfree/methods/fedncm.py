@@ -6,13 +6,16 @@ from covfree.core.types import LinearHead, Moments, Rows
 from covfree.estimators import first_moments
 from covfree.heads import ncm_head
 from covfree.methods.method import Method
-from covfree.methods.rounds import phases
+from covfree.methods.rounds import Round
 from covfree.methods.summaries import send_class_means
 
 
-def moments_phase(params: object, sent: tuple[()], rows: Rows, num_classes: int) -> Moments:
-    """Compute each class's number of examples and sum of features: the first round of many methods."""
+def _class_sums(params: object, sent: tuple[()], rows: Rows, num_classes: int) -> Moments:
     return first_moments(rows, num_classes)
+
+
+# The first round of many methods: each class's number of examples and sum of features.
+CLASS_SUMS = Round(_class_sums, fixed=True)
 
 
 def _head(params: object, system: None, moments: Moments) -> LinearHead:
@@ -30,7 +33,7 @@ def fedncm() -> Method[LinearHead]:
         params=None,
         name="fedncm",
         summary=send_class_means(),
-        rounds=phases(moments_phase),
+        rounds=(CLASS_SUMS,),
         system=None,
         head=_head,
     )

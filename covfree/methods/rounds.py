@@ -105,14 +105,6 @@ class Round:
         return params if self.numbers is None else self.numbers(params)
 
 
-def phases(*clients: Callable[[Any, Any, Rows, int], Any], fixed: bool = False) -> tuple[Round, ...]:
-    """Make one round for each function in ``clients``, see `Round.client`; the server only keeps totals.
-
-    Its state is the tuple of the totals of the rounds so far, and each round broadcasts all of it.
-    """
-    return tuple(Round(client, fixed=fixed) for client in clients)
-
-
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Factor:

@@ -14,8 +14,8 @@ from covfree.core.products import product
 from covfree.heads.softmax import softmax_head
 from covfree.heads.virtual import sample_rows
 from covfree.methods import Method
-from covfree.methods.field.sampled import keep_phase
-from covfree.methods.rounds import bound, phases
+from covfree.methods.field.sampled import keep_terms
+from covfree.methods.rounds import Round, bound
 from covfree.methods.summaries import send_class_means
 from covfree.statistics.transforms import count_noise
 
@@ -53,7 +53,7 @@ def _kernel_head(numbers: Any, system: None, rows: covfree.Rows, *, num_classes:
 
 
 def _keep(params: Any, totals: Any, rows: covfree.Rows, num_classes: int) -> Any:
-    return jnp.zeros(num_classes), keep_phase(params, totals, rows, num_classes)
+    return jnp.zeros(num_classes), keep_terms(params, totals, rows, num_classes)
 
 
 def _of_kept(numbers: Any, system: None, kept: Any) -> KernelHead:
@@ -67,7 +67,7 @@ def kernel_ridge(ridge: float = 0.01, sigma: float = 1000.0) -> Method:
         (jnp.float32(ridge), jnp.float32(sigma)),
         "kernel-ridge",
         send_class_means(None, 1),
-        phases(_keep),
+        (Round(_keep),),
         None,
         bound(_of_kept),
     )

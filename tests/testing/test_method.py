@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import covfree
-from covfree.methods import Method, phases, send_class_means
+from covfree.methods import Method, Round, send_class_means
 from covfree.testing import check_method
 from covfree.testing.method import METHOD_LAWS
 
@@ -29,7 +29,7 @@ def means_head(params, system, moments):
 
 
 MEANS = send_class_means()
-SOUND = Method(0.0, "distance", MEANS, phases(moments_phase), None, means_head)
+SOUND = Method(0.0, "distance", MEANS, (Round(moments_phase),), None, means_head)
 
 
 def check(method, *laws, **options):
@@ -137,7 +137,7 @@ BROKEN = {
     "finite": broken_head(lambda head, _: replace(head, present=None)),
     "learns": broken_head(lambda head, _: replace(head, weight=-head.weight)),
     "scaling": broken_head(lambda head, moments: replace(head, bias=head.bias + 5.0 * moments.num_rows)),
-    "splitting": replace(SOUND, rounds=phases(largest_phase), head=over_largest),
+    "splitting": replace(SOUND, rounds=(Round(largest_phase),), head=over_largest),
     "messages": replace(SOUND, summary=replace(MEANS, message=other_message)),
     "gradients": replace(SOUND, head=stopped),
 }

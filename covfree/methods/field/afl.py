@@ -11,9 +11,9 @@ from covfree.core.checks import check_strength
 from covfree.core.linalg import Scatter
 from covfree.core.types import AnyArray, LinearHead, Message, Moments, Scalar
 from covfree.heads import ridge_head
-from covfree.methods.fed3r import gram_merge, gram_phase
+from covfree.methods.fed3r import GRAM, gram_merge
 from covfree.methods.method import Method
-from covfree.methods.rounds import bound, head_of_moments, phases
+from covfree.methods.rounds import bound, head_of_moments
 from covfree.methods.summary import own_solutions
 
 
@@ -77,4 +77,4 @@ def afl(gamma: Scalar = 1.0, *, ridge: Scalar = 0.0, bias: bool = False) -> Meth
     """
     numbers = AflNumbers(check_strength("gamma", gamma), check_strength("ridge", ridge))
     head = bound(head_of_moments, function=ridge_head, unit=False, bias=bias)
-    return Method(numbers, "afl", own_solutions(_merge), phases(gram_phase, fixed=True), _system, head)
+    return Method(numbers, "afl", own_solutions(_merge), (GRAM,), _system, head)

@@ -10,11 +10,10 @@ from covfree.core.sums import sum_groups
 from covfree.core.types import Moments, Rows
 from covfree.estimators.moments import row_clients, row_counts, row_labels, row_means, valid_rows
 from covfree.heads import EnsembleHead
-from covfree.methods.fedncm import moments_phase
-from covfree.methods.field.sampled import keep_phase
+from covfree.methods.fedncm import CLASS_SUMS
+from covfree.methods.field.sampled import KEPT_ROWS
 from covfree.methods.local_heads import send_heads
 from covfree.methods.method import Method
-from covfree.methods.rounds import phases
 from covfree.statistics.groups import subset_groups
 
 
@@ -59,5 +58,5 @@ def ensemble(*, l2: float = 1e-3) -> Method[EnsembleHead]:
 
     Source: the baseline of one-shot federated learning, Guha, Talwalkar and Smith (2019), with softmax heads.
     """
-    rounds = phases(moments_phase, keep_phase)
+    rounds = CLASS_SUMS, KEPT_ROWS
     return Method(None, "ensemble", send_heads(l2), rounds, None, _average_probabilities)

@@ -17,7 +17,7 @@ from covfree.estimators.moments import row_means
 from covfree.heads import ridge_head
 from covfree.heads.composed import MappedHead
 from covfree.methods.method import Method, sent_matrix
-from covfree.methods.rounds import Factor, bound, head_of_moments, phases
+from covfree.methods.rounds import Factor, Round, bound, head_of_moments
 from covfree.methods.summaries import send_directions
 from covfree.statistics.feature_maps import relu_features
 
@@ -38,7 +38,7 @@ class _LeftOut(NamedTuple):
 _Total: TypeAlias = tuple[Moments, Scatter, _LeftOut]
 
 
-def _phase(ridge: Scalar, sent: tuple[()], rows: Rows, num_classes: int) -> tuple[Moments, Factor, _LeftOut]:
+def _terms(ridge: Scalar, sent: tuple[()], rows: Rows, num_classes: int) -> tuple[Moments, Factor, _LeftOut]:
     directions = valid_directions(rows)
     own = jnp.where(directions, jnp.asarray(sent_matrix(rows.covariance, "variance")), 0)
     left_out = _LeftOut(own.sum(), jnp.square(own).sum())
@@ -98,7 +98,7 @@ def fedran(
         check_strength("ridge", ridge),
         "fedran",
         send_directions(num_directions, centred=False),
-        phases(_phase),
+        (Round(_terms),),
         _system,
         bound(head_of_moments, function=ridge_head, unit=False),
         feature_map=relu_features(num_features, seed=seed),

@@ -17,10 +17,10 @@ from covfree.estimators.moments import centred_means
 from covfree.heads.fisher import fisher_directions, residual_head, unprojected
 from covfree.heads.softmax import softmax_head
 from covfree.heads.virtual import sample_rows
-from covfree.methods.fedncm import moments_phase
-from covfree.methods.field.gaussian import pooled_covariance, scatters_merge, scatters_phase
+from covfree.methods.fedncm import CLASS_SUMS
+from covfree.methods.field.gaussian import CLASS_SCATTERS, pooled_covariance, scatters_merge
 from covfree.methods.method import Method
-from covfree.methods.rounds import Bound, bound, phases
+from covfree.methods.rounds import Bound, bound
 from covfree.methods.summary import class_covariance_matrices
 
 # The paper shrinks Σ to (1 − a)Σ + a·t·I, with a = 0.05 and t = tr(Σ)/d. This is 0.95·(Σ + γI) with the γ/t
@@ -114,7 +114,7 @@ def _drawn_head(
 
 
 def _method(name: str, numbers: _Numbers, head: Bound) -> Method[LinearHead]:
-    rounds = phases(moments_phase, scatters_phase, fixed=True)
+    rounds = CLASS_SUMS, CLASS_SCATTERS
     return Method(numbers, name, class_covariance_matrices(scatters_merge), rounds, _system, head)
 
 

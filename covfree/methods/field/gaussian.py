@@ -19,9 +19,9 @@ from covfree.estimators.shrinkage import Shrinkage
 from covfree.heads import lda_head
 from covfree.heads.gaussian import GaussianHead, gaussian_head, head_of_roots, roots_of
 from covfree.methods.fed3r import gram_merge
-from covfree.methods.fedncm import moments_phase
+from covfree.methods.fedncm import CLASS_SUMS
 from covfree.methods.method import Method, sent_matrix
-from covfree.methods.rounds import Factor, bound, head_of_moments, phases
+from covfree.methods.rounds import Factor, Round, bound, head_of_moments
 from covfree.methods.summaries import send_class_means
 from covfree.methods.summary import class_covariance_matrices, gram_matrices
 
@@ -29,7 +29,7 @@ from covfree.methods.summary import class_covariance_matrices, gram_matrices
 _ROUNDING = 16
 
 
-def _total_phase(params: Scalar, sent: tuple[Moments], rows: Rows, num_classes: int) -> Factor:
+def _total_terms(params: Scalar, sent: tuple[Moments], rows: Rows, num_classes: int) -> Factor:
     (moments,) = sent
     centre = jnp.broadcast_to(moments.grand_mean[None, :], moments.total.shape)
     return Factor(centred_rows(rows, moments, centres=centre))
@@ -71,7 +71,7 @@ def fedcgs(shrinkage: Scalar = 0.0) -> Method[LinearHead]:
     have Σ⁻¹.
     """
     check_strength("shrinkage", shrinkage)
-    rounds = phases(moments_phase, _total_phase, fixed=True)
+    rounds = CLASS_SUMS, Round(_total_terms, fixed=True)
     return Method(
         shrinkage,
         "fedcgs",
@@ -94,16 +94,19 @@ class _Numbers(NamedTuple):
     degrees: Scalar
 
 
-def scatters_phase(numbers: Any, sent: tuple[Moments], rows: Rows, num_classes: int) -> jax.Array:
+def _scatters_terms(numbers: Any, sent: tuple[Moments], rows: Rows, num_classes: int) -> jax.Array:
     """Compute the scatter of each class, [C, d, d], about its mean; ``sent[0]`` has the class means."""
     return class_scatters(rows, sent[0])
 
 
-def _squares_phase(numbers: Any, sent: tuple[Moments], rows: Rows, num_classes: int) -> jax.Array:
+def _squares_terms(numbers: Any, sent: tuple[Moments], rows: Rows, num_classes: int) -> jax.Array:
     return class_squares(rows, sent[0])
 
 
-def _examples_phase(numbers: Any, sent: tuple[()], rows: Rows, num_classes: int) -> Moments:
+CLASS_SCATTERS, _CLASS_SQUARES = Round(_scatters_terms, fixed=True), Round(_squares_terms, fixed=True)
+
+
+def _examples_terms(numbers: Any, sent: tuple[()], rows: Rows, num_classes: int) -> Moments:
     """Compute each class's number of examples and sum of features, as `Moments`, from clients' class means.
 
     The result's ``num_rows`` is the number of examples, not of means: clients also send variances, so each
@@ -205,7 +208,7 @@ def qda(
     check_strength("prior", prior)
     check_choice("covariance", covariance, ("sent", "means"))
     numbers = _Numbers(rule, prior)
-    rounds = phases(moments_phase, scatters_phase, fixed=True)
+    rounds = CLASS_SUMS, CLASS_SCATTERS
     if covariance == "means":
         return Method(numbers, "qda-means", send_class_means(), rounds, None, _quadratic_head)
     summary = class_covariance_matrices(scatters_merge)
@@ -245,8 +248,8 @@ def naive_bayes(
     check_strength("prior", prior)
     check_choice("covariance", covariance, ("sent", "means"))
     if covariance == "means":
-        rounds = phases(moments_phase, _squares_phase, fixed=True)
+        rounds = (CLASS_SUMS, _CLASS_SQUARES)
         return Method(prior, "naive-bayes-means", send_class_means(), rounds, None, _naive_head)
     summary = send_class_means(covariance="diagonal")
-    rounds = phases(_examples_phase, _squares_phase, fixed=True)
+    rounds = Round(_examples_terms, fixed=True), _CLASS_SQUARES
     return Method(prior, "naive-bayes", summary, rounds, None, _naive_head)

@@ -13,10 +13,10 @@ from covfree.core.types import LinearHead, Moments, Rows, Scalar
 from covfree.heads.softmax import softmax_head
 from covfree.heads.virtual import sample_rows
 from covfree.heads.virtual_descent import descended_head
-from covfree.methods.fedncm import moments_phase
-from covfree.methods.field.gaussian import scatters_merge, scatters_phase
+from covfree.methods.fedncm import CLASS_SUMS
+from covfree.methods.field.gaussian import CLASS_SCATTERS, scatters_merge
 from covfree.methods.method import Method
-from covfree.methods.rounds import bound, phases
+from covfree.methods.rounds import Round, bound
 from covfree.methods.summaries import send_mixtures
 from covfree.methods.summary import class_covariance_matrices
 
@@ -83,19 +83,22 @@ def ccvr(num_samples: int = _SAMPLES, *, l2: Scalar = _L2, seed: Scalar = 0) -> 
         _Numbers(check_seed("seed", seed), check_strength("l2", l2)),
         "ccvr",
         class_covariance_matrices(scatters_merge),
-        phases(moments_phase, scatters_phase, fixed=True),
+        (CLASS_SUMS, CLASS_SCATTERS),
         None,
         bound(_classes_head, num_samples=num_samples),
     )
 
 
-def keep_phase(numbers: Any, sent: tuple[Moments], rows: Rows, num_classes: int) -> Table:
+def keep_terms(numbers: Any, sent: tuple[Moments], rows: Rows, num_classes: int) -> Table:
     """Return ``rows`` as a `Table`, for methods whose server needs the rows of all clients one by one.
 
     The rows are the Gaussians of a client's mixtures, or its trained head. The clients' tables are joined,
     where other terms are added up.
     """
     return Table(rows, jnp.asarray(rows.count) > 0)
+
+
+KEPT_ROWS = Round(keep_terms, fixed=True)
 
 
 def _mixtures_head(
@@ -190,4 +193,4 @@ def fedpft(
         numbers = _Numbers(seed, check_strength("l2", _L2 if l2 is None else l2))
         head = bound(_mixtures_head, num_samples=number)
     summary = send_mixtures(num_components, covariance)
-    return Method(numbers, "fedpft", summary, phases(moments_phase, keep_phase), None, head)
+    return Method(numbers, "fedpft", summary, (CLASS_SUMS, KEPT_ROWS), None, head)

@@ -10,10 +10,10 @@ from covfree.core.types import Moments, Scalar
 from covfree.estimators import total_gram
 from covfree.heads import ridge_head
 from covfree.heads.composed import MappedHead
-from covfree.methods.fed3r import within_phase
-from covfree.methods.fedncm import moments_phase
+from covfree.methods.fed3r import WITHIN
+from covfree.methods.fedncm import CLASS_SUMS
 from covfree.methods.method import Method
-from covfree.methods.rounds import bound, head_of_moments, phases
+from covfree.methods.rounds import bound, head_of_moments
 from covfree.methods.summaries import send_class_means
 from covfree.statistics.feature_maps import relu_features
 
@@ -59,7 +59,7 @@ def stsa_e(
         check_strength("ridge", ridge),
         "stsa-e",
         send_class_means(num_subsets),
-        phases(moments_phase, within_phase),
+        (CLASS_SUMS, WITHIN),
         _system,
         bound(head_of_moments, function=ridge_head, unit=False),
         feature_map=relu_features(num_features, seed=seed),

@@ -18,10 +18,10 @@ from covfree.estimators import pseudo_observations
 from covfree.estimators.automatic import as_shrinkage
 from covfree.estimators.class_scatter import scatter_about
 from covfree.estimators.shrinkage import loading, mean_variance
-from covfree.methods.fed3r import gram_phase
+from covfree.methods.fed3r import GRAM
 from covfree.methods.fedcof import fedcof
 from covfree.methods.method import Method
-from covfree.methods.rounds import Round, bound, moments_of, phases
+from covfree.methods.rounds import Round, bound, moments_of
 
 # A covariance computed from a Gram matrix gets this many times eps·‖μ_g‖², the size of rounding, added to its
 # diagonal; μ_g is the mean of all examples. At means of 10³ to 10⁶ standard deviations, up to 1.5 times were
@@ -41,10 +41,10 @@ def metric_of(method: Method[Any]) -> tuple[tuple[Round, ...], Callable[..., Sca
         return (), method.estimate.covariance
     if method.summary.name == "ClassMeans" and len(method.rounds) == method.rounds_over_rows:
         own, estimate = len(method.rounds), fedcof()
-        more = (bound(_terms, client=each.client, own=own) for each in estimate.rounds)
-        return phases(*more), bound(_estimated, own=own, system=estimate.system)
+        more = (Round(bound(_terms, client=each.client, own=own)) for each in estimate.rounds)
+        return tuple(more), bound(_estimated, own=own, system=estimate.system)
     if method.summary.matrices in ("gram", "solution"):
-        gram = any(each.client is gram_phase for each in method.rounds)
+        gram = GRAM in method.rounds
         return (), bound(_of_totals, gram=gram)
     raise ValueError(
         "method: expected one whose server knows a covariance of the features, such as covfree.fedcof(), "
