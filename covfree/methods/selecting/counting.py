@@ -61,7 +61,7 @@ class Maker:
     Attributes:
         systems: each method's `Method.system`.
         heads: each method's `Method.head`.
-        ends: for each method, the index in `Running.tracks` of its state after its last round.
+        ends: for each method, the index in `Running` of its state after its last round.
         by: what a client counts for each head: ``"errors"`` or ``"losses"``.
         share: the share of a client's examples that it keeps aside: heads are compared on these examples,
             and made from all others.
@@ -95,7 +95,7 @@ def begin(params: tuple[Any, ...], running: Running, maker: Maker) -> tuple[Know
     """
     heads, sound = [], [jnp.ones((), bool)] * len(params)
     for group in maker.groups(params):
-        first, state = group[0], running.tracks[maker.ends[group[0]]]
+        first, state = group[0], running[maker.ends[group[0]]]
 
         def make(own: Any, first: int = first, state: Any = state) -> tuple[Head, jax.Array]:
             system = maker.systems[first]

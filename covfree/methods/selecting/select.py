@@ -21,14 +21,14 @@ from covfree.statistics.kept import check_keep, kept_aside
 
 def _served(
     params: Any, state: Any, total: Any, *, steps: tuple[Step, ...], maker: Maker | None
-) -> tuple[Running] | tuple[Known]:
+) -> Running | tuple[Known]:
     """Compute the server's state after a round that several methods run together.
 
     ``total`` is the sum of the clients' uploads. ``maker`` is None except in the last round, after which it
     makes the heads of all methods; the state is then a `Known`.
     """
     running = serve(params, state, total, steps=steps)
-    return (running,) if maker is None else begin(params, running, maker)
+    return running if maker is None else begin(params, running, maker)
 
 
 def _rounds(tracks: Tracks, maker: Maker, share_of_rows: float) -> list[Round]:
@@ -89,15 +89,15 @@ def _merged(
     merges: tuple[Merge, ...],
     tracks: Tracks,
     maker: Maker,
-) -> tuple[Running] | tuple[Known]:
+) -> Running | tuple[Known]:
     """Compute the server's state from the clients' messages, which ``message`` merges into one.
 
     If rounds over clients' examples follow, the state is `Running`, with the methods' own states. If not, the
     methods' heads are made at once, and it is `Known`.
     """
     steps = tracks.over_rows[-1]
-    running = Running(tuple(merges[s.who](params[s.who], message, num_classes) for s in steps))
-    return (running,) if tracks.over_examples else begin(params, running, maker)
+    running = tuple(merges[s.who](params[s.who], message, num_classes) for s in steps)
+    return running if tracks.over_examples else begin(params, running, maker)
 
 
 def _flops(params: Any, num_examples: int, dim: int, num_classes: int, *, own: tuple[Any, ...]) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -14,26 +14,21 @@ from covfree.methods.method import Method
 from covfree.methods.rounds import Round
 from covfree.statistics.kept import kept_aside
 
-
-class Running(NamedTuple):
-    """The server's state while several methods run together, before their heads are made.
-
-    Attributes:
-        tracks: each method's own state; but methods whose rounds so far were identical share one state, so
-            there may be fewer states than methods.
-    """
-
-    tracks: tuple[tuple[Any, ...], ...]
+# Before the first round, all methods share one empty state.
+_START = ((),)
+# The server's state while several methods run together, before their heads are made: the methods' own states.
+# Methods whose rounds so far were identical share one state, so there may be fewer states than methods.
+Running: TypeAlias = tuple[tuple[Any, ...], ...]
 
 
 @dataclass(frozen=True)
 class Step:
     """How one new state is computed in a round that several methods run together.
 
-    Methods whose rounds were identical so far share a state. All states are in `Running.tracks`.
+    Methods whose rounds were identical so far share a state. All states are in `Running`.
 
     Attributes:
-        parent: the index in `Running.tracks`, before the round, of the state to start from.
+        parent: the index in `Running`, before the round, of the state to start from.
         who: the index of the first method that shares the new state; its ``params`` are used.
         each: the round of method ``who``; None if its rounds over rows (or over examples) have ended: it
             keeps its state.
@@ -55,7 +50,7 @@ class Tracks(NamedTuple):
         over_rows: the rounds in which clients use the rows of the methods' summary, such as class means: the
             steps of each round.
         over_examples: the rounds in which clients use their examples: the steps of each round.
-        ends: for each method, the index in `Running.tracks` of its state after all rounds.
+        ends: for each method, the index in `Running` of its state after all rounds.
     """
 
     over_rows: tuple[tuple[Step, ...], ...]
@@ -134,31 +129,22 @@ def labelled(rows: Rows, used: jax.Array) -> Rows:
     return replace(rows, label=jnp.where(used, rows.label, -1))
 
 
-def ask(params: tuple[Any, ...], state: tuple[Any, ...], *, steps: tuple[Step, ...]) -> tuple[Any, ...]:
+def ask(params: tuple[Any, ...], state: Running, *, steps: tuple[Step, ...]) -> tuple[Any, ...]:
     """Return what the server broadcasts in a round of several methods: a tuple of their broadcasts.
 
     It has one entry for each step in ``steps``, except steps of methods whose rounds have ended. ``params``
     has the hyperparameters of each method; ``state`` is the server's state before the round.
     """
-    tracks = tracks_of(state)
-    found = []
+    state, found = state or _START, []
     for step in steps:
         if step.each is not None:
-            before, own = tracks[step.parent], step.each.own(params[step.who])
+            before, own = state[step.parent], step.each.own(params[step.who])
             found.append(before if step.each.broadcast is None else step.each.broadcast(own, before))
     return tuple(found)
 
 
-def tracks_of(state: tuple[Any, ...]) -> tuple[tuple[Any, ...], ...]:
-    """Return all methods' states, `Running.tracks`, from the server's state.
-
-    Before the first round, it is one empty state, which all methods share.
-    """
-    return state[0].tracks if state else ((),)
-
-
 def serve(
-    params: tuple[Any, ...], state: tuple[Any, ...], total: tuple[Any, ...], *, steps: tuple[Step, ...]
+    params: tuple[Any, ...], state: Running, total: tuple[Any, ...], *, steps: tuple[Step, ...]
 ) -> Running:
     """Compute the server's state after a round that several methods run together.
 
@@ -168,23 +154,23 @@ def serve(
         total: the sum of all clients' uploads, which are from `terms`.
         steps: how this round computes the state of each method.
     """
-    tracks, totals, found = tracks_of(state), iter(total), []
+    state, totals, found = state or _START, iter(total), []
     for step in steps:
-        before = tracks[step.parent]
+        before = state[step.parent]
         if step.each is None:
             found.append(before)
         elif step.each.server is None:
             found.append((*before, next(totals)))
         else:
             found.append(step.each.server(step.each.own(params[step.who]), before, next(totals)))
-    return Running(tuple(found))
+    return tuple(found)
 
 
-def receive(state: tuple[Running], rows: Rows, *, steps: tuple[Step, ...]) -> tuple[Running]:
+def receive(state: Running, rows: Rows, *, steps: tuple[Step, ...]) -> Running:
     """Give the rows that clients sent, such as class means, to the methods that store them in their state.
 
-    ``steps`` are those of the last round over rows, one for each state in `Running.tracks`. A state whose
-    step has ``received`` (`Method.received`) gets the rows. Return the server's new state.
+    ``steps`` are those of the last round over rows, one for each state in `Running`. A state whose step has
+    ``received`` (`Method.received`) gets the rows. Return the server's new state.
     """
-    tracks = zip(state[0].tracks, steps, strict=True)
-    return (Running(tuple(s if step.received is None else step.received(s, rows) for s, step in tracks)),)
+    every = zip(state, steps, strict=True)
+    return tuple(own if step.received is None else step.received(own, rows) for own, step in every)
