@@ -186,6 +186,7 @@ def state_of_message(method: Method[Any], message: Message, num_classes: int) ->
     makes the head from the state.
     """
     if method.summary.merge is not None:
+        method.summary.check(message)
         return _merged(method.summary.merge, method.params, message, num_classes)
     how = How(num_classes, method.whole_clients, few=have_few_numbers(message.rows.client))
     state = in_memory(method.rounds[: method.message_rounds], method.params, message.rows, how)

@@ -14,7 +14,7 @@ from covfree.estimators.class_scatter import scatter_about
 from covfree.estimators.moments import example_moments
 from covfree.heads import ridge_head
 from covfree.methods.fedncm import CLASS_SUMS
-from covfree.methods.method import Method, sent_matrix
+from covfree.methods.method import Method
 from covfree.methods.rounds import Factor, Round, bound, head_of_moments
 from covfree.methods.summary import gram_matrices
 
@@ -39,11 +39,11 @@ def gram_merge(params: object, message: Message, num_classes: int) -> tuple[tupl
     A server that has clients' messages, not their rows, calls it in place of the round. The state is a tuple
     of one total: the pair of class sums and Gram matrix.
     """
-    matrix = jnp.asarray(sent_matrix(message.matrix, "matrix"))
     # A message has a row for each class mean, `gram_terms` gets one for each example: count examples as rows.
     moments = example_moments(message.rows, num_classes)
     # The server adds matrices up in float64; cast to the moments' type.
-    return ((moments, Scatter.from_matrix(matrix.astype(moments.total.dtype))),)
+    gram = jnp.asarray(message.matrix).astype(moments.total.dtype)
+    return ((moments, Scatter.from_matrix(gram)),)
 
 
 def _within_terms(params: object, sent: tuple[Moments], rows: Rows, num_classes: int) -> Factor:

@@ -25,13 +25,6 @@ from covfree.statistics.feature_maps import FeatureMap, described
 from covfree.statistics.transforms import Transform
 
 
-def sent_matrix(matrix: AnyArray | None, name: str) -> AnyArray:
-    """Return ``matrix``, which clients should have sent; if None, raise an error that calls it ``name``."""
-    if matrix is None:
-        raise ValueError(f"message: expected a {name} beside the rows, as the method sends it; got none")
-    return matrix
-
-
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Method(Generic[H]):

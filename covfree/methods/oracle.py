@@ -17,7 +17,7 @@ from covfree.estimators.scatter import centred_rows
 from covfree.estimators.shrinkage import Shrinkage
 from covfree.heads.student import StudentHead
 from covfree.methods.fedcof_like import HeadChoice, Spread, fedcof_like
-from covfree.methods.method import Method, sent_matrix
+from covfree.methods.method import Method
 from covfree.methods.student import Student
 from covfree.methods.summaries import send_class_means
 from covfree.methods.summary import class_covariance_matrices
@@ -104,8 +104,6 @@ def _oracle_merge(shrinkage: Shrinkage, message: Message, num_classes: int) -> t
     ``message`` is all these messages merged into one. It has every client's class means. The covariance
     matrix of each is in ``message.rows``; or ``message.matrix`` is the sum of all clients' scatter matrices.
     """
-    if message.matrix is None:
-        sent_matrix(message.rows.covariance, "covariance with each of")
     as_matrix_shrinkage(shrinkage)
     rows = numbered(message.rows)
     moments = example_moments(rows, num_classes)

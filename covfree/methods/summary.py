@@ -68,6 +68,16 @@ class Summary:
         """Whether the rows are the examples, which never leave the client."""
         return self.message is None or self.merge is not None
 
+    def check(self, message: Message) -> None:
+        """Raise ValueError if ``message`` lacks the ``matrices`` that clients send."""
+        sums = self.matrices in ("gram", "solution")
+        found = [message.matrix] if sums else [message.rows.covariance]
+        if self.matrices == "sum":
+            found.append(message.matrix)
+        if self.matrices is not None and all(matrix is None for matrix in found):
+            name = "matrix" if sums else "covariance"
+            raise ValueError(f"message: expected a {name} beside the rows, as the method sends it; got none")
+
     def bounds(self, num_examples: int) -> tuple[int, ...]:
         """Return ``sizes`` that are large enough for any ``num_examples`` examples.
 

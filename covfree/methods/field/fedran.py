@@ -16,7 +16,7 @@ from covfree.estimators.directed import valid_directions
 from covfree.estimators.moments import row_means
 from covfree.heads import ridge_head
 from covfree.heads.composed import MappedHead
-from covfree.methods.method import Method, sent_matrix
+from covfree.methods.method import Method
 from covfree.methods.rounds import Factor, Round, bound, head_of_moments
 from covfree.methods.summaries import send_directions
 from covfree.statistics.feature_maps import relu_features
@@ -40,7 +40,9 @@ _Total: TypeAlias = tuple[Moments, Scatter, _LeftOut]
 
 def _terms(ridge: Scalar, sent: tuple[()], rows: Rows, num_classes: int) -> tuple[Moments, Factor, _LeftOut]:
     directions = valid_directions(rows)
-    own = jnp.where(directions, jnp.asarray(sent_matrix(rows.covariance, "variance")), 0)
+    if rows.covariance is None:
+        raise ValueError("message: expected a variance beside the rows, as the method sends it; got none")
+    own = jnp.where(directions, jnp.asarray(rows.covariance), 0)
     left_out = _LeftOut(own.sum(), jnp.square(own).sum())
     return first_moments(rows, num_classes), Factor(row_means(rows, directions)), left_out
 

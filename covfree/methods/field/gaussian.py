@@ -20,7 +20,7 @@ from covfree.heads import lda_head
 from covfree.heads.gaussian import GaussianHead, gaussian_head, head_of_roots, roots_of
 from covfree.methods.fed3r import gram_merge
 from covfree.methods.fedncm import CLASS_SUMS
-from covfree.methods.method import Method, sent_matrix
+from covfree.methods.method import Method
 from covfree.methods.rounds import Factor, Round, bound, head_of_moments
 from covfree.methods.summaries import send_class_means
 from covfree.methods.summary import class_covariance_matrices, gram_matrices
@@ -124,7 +124,6 @@ def scatters_merge(numbers: Any, message: Message, num_classes: int) -> tuple[Mo
     Returns:
         The moments, and the scatters [classes, dim, dim].
     """
-    sent_matrix(message.rows.covariance, "covariance with each of")
     moments = example_moments(message.rows, num_classes)
     return moments, class_scatters(message.rows, moments)
 
