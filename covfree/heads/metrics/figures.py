@@ -5,18 +5,10 @@ from __future__ import annotations
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Integer
 
-from covfree.core.doors import compiled
+from covfree.core.doors import as_int32, compiled
+from covfree.core.sums import mean_groups
 from covfree.core.types import AnyArray
-from covfree.heads.metrics.outcome import (
-    accuracy_of,
-    by_client,
-    check_scores,
-    ece_of,
-    mean_over,
-    outcome_of,
-    recall_of,
-    shares,
-)
+from covfree.heads.metrics.outcome import check_scores, outcome_of, shares
 
 
 @compiled(check=check_scores)
@@ -39,7 +31,9 @@ def accuracy(
     >>> accuracy(jnp.array([[2.0, 1.0], [0.0, 3.0], [1.0, 0.0]]), jnp.array([0, 1, 1])).round(4)
     Array(0.6667, dtype=float32)
     """
-    return accuracy_of(outcome_of(scores, labels))
+    outcome = outcome_of(scores, labels)
+    dtype = outcome.confidence.dtype
+    return outcome.right.sum().astype(dtype) / outcome.kept.sum().astype(dtype)
 
 
 @compiled(check=check_scores)
@@ -50,7 +44,8 @@ def class_recall(
 
     Arguments and errors are those of `accuracy`. A class without examples has NaN.
     """
-    return recall_of(outcome_of(scores, labels), jnp.shape(scores)[1])
+    outcome = outcome_of(scores, labels)
+    return shares(outcome, outcome.label, outcome.kept, jnp.shape(scores)[1])
 
 
 @compiled(check=check_scores)
@@ -75,7 +70,7 @@ def balanced_accuracy(
 
     Equivalent to ``sklearn.metrics.balanced_accuracy_score``.
     """
-    return jnp.nanmean(recall_of(outcome_of(scores, labels), jnp.shape(scores)[1]))
+    return jnp.nanmean(class_recall(scores, labels))
 
 
 @compiled(check=check_scores)
@@ -110,7 +105,11 @@ def nll(
     Array(0.6931, dtype=float32)
     """
     outcome = outcome_of(scores, labels)
-    return mean_over(outcome.loss, outcome.kept)
+    # Use `mean_groups`: a plain sum of a million float32 loses digits. Infinite losses would make its result
+    # NaN, so they are added afterwards.
+    infinite = outcome.kept & (outcome.loss == jnp.inf)
+    mean, _ = mean_groups(outcome.loss[:, None], jnp.where(outcome.kept & ~infinite, 0, -1), 1)
+    return jnp.where(outcome.kept.any(), mean[0, 0] + jnp.where(infinite.any(), jnp.inf, 0), jnp.nan)
 
 
 @compiled(("bins",), check=check_scores)
@@ -138,7 +137,13 @@ def calibration_error(
     >>> print(f"{calibration_error(scores, jnp.array([0, 1])):.3f}")
     0.400
     """
-    return ece_of(outcome_of(scores, labels), bins)
+    outcome = outcome_of(scores, labels)
+    place = jnp.clip(jnp.ceil(outcome.confidence * bins) - 1, 0, bins - 1).astype(jnp.int32)
+    place = jnp.where(outcome.kept, place, -1)
+    excess = outcome.right.astype(outcome.confidence.dtype) - outcome.confidence
+    gap, count = mean_groups(excess[:, None], place, bins)
+    share = count.astype(gap.dtype) / count.sum().astype(gap.dtype)
+    return (jnp.abs(gap[:, 0]) * share).sum()
 
 
 @compiled(("num_clients",), check=check_scores)
@@ -172,4 +177,7 @@ def client_accuracy(
     >>> client_accuracy(scores, labels, jnp.array([0, 2, 2]), num_clients=3)
     Array([1. , nan, 0.5], dtype=float32)
     """
-    return by_client(outcome_of(scores, labels), clients, num_clients)
+    outcome, clients = outcome_of(scores, labels), as_int32("clients", clients)
+    owned = outcome.kept & (clients >= 0)
+    # Replace negative clients by an index past the end, which is dropped; −1 would be the last client.
+    return shares(outcome, jnp.where(owned, clients, num_clients), owned, num_clients)

@@ -7,20 +7,20 @@ from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Float, Integer
+from jaxtyping import Array, Float, Integer
 
 from covfree.core.compiling import jit
 from covfree.core.doors import as_int32, consecutive
 from covfree.core.types import AnyArray
-from covfree.heads.metrics.outcome import (
-    accuracy_of,
-    by_client,
-    check_scores,
-    ece_of,
-    mean_over,
-    outcome_of,
-    recall_of,
+from covfree.heads.metrics.figures import (
+    accuracy,
+    balanced_accuracy,
+    calibration_error,
+    class_recall,
+    client_accuracy,
+    nll,
 )
+from covfree.heads.metrics.outcome import check_scores
 
 # All metrics that `measure` accepts, in the order of tables; then those that need each example's client.
 NAMES = ("accuracy", "balanced", "worst_class", "nll", "ece", "mean_client", "worst_client", "p10_client")
@@ -87,16 +87,17 @@ def measure(
 
 @partial(jit, static_argnames=("names", "num_clients"))
 def _measure(scores: Any, labels: Any, clients: Any, *, names: tuple[str, ...], num_clients: int) -> Any:
-    outcome = outcome_of(scores, labels)
-    recall = recall_of(outcome, scores.shape[1])
+    def of_clients() -> Array:
+        return client_accuracy(scores, labels, clients, num_clients=num_clients)
+
     figures = {
-        "accuracy": lambda: accuracy_of(outcome),
-        "balanced": lambda: jnp.nanmean(recall),
-        "worst_class": lambda: jnp.nanmin(recall),
-        "nll": lambda: mean_over(outcome.loss, outcome.kept),
-        "ece": lambda: ece_of(outcome, 15),
-        "mean_client": lambda: jnp.nanmean(by_client(outcome, clients, num_clients)),
-        "worst_client": lambda: jnp.nanmin(by_client(outcome, clients, num_clients)),
-        "p10_client": lambda: jnp.nanpercentile(by_client(outcome, clients, num_clients), 10),
+        "accuracy": lambda: accuracy(scores, labels),
+        "balanced": lambda: balanced_accuracy(scores, labels),
+        "worst_class": lambda: jnp.nanmin(class_recall(scores, labels)),
+        "nll": lambda: nll(scores, labels),
+        "ece": lambda: calibration_error(scores, labels),
+        "mean_client": lambda: jnp.nanmean(of_clients()),
+        "worst_client": lambda: jnp.nanmin(of_clients()),
+        "p10_client": lambda: jnp.nanpercentile(of_clients(), 10),
     }
     return [figures[name]() for name in names]

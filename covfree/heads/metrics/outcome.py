@@ -1,4 +1,4 @@
-"""Outcome of each example's scores (prediction, confidence, loss), and averages of outcomes over groups."""
+"""Outcome of each example's scores (prediction, confidence, loss), and accuracies of groups of examples."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from jaxtyping import Array, Bool, Float, Integer
 
 from covfree.core.checks import check_positive
 from covfree.core.doors import as_int32
-from covfree.core.sums import mean_groups
 from covfree.core.types import accumulation_dtype, is_traced
 
 
@@ -111,42 +110,3 @@ def shares(outcome: Outcome, group: Any, among: Any, size: int) -> Float[Array, 
     )
     dtype = outcome.confidence.dtype
     return right.astype(dtype) / every.astype(dtype)
-
-
-def mean_over(values: Any, kept: Any) -> Float[Array, ""]:
-    """Return the mean of the ``values`` where ``kept`` is True; +∞ if one is +∞, NaN if no value is kept."""
-    # Use `mean_groups`: a plain sum of a million float32 loses digits. Infinite values would make its result
-    # NaN, so they are added afterwards.
-    infinite = kept & (values == jnp.inf)
-    used = kept & ~infinite
-    mean, _ = mean_groups(values[:, None], jnp.where(used, 0, -1), 1)
-    return jnp.where(kept.any(), mean[0, 0] + jnp.where(infinite.any(), jnp.inf, 0), jnp.nan)
-
-
-def accuracy_of(outcome: Outcome) -> Float[Array, ""]:
-    """Return the share of correct predictions; NaN without examples."""
-    dtype = outcome.confidence.dtype
-    return outcome.right.sum().astype(dtype) / outcome.kept.sum().astype(dtype)
-
-
-def recall_of(outcome: Outcome, classes: int) -> Float[Array, " classes"]:
-    """Return for each class the share of its examples that are predicted correctly; NaN without examples."""
-    return shares(outcome, outcome.label, outcome.kept, classes)
-
-
-def ece_of(outcome: Outcome, bins: int) -> Float[Array, ""]:
-    """Return the expected calibration error with ``bins`` bins; see `calibration_error`."""
-    place = jnp.clip(jnp.ceil(outcome.confidence * bins) - 1, 0, bins - 1).astype(jnp.int32)
-    place = jnp.where(outcome.kept, place, -1)
-    excess = outcome.right.astype(outcome.confidence.dtype) - outcome.confidence
-    gap, count = mean_groups(excess[:, None], place, bins)
-    share = count.astype(gap.dtype) / count.sum().astype(gap.dtype)
-    return (jnp.abs(gap[:, 0]) * share).sum()
-
-
-def by_client(outcome: Outcome, clients: Any, num_clients: int) -> Float[Array, " clients"]:
-    """Return each client's accuracy, NaN without examples; examples with a client below 0 are left out."""
-    clients = as_int32("clients", clients)
-    owned = outcome.kept & (clients >= 0)
-    # Replace negative clients by an index past the end, which is dropped; −1 would be the last client.
-    return shares(outcome, jnp.where(owned, clients, num_clients), owned, num_clients)
