@@ -1,4 +1,9 @@
-"""Fed3R: ridge regression from Gram matrices."""
+"""Fed3R: ridge regression from Gram matrices.
+
+Each client sends its Gram matrix and class means, and `gram_merge` makes the server's state from the messages
+of all clients. A simulation forms no client's matrix: the round `GRAM` computes the same state from the
+examples of all clients, one row each. ``Factor(Y)`` stands for the matrix YᵀY.
+"""
 
 from __future__ import annotations
 

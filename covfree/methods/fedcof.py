@@ -1,4 +1,8 @@
-"""FedCOF, which estimates the covariance within classes from clients' class means."""
+"""FedCOF, which estimates the covariance within classes from clients' class means.
+
+`fedcof_like` makes the method of three parts: what clients send (`send_class_means`), how the server
+estimates the scatter within classes from it (`from_means`), and the head.
+"""
 
 from __future__ import annotations
 
@@ -18,6 +22,7 @@ from covfree.methods.summaries import send_class_means
 from covfree.methods.within import from_means
 
 
+# The overloads tell type checkers which class of head the method makes.
 @overload
 def fedcof(
     shrinkage: Scalar | str | Shrinkage = "auto",
