@@ -104,16 +104,10 @@ def _begin(first: Any, state: tuple[Any, ...], total: Any, *, plan: RefinePlan) 
     return RefineProgress(moments, search, None, totals[2:], None if linear else covariance)
 
 
-def _estimated(
-    numbers: RefinedNumbers,
-    moments: Moments,
-    search: Search,
-    rows: Rows | None,
-    own: tuple[Any, ...],
-    covariance: Scatter | None,
-) -> Scatter:
+def _estimated(numbers: RefinedNumbers, *state: Any) -> Scatter:
     """Return the method's shrunk covariance as estimated before the refinement."""
-    return search.inverse.scatter if covariance is None else covariance
+    progress = RefineProgress(*state)
+    return progress.search.inverse.scatter if progress.covariance is None else progress.covariance
 
 
 def _ask(numbers: RefinedNumbers, progress: RefineProgress) -> tuple[jax.Array, jax.Array | None]:
@@ -174,22 +168,13 @@ def _images(
     return image + rest.times(search.directions) + gamma * degrees * search.directions
 
 
-def _finish(
-    numbers: RefinedNumbers,
-    system: None,
-    moments: Moments,
-    search: Search,
-    rows: Rows | None,
-    own: tuple[Any, ...],
-    covariance: Scatter | None,
-    *,
-    plan: RefinePlan,
-) -> Any:
+def _finish(numbers: RefinedNumbers, system: None, *state: Any, plan: RefinePlan) -> Any:
     """Make the head from the server's state, after any number of rounds of the refinement.
 
     LDA and ridge heads are made from the refined weights; a Student head from `known_matrix`, a covariance
     that agrees with all products that clients computed.
     """
+    moments, search, _, own, _ = RefineProgress(*state)
     if plan.head is not None:
         return plan.head(numbers.first, known_matrix(search), moments, None, *own)
     return (lda_head_of if plan.estimate.gram is None else ridge_head_of)(search.weight, moments)
