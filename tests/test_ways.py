@@ -69,11 +69,11 @@ def fedavg():
 
 
 WAYS = {
-    "fit": (lambda: lambda: fit(covfree.fedcof()), (167, 32)),
-    "fit, a number": (lambda: lambda: fit(covfree.fedcof(1.0)), (143, 29)),
-    "refined": (lambda: lambda: fit(covfree.refined(covfree.fedcof(), 1)), (190, 36)),
-    "received": (received, (198, 37)),
-    "a round of FedAvg": (fedavg, (93, 20)),
+    "fit": (lambda: lambda: fit(covfree.fedcof()), (166, 32)),
+    "fit, a number": (lambda: lambda: fit(covfree.fedcof(1.0)), (142, 29)),
+    "refined": (lambda: lambda: fit(covfree.refined(covfree.fedcof(), 1)), (189, 36)),
+    "received": (received, (191, 37)),
+    "a round of FedAvg": (fedavg, (92, 20)),
 }
 
 
