@@ -63,7 +63,8 @@ def opened(
         if value is not None:
             raise ValueError(f"--{option}: expected an .onnx file as --backbone, got {backbone}")
     name = backbone_of(backbone)
-    return name, find_weights(weights, BACKBONES[name])
+    with of_options("weights"):
+        return name, find_weights(weights, BACKBONES[name])
 
 
 def read_images(
@@ -97,7 +98,8 @@ def read_images(
         option = option_of(of_tfds) + "-split" * bool(set(of_tfds) & {"train", "test"})
         raise ValueError(f"{option}: expected a TensorFlow data set, tfds:NAME, got {source}")
     if pattern is None and class_names is None:
-        return load_images(source)
+        with of_options(**{source: f"images: {source}"}):
+            return load_images(source)
     if not Path(source).is_dir():
         raise ValueError(f"--pattern: expected a folder of images, got {source}")
     from covfree.data.folders import image_folder

@@ -122,7 +122,8 @@ def of_images(source: str, backbone: str, weights: str | None) -> Source:
         weights: the backbone's weights, see `opened`.
     """
     network, found = opened(backbone, weights)
-    images = load_images(source)
+    with of_options(**{source: f"images: {source}"}):
+        images = load_images(source)
     if isinstance(network, Extractor):
         config = {"images": source, "backbone": backbone, "weights": network.weights}
         key = {"images": images.fingerprint, **network.key}
