@@ -36,8 +36,8 @@ def convolve(
 ) -> jax.Array:
     """Convolve images (channels last); a replacement for ``lax.conv_general_dilated`` in Flax's layers.
 
-    For networks of your own, use ``nn.Conv(…, conv_general_dilated=convolve)``. Only rounding
-    differs. On a CPU, this is faster for groups of one channel, and for derivatives inside a loop, as in
+    For networks of your own, use ``nn.Conv(…, conv_general_dilated=convolve)``. Results differ only by
+    rounding. On a CPU, this is faster for groups of one channel, and for derivatives inside a loop, as in
     training by rounds: there, derivatives of XLA's convolutions of 64 channels take 40 times as long.
 
     With one group, forward-mode derivatives (``jvp``, ``hessian``) raise a TypeError, except for 1 × 1
@@ -83,7 +83,8 @@ def convolve(
     return general(x, kernel)
 
 
-# The largest kernel (height · width · channels) for which `_by_patches` is used, as 2 to 4 times as fast.
+# The largest kernel (height · width · channels) for which `_by_patches` is used, as it is then 2 to 4 times
+# as fast as XLA's convolution.
 _FEW = 32
 # The largest result, in bytes, for which `_by_patches` is used. For a larger one malloc would ask the system
 # for memory each time.
@@ -258,16 +259,16 @@ def _padded(x: jax.Array, pads: Sequence[tuple[int, int]], value: float = 0.0) -
     if np.min(pads) < 0:
         sides = [(low, high, 0) for low, high in pads]
         return lax.pad(x, jnp.array(value, x.dtype), ((0, 0, 0), *sides, (0, 0, 0)))
-    # jax2onnx can write `jnp.pad` for any number of images.
+    # Use `jnp.pad`, which jax2onnx can export for any number of images.
     return jnp.pad(x, ((0, 0), *pads, (0, 0)), constant_values=value)
 
 
 def _moved(x: jax.Array, size: Sequence[int], strides: Sequence[int]) -> Iterator[jax.Array]:
-    """Yield a slice of the images ``x`` for each pixel of a window, row by row: that pixel in all windows.
+    """Yield, for each position in a window, row by row, the pixels at this position in all windows.
 
-    ``size`` is the window's height and width, ``strides`` the distance between windows. A slice is
-    [batch, windows down, windows across, channels]. XLA fuses slices with arithmetic, so a sum or maximum
-    over the slices becomes one loop over memory.
+    They are a slice of the images ``x``, [batch, windows down, windows across, channels]. ``size`` is the
+    window's height and width, ``strides`` the distance between windows. XLA fuses slices with arithmetic, so
+    a sum or maximum over the slices becomes one loop over memory.
     """
     batch, height, width, channels = x.shape
     for i in range(size[0]):

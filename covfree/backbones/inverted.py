@@ -163,10 +163,14 @@ CLASSIFIER = "classifier"
 
 
 class _Names(NamedTuple):
-    """How the second library in `Spec.names` calls its layers, in the order of the names here (see below).
+    """The names of layers in the library of `Spec.names` that is not timm, such as torchvision.
 
-    A block is called by its stage and its index there, or by its number among all; ``first`` is the number of
-    the first block and stage.
+    Attributes:
+        outside: the names outside the blocks, in the order of `_OUTSIDE`.
+        first: the number of the first block and of the first stage.
+        block: the pattern of a block's name: it has the block's number, or its stage and its index there.
+        expanding: the names in a block that expands, in the order of `_EXPANDING`.
+        plain: the names in any other block, in the order of `_PLAIN`.
     """
 
     outside: str
@@ -176,7 +180,8 @@ class _Names(NamedTuple):
     plain: str
 
 
-# Names of layers here: outside the blocks, in a block that expands, and in one that does not.
+# timm's names of layers, used here too: outside the blocks, in a block that expands, and in one that does
+# not.
 _OUTSIDE = "conv_stem bn1 conv_head bn2 classifier"
 _EXPANDING = "conv_pw bn1 conv_dw bn2 conv_pwl bn3 se.conv_reduce se.conv_expand"
 _PLAIN = "conv_dw bn1 conv_pw bn2 se.conv_reduce se.conv_expand"
@@ -206,7 +211,7 @@ _OTHER = {
 
 
 def renamings(*, kind: str, width: float = 1.0, depth: float = 1.0, **_: Any) -> tuple[Renaming, ...]:
-    """Return the renaming for files of the second library in `Spec.names`; for the arguments, see `build`."""
+    """Return the renaming for files of the library in `Spec.names` that is not timm; arguments as `build`."""
     names = _OTHER[kind]
     number = names.first
     table: dict[str, str] = dict(zip(_OUTSIDE.split(), names.outside.split(), strict=True))

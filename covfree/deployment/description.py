@@ -264,7 +264,7 @@ class Description:
 
     @cached_property
     def noised(self) -> Private | PrivateUpdates | None:
-        """The method with noise or, for training, the encoding of uploads that adds it; else None."""
+        """The private method or, for training, the encoding that adds noise to uploads; or None."""
         if self.private is None:
             return None
         method = method_named(self.algorithm)
@@ -332,7 +332,7 @@ class Description:
 
     def _fields(self) -> dict[str, Any]:
         own = dataclasses.asdict(self).items()
-        # A part that is None is left out, so that older federations keep their identity.
+        # Leave out ``sums`` and ``private`` if None, so that older federations keep their identity.
         return {"version": _VERSION, **{name: x for name, x in own if name not in _PARTS or x is not None}}
 
 

@@ -166,8 +166,8 @@ def serve(
     sites. A killed process writes none; it is expected to be started again.
 
     Raises:
-        ValueError: if the shared folder is further than the server's own, which is then not the one with
-            which this federation ran.
+        ValueError: if the shared folder is at a later round than the server's own folder, so another server
+            folder ran this federation.
         TooFew: if a round ended with too few answers; another call waits for more.
         Stopped: if a message of `stopping` appeared in the folder meanwhile.
     """
@@ -187,7 +187,7 @@ def serve(
 def check_state(folder: Folder, own: Path, turn: int = 0) -> None:
     """Raise ValueError if the shared folder is at a later round than the server's own folder, ``own``.
 
-    That one is at ``turn``; a folder that is not there yet is at the first.
+    ``turn`` is the turn of the server's own folder; 0 if this folder does not exist yet.
     """
     standing, named = folder.standing(), folder.description.named
     shared = -1 if standing is None else standing["turn"]
@@ -281,7 +281,10 @@ def _new(where: Path, seen: dict[str, tuple[int, int, int]]) -> list[Path]:
 
 
 def _take(server: Server, folder: Folder, path: Path, say: Say) -> str:
-    """Give a file to the server; return why it is no answer of the site that its name says, or ""."""
+    """Give a file to the server; return "" if it is a valid answer of the site in its name, else the reason.
+
+    A reason is also returned if the answer was taken, but is another site's.
+    """
     try:
         data = folder.read(path, server.most_bytes)
     except (Refused, OSError) as error:
@@ -363,7 +366,7 @@ def join(
 
 
 def _answers(folder: Folder, file: Path, error: Left) -> bool:
-    """Whether a file has an answer by the site that leaves to the broadcast that it leaves unanswered."""
+    """Return whether ``file`` answers the broadcast that the site, by ``error``, does not answer."""
     sites = folder.description.sites
     with suppress(OSError, Refused):
         found = unseal(folder.read(file), sites).about

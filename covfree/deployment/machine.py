@@ -49,7 +49,7 @@ class Machine:
         algorithm: Algorithm | None,
         now: Callable[[], float],
     ) -> None:
-        """Lock the folder, and load the state in it; ``name`` is the machine's, a site's or `SERVER`.
+        """Lock the folder, and load the state in it; ``name`` is the site's name, or `SERVER`.
 
         Raises:
             ValueError: if another process uses the folder, it belongs to another machine or federation, or
@@ -107,7 +107,7 @@ class Machine:
 
 
 def check_folder(folder: Path, description: Description, name: str) -> None:
-    """Raise ValueError if a folder holds the state of another machine than ``name``, or federation."""
+    """Raise ValueError if a folder holds another federation's state, or another machine's than ``name``."""
     if folder.is_file():
         raise ValueError(f"folder: expected a folder for this machine's state, got the file {folder}")
     if not (file := folder / "federation").exists():

@@ -124,7 +124,7 @@ class Server(Standing):
             return self._aside(site, reason_of(error))
         write(self._file(site), data)
         self.taken[site] = opened.about["examples"]
-        # An answer counts although the site left before, by a process with another folder.
+        # The site may have left by another process, with another folder: this answer counts all the same.
         self._left.discard(site)
         return Receipt(site, None)
 
@@ -176,7 +176,7 @@ class Server(Standing):
                     f"; left this sum: {', '.join(left)}: ask these sites what their command said; a site "
                     f"leaves {why}if it was started with another --state: start it with its own"
                 )
-                # Open the step anew, also in a new process: what these sites sent shall not end it again.
+                # Open the step anew, also in a new process, so that the sites' messages do not end it again.
                 self._file(SERVER).unlink(missing_ok=True)
                 self._asked, self._left = None, set()
             raise TooFew(

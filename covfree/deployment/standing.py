@@ -133,7 +133,7 @@ class Standing(Machine):
 
     @property
     def counted(self) -> list[str]:
-        """The sites of which at least one upload is in the result; counts of errors alone are not in it."""
+        """The sites with at least one upload in the result; uploads that only count errors are not in it."""
         own, rounds = self.description, len(self._items)
         if len(candidates_in(own.algorithm)) > 1 and rounds == own.num_rounds:
             rounds -= 1  # in the last round sites only chose among the candidates

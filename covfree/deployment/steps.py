@@ -112,7 +112,7 @@ class Steps:
         ``longest`` is the number of examples to which the client's data are padded; the other arguments are
         those of `upload`.
         """
-        # Add a row for a client without examples, as a table must not be empty.
+        # Give a client without examples one row of padding, as the arrays must not be empty.
         features, labels = (x if len(x) else np.zeros((1, *x.shape[1:]), x.dtype) for x in (features, labels))
         # Pad `order` to the length of `labels`: then clients with equal numbers of rows share a compilation.
         own, order = np.flatnonzero(labels >= 0), np.zeros(len(labels), np.int32)

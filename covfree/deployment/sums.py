@@ -16,8 +16,8 @@ from covfree.secure import STEPS, Advert, Agreed, Opened, Sealed, Session
 from covfree.secure.shamir import SHARE
 from covfree.secure.words import Words
 
-# The tables in messages: for each, its columns of integers, and the widths of the parts of a row's bytes. A
-# box has two shares and the cipher's tag.
+# The tables in messages: for each, its columns of integers, and the lengths in bytes of the other parts of a
+# row. A box has two shares and the cipher's tag.
 _TABLES = {
     "advert": (("sender",), (32, 32, 32, 64)),
     "box": (("sender", "receiver"), (2 * SHARE + 16,)),
@@ -136,7 +136,8 @@ class Sums:
         """Return a text that says which answers are needed; "" if the answers of ``sites`` are enough."""
         own, needed = self.session, self.session.least
         # From the step "mask" on a quorum must answer, as it must sign the list of uploads. If each site
-        # shares masks with all others, every step needs it: it is t + 1, a site and t = ``threshold`` others.
+        # shares masks with all others, every step needs a quorum: t + 1 sites, one and t = ``threshold``
+        # others.
         if step in STEPS[2:] or own.degree == len(own.identities) - 1:
             needed = max(needed, own.quorum)
         if len(sites) < needed:

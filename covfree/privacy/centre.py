@@ -48,7 +48,7 @@ def centred(
 ) -> Float[np.ndarray, "examples mapped"]:
     """Apply the method's feature map, and subtract the public centre, if there is one; nothing is clipped.
 
-    If the map is a `PublicProjection`, the centre is given before the map, and is projected too.
+    If the map is a `PublicProjection`, the centre is a vector of unmapped features, and is projected too.
 
     Raises:
         ValueError: if the centre's length is not that of the mapped features, or for a `PublicProjection`
@@ -69,8 +69,8 @@ def _mapped(
     """Return features after the feature map, which is applied one row at a time.
 
     The last bits of a matrix product depend on its number of rows. One row at a time, each example's mapped
-    features depend on that example alone, as the sensitivities require. All blocks of rows are padded to one
-    shape, so that one compilation maps them.
+    features depend on that example alone, so one example cannot change what others add to a sum. All blocks
+    of rows are padded to one shape, so that one compilation maps them.
     """
     if method.feature_map is None:
         return np.asarray(jnp.asarray(features), np.float64)

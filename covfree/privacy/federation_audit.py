@@ -232,7 +232,7 @@ def _split(features: np.ndarray, labels: np.ndarray, clients: np.ndarray, seed: 
 
 
 def _seen(grid: Grid, world: _World, sender: np.ndarray, draws: RandomBytes | None) -> _Seen:
-    """Sum for each sender; with noise from ``draws``, unless that is None."""
+    """Sum each sender's features by class, and add noise from ``draws``, unless it is None."""
     many, number = int(sender.max(initial=0)) + 1, len(world.centres)
     # Treat each sender's classes as separate classes, so that one call sums for all senders.
     upload = grid.upload(world.features, sender * number + world.labels, many * number)
@@ -275,10 +275,11 @@ def _attacked(name: str, seen: _Seen, world: _World, difference: float, rng: np.
 def _scored(
     pairs: np.ndarray, seen: _Seen, world: _World, rng: np.random.Generator
 ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Attack up to 300 class sums, of random ``pairs`` of sender and class: yield the scores for each.
+    """Attack up to 300 class sums, of random ``pairs`` of sender and class; yield two score arrays for each.
 
-    They are those of members, at most 10 examples in the sum, and of non-members, at most 10 examples of the
-    same class that are in no sum. A high score says that the attacker takes the example for a member.
+    The first has the scores of members, at most 10 examples in the sum. The second has the scores of
+    non-members, at most 10 examples of the same class that are in no sum. The higher an example's score, the
+    more likely the attacker thinks that it is a member.
     """
     dim = len(world.covariance)
     scale = np.sqrt(np.trace(world.covariance) / dim) or 1.0

@@ -195,7 +195,7 @@ class Private:
     def _check_total(self, step: int, total: Upload, first: Upload | None = None) -> None:
         """Raise ValueError if the sum of all clients' uploads lacks noise, or has a wrong shape.
 
-        ``total`` is the sum of the step number ``step``; the promise says how many draws of noise it must
+        ``total`` is the sum of the uploads of step ``step``; the promise says how many draws of noise it must
         contain. Its expected shape follows from ``first``, the sum of step 0; with None the shape is not
         checked.
         """

@@ -27,10 +27,10 @@ from covfree.privacy.estimates import (
 )
 from covfree.privacy.uploads import Grid, Upload, full_matrix
 
-# The server asks for the second moment if the noise's largest eigenvalue (`noise_edge`) is below this many
-# average eigenvalues of the covariance, as measured in experiments/privacy.md. Spectra of features decay, so
-# the leading eigenvalues, which the matrix reveals, are far above the average. Less noise already harms ridge
-# heads and FedCGS.
+# The server asks for the second moment if the noise's largest eigenvalue (`noise_edge`) is below this
+# multiple of the covariance's average eigenvalue, as measured in experiments/privacy.md. Spectra of features
+# decay, so the leading eigenvalues, which the matrix reveals, are far above the average. Less noise already
+# harms ridge heads and FedCGS.
 _WORTH_OF_LDA = 3.0
 _WORTH_OF_OTHERS = 0.25
 # The server also requires that the squared noise in class means is at most this share of their squared

@@ -29,8 +29,9 @@ Kind: TypeAlias = Literal["sums", "matrix"]
 # coordinates, in units of the features' largest norm. The two coordinates cost 5 % more noise.
 COUNT_SHARE = 0.3
 SQUARE_SHARE = 0.15
-# If an example is replaced, its features move by up to twice their largest norm R. Noise for that also hides
-# a count's share of 0.98 R, as the count moves only if the class changes, and the features then by less.
+# If an example is replaced, its class's sum moves by up to twice R, the largest norm of features. Noise that
+# hides this also hides a count of 0.98 R: counts move only if the class changes, and then each of the two
+# sums moves by at most R.
 _FREE_COUNT_SHARE = 0.98
 
 
@@ -214,8 +215,8 @@ class Grid:
     def deviation(self, noises: int) -> float:
         """Return the standard deviation of the noise in a sum that contains ``noises`` draws of noise.
 
-        It is for features divided by the clip. For class sums, it is that of each entry of a class's feature
-        sum. For the second moment, it is that of a diagonal entry.
+        For class sums, this is the noise in each entry of a class's feature sum; for the second moment, in a
+        diagonal entry. Features are in units of the clip.
         """
         return _deviation(self.kind, self.log_deviation, noises) * self.step
 

@@ -34,7 +34,7 @@ def _is_float(leaf: Any) -> bool:
 
 
 def moved(numbers: Any, step: Any) -> Any:
-    """Add multiples of ``step``, from 1 to ½ times, to the floats of a pytree of hyperparameters."""
+    """Add ``step`` to the first float of a pytree, half of it to the last, fractions between to others."""
     leaves, structure = jax.tree.flatten(numbers)
     speeds = np.linspace(1, 0.5, max(len(leaves), 1))
     pairs = zip(leaves, speeds, strict=False)
@@ -52,8 +52,8 @@ class Found(NamedTuple):
     Attributes:
         seen: arrays by which results are compared: e.g. the scores of a head, or a matrix (`Case.see`).
         value: a scalar, computed from ``seen`` by a smooth function.
-        slopes: the derivatives of ``value`` by the input's arrays in `Case.moving`; and by t, if `Case.move`
-            moves the hyperparameters in ``shared`` by t, under the name "numbers". Empty if none are taken.
+        slopes: a dict of derivatives of ``value``: by each array in `Case.moving`, under its name; and under
+            "numbers" by t, the step of `Case.move`. Empty if no derivatives are taken.
     """
 
     seen: Any
@@ -66,7 +66,7 @@ class Case:
     """A function under test, ``make``, and the functions by which laws draw, change and compare its inputs.
 
     ``a -> b`` stands for a function from a to b. ``given`` is an input of ``make``: a pytree of float64 NumPy
-    arrays, of the same shapes in all inputs; NaN is padding. ``made`` is a result of ``make``: a head, a
+    arrays, of the same shapes in all inputs; NaN marks padding. ``made`` is a result of ``make``: a head, a
     matrix or rows. ``seen`` are the arrays by which two results are compared, such as a head's scores.
 
     Attributes:

@@ -38,7 +38,7 @@ def _mapped(function: Callable[[np.ndarray], np.ndarray]) -> Callable[[Rows], Ro
 
 
 def _shape(matrix: Any) -> tuple[np.ndarray, np.ndarray]:
-    """Return R/‖R‖ and ‖R‖ for R = A − (tr A / dim)·I, by Frobenius's norm; 0 if R is only rounding."""
+    """Return R/‖R‖ and ‖R‖ (Frobenius) for ``matrix`` A, R = A − (tr A / dim)·I; 0 if R is only rounding."""
     matrix = np.asarray(matrix)
     mean = np.trace(matrix, axis1=-2, axis2=-1)[..., None, None] / matrix.shape[-1]
     rest = matrix - mean * np.eye(matrix.shape[-1])

@@ -81,7 +81,7 @@ def _arguments(given: Given) -> tuple[Scatter, Moments]:
     """Convert NumPy inputs to what a method passes to a head: the covariance and the class moments."""
     count, total = jnp.asarray(given.counts, jnp.int32), jnp.asarray(given.total)
     covariance = jnp.asarray(given.covariance)
-    # Derivatives are taken by each entry alone: a covariance is symmetric.
+    # Symmetrise, as a covariance is symmetric, but derivatives are taken by single entries.
     covariance = (covariance + covariance.T) / 2
     return Scatter.from_matrix(covariance), Moments(count, jnp.minimum(count, 4), total)
 

@@ -272,8 +272,8 @@ def check_method(
 
     def draw(seed: int = 0, absent: int = 3) -> MethodTask:
         examples = federation(dim, seed, absent, offset=(0.0, 1.0, -3.0, 0.0)[seed])
-        # A reference that draws random numbers must draw the method's. It gets no padding, so the method's
-        # padding must come last, after all examples.
+        # A reference that draws random numbers must draw the same ones as the method. It gets no padding, so
+        # the method's padding must come last, after all examples.
         return MethodTask(*(examples if seed == 2 and reference is None else examples.padded_last), probes)
 
     def fit(method: Any, task: MethodTask) -> Any:
