@@ -98,8 +98,9 @@ def read_npz(path: Path) -> dict[str, np.ndarray]:
 def _map(stream: BinaryIO, archive: ZipFile, name: str) -> dict[str, np.ndarray]:
     """Return ``{name: array}``, the array memory-mapped, or ``{}`` if it cannot be mapped.
 
-    It cannot if it is absent, compressed, empty or made of Python objects, or if its header is not of version
-    1.0 or does not match the size of its data. ``stream`` is the open file, ``archive`` its ZIP archive.
+    An array cannot be mapped if it is absent, compressed, empty or made of Python objects, or if its header
+    is not of version 1.0 or does not match its size. ``stream`` is the open file, ``archive`` its ZIP
+    archive.
     """
     info = archive.NameToInfo.get(f"{name}.npy")
     if info is None or info.compress_type != ZIP_STORED:

@@ -43,10 +43,10 @@ def keep_compiled() -> None:
     Each kind of processor has a folder of its own, because code for one may crash another. If kept functions
     take more than 512 MiB when a process starts, all are deleted. jax's own settings
     (``JAX_COMPILATION_CACHE_DIR``, ``JAX_ENABLE_COMPILATION_CACHE``, …) come first. Nothing is kept if other
-    users can write to the folder or replace it or one above it, or if this user cannot write to it.
+    users can change or replace the folder or one above it, or if this user cannot write to the folder.
 
-    Only AMD's processors under Linux are served: on some of Intel's, jaxlib 0.10 prints an error for each
-    function that was kept (https://github.com/jax-ml/jax/issues/38445); others were not tried.
+    Functions are kept only on AMD processors under Linux: on some of Intel's, jaxlib 0.10 prints an error for
+    each kept function (https://github.com/jax-ml/jax/issues/38445); others were not tried.
     """
     processor = _processor()
     if "AuthenticAMD" not in processor or jax.config.values["jax_compilation_cache_dir"] is not None:

@@ -279,7 +279,10 @@ def check_integers(name: str, values: Any, minimum: int) -> np.ndarray:
 
 
 def own_place(error: BaseException) -> str:
-    """Return " (mine.py, line 3, in head)": where an error passed the user's code last; "" if nowhere."""
+    """Return the innermost line of the user's code in an error's traceback; "" if there is none.
+
+    An example is " (mine.py, line 3, in head)".
+    """
     ours = (*LIBRARIES, f"{Path(__file__).parents[1]}{os.sep}")
     frames = [each for each in extract_tb(error.__traceback__) if not each.filename.startswith((*ours, "<"))]
     return "".join(f" ({Path(f.filename).name}, line {f.lineno}, in {f.name})" for f in frames[-1:])

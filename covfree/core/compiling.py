@@ -17,8 +17,8 @@ from covfree.core.types import is_traced
 _R = TypeVar("_R")
 
 if hasattr(jax, "shard_map"):
-    # jax checks by types whether an output is equal on all devices. It cannot see this of totals that were
-    # gathered, so switch the check off.
+    # jax checks by types whether an output is equal on all devices. It does not see that gathered totals are,
+    # so switch the check off.
     shard_map = partial(jax.shard_map, check_vma=False)
 else:
     from jax.experimental.shard_map import shard_map as _shard_map
@@ -49,7 +49,7 @@ def _options(plain: bool) -> dict[str, bool | int]:
     major, minor = map(int, version("jaxlib").split(".")[:2])
     given = os.environ.get("XLA_FLAGS", "")
     quick = _QUICK if (0, 6) <= (major, minor) < (0, 11) else {}
-    # Users who switch optimisations off get none.
+    # If the user has switched optimisations off, do not switch them on again.
     level = {} if jax.config.read("jax_disable_most_optimizations") else _LEVEL
     flags = quick | (_PLAIN if plain else level)
     return {flag: value for flag, value in flags.items() if flag not in given}
@@ -119,7 +119,7 @@ def jit(
         if key not in short:
             every = dict(enumerate(leaves))
             arrays = {i: x for i, x in every.items() if isinstance(x, jax.Array | np.ndarray)}
-            # Records are made inside: jax 0.6 puts descriptions of arrays into arguments.
+            # Unflatten inside: jax 0.6 would fill dataclasses in the arguments with shapes, not arrays.
             traced = jax.make_jaxpr(
                 lambda arrays: inside(*jax.tree.unflatten(structure, (every | arrays).values())[0], **kwargs)
             )(arrays)

@@ -100,8 +100,8 @@ def _uncut(path: tuple[Any, ...], leaf: Any) -> Any:
 def whole(array: Any) -> Any:
     """Return an array in full on each device if it is sharded over explicit mesh axes, else as it is.
 
-    Otherwise jax would need a sharding as an argument of each sort and each sum by class. For an array too
-    large for one device, use `covfree.accumulate(..., mesh=mesh)`.
+    For the sharded array, jax would need a sharding as an argument of each sort and each sum by class. For an
+    array too large for one device, use `covfree.accumulate(..., mesh=mesh)`.
     """
     # A release of jax without `reshard` cannot sum by class over explicit axes in any case.
     if not isinstance(array, jax.Array) or not hasattr(jax.sharding, "reshard"):
@@ -173,7 +173,7 @@ def finite(head: AnyHead) -> AnyHead:
     leaves = jax.tree.leaves(head)
     if is_traced(*leaves):
         return head
-    # Look in NumPy at arrays on a CPU, else on their device.
+    # Check arrays on a CPU in NumPy, which compiles nothing; check others on their device, without a copy.
     arrays = [leaf for leaf in leaves if isinstance(leaf, jax.Array)]
     near = all(x.is_fully_addressable and next(iter(x.devices())).platform == "cpu" for x in arrays)
     if all(np.isfinite(leaf).all() for leaf in leaves) if near else _finite_on_device(leaves):

@@ -26,7 +26,7 @@ class Form(NamedTuple):
         return self.filled(jnp.zeros(leaf.shape, leaf.dtype) for leaf in self.leaves)
 
     def filled(self, leaves: Iterable[jax.Array]) -> Any:
-        """Build the pytree from as many arrays of the iterator ``leaves`` as it has leaves.
+        """Build the pytree from the next arrays of the iterator ``leaves``, one for each leaf.
 
         Later arrays stay in the iterator, e.g. for another `Form`.
         """

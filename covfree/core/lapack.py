@@ -1,4 +1,4 @@
-"""LAPACK's routines for one matrix, on CPUs one after another under ``vmap``; how many threads they use.
+"""Run LAPACK's routines on one matrix at a time on CPUs, even under ``vmap``; set their number of threads.
 
 All other modules call jax's LAPACK through this one, to avoid a deadlock. On CPUs jaxlib distributes the
 matrices of a *batched* call over XLA's threads, and waits for them on one of these threads

@@ -39,9 +39,9 @@ def deviations(
     """Subtract the mean from ``values``; differences so small that they may be rounding errors become 0.
 
     The mean must come from `weighted_means` or `Moments`. If all values are equal, all deviations are then 0.
-    Otherwise a shrinkage rule that ignores scale would take rounding errors for variance. With ``group``, the
-    row of ``mean`` to subtract from each value (past the last for padding), small deviations among larger
-    ones of their group and feature are kept: values far from zero would lose variance without them.
+    Otherwise a shrinkage rule that ignores scale would take rounding errors for variance. ``group`` is the
+    row of ``mean`` to subtract from each value (past the last for padding). With it, a small deviation is
+    kept if its group has a larger one in this feature; otherwise values far from zero would lose variance.
     """
     centre = mean if group is None else mean.at[group].get(mode="fill", fill_value=0)
     centred = values - centre
@@ -53,8 +53,8 @@ def deviations(
     if not values.shape[0]:
         return centred
 
-    # A maximum over groups takes longer than the rest. So first look at two values of each: if the deviation
-    # of one exceeds the noise, the group's values differ; if it has no other value, its deviation is 0.
+    # A maximum over groups takes longer than the rest, so compute it only if needed. First look at two values
+    # of each group: if the deviation of one exceeds the noise, all deviations of the group are kept.
     num_groups, index = mean.shape[0], jnp.arange(values.shape[0], dtype=jnp.int32)
     first = jax.ops.segment_min(index, group, num_groups)
     last = jax.ops.segment_max(index, group, num_groups)
@@ -74,8 +74,8 @@ def settled(
 ) -> Float[Array, "groups dim"]:
     """Return sums (or means) of groups of vectors; sums that may be rounding error alone become exactly 0.
 
-    This is so if no entry of a sum exceeds the error with which its terms are added. Such a remainder depends
-    on the order of the terms, so its direction must not be used.
+    A sum becomes 0 if no entry of it exceeds the error with which its terms are added. Such a sum depends on
+    the order of the terms, so its direction must not be used.
 
     Args:
         values: the sums, or the means.

@@ -158,8 +158,8 @@ def _arrays(head: Head, kind: str, inner: Any, term: dict[str, Any], dim: int | 
     except ValueError as error:
         raise ValueError(f"head: {error}") from error
     drawn = getattr(feature_map, "drawn", None)
-    # How many features come in is known for `BucketFeatures`, whose array ``thresholds`` has a row for each;
-    # other random maps accept any number.
+    # The number of input features is known for `BucketFeatures`: its array ``thresholds`` has a row for each.
+    # Other random maps accept any number.
     known = _size_in(arrays) if drawn is None else len(own.get("map_thresholds", ())) or None
     if dim is None and known is None:
         raise ValueError("dim: expected the size of the features that come into the random map, got None")
@@ -190,12 +190,12 @@ def load_head(path: str | PathLike[str], *, network: Any = None) -> SavedHead:
 
     Args:
         path: the file.
-        network: needed for a trained network or a user's own model, as the file contains arrays but no code.
-            For a trained network: ``finetune.NetworkMap(params, backbone, preprocessing)``; otherwise the
-            model. Its parameters have the names and shapes of the file's, from which their values come.
+        network: the code that the file lacks: for a head on a trained network, the network, as a
+            ``finetune.NetworkMap(params, backbone, preprocessing)``; for a user's own model, the model. Its
+            parameters must have the file's names and shapes; their values are replaced by the file's.
 
     Returns:
-        The head, its classes' names and its sizes.
+        The head, and the class names, sizes and origin that the file states.
 
     Raises:
         ValueError: if the file is no head, is damaged, or was written by a later version; the message names

@@ -46,7 +46,8 @@ def fisher_directions(
     Args:
         covariance: S_W, usually shrunk.
         moments: `first_moments` of all rows.
-        apart: a number a. Directions of V with a strength s above a are scaled by a/s.
+        apart: the cap a on strengths: a direction of strength s > a is scaled by a/s. Otherwise a class far
+            from all others would dominate the training of a softmax head on projections.
 
     Returns:
         V, with a column for each class (not a column for each eigenvector).

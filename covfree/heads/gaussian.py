@@ -70,9 +70,9 @@ def gaussian_head(
     Returns:
         The head.
 
-    Source: Hastie, Tibshirani and Friedman, The Elements of Statistical Learning, eq. 4.12. Given the
-    covariances that scikit-learn estimates, equivalent to its ``QuadraticDiscriminantAnalysis``, or to its
-    ``GaussianNB`` for diagonals.
+    Source: Hastie, Tibshirani and Friedman, The Elements of Statistical Learning, eq. 4.12. With
+    scikit-learn's covariances, the head is equivalent to its ``QuadraticDiscriminantAnalysis``, or for
+    diagonals to its ``GaussianNB``.
 
     >>> import jax.numpy as jnp
     >>> moments = Moments(jnp.array([1, 1]), jnp.array([1, 1]), jnp.array([[0.0], [0.0]]))
@@ -89,7 +89,7 @@ def gaussian_head(
 def roots_of(
     covariance: Callable[..., jax.Array], classes: Any, moments: Moments
 ) -> Float[Array, "classes dim dim"]:
-    """Compute Cholesky's L_c of each class's covariance, and I for an absent class.
+    """Compute the Cholesky factor L_c of each class's covariance; it is I for an absent class.
 
     Args:
         covariance: the function that computes one class's covariance, from the class's part of ``classes``.
@@ -109,7 +109,7 @@ def roots_of(
 def head_of_roots(
     root: Float[Array, "classes dim dim"] | Float[Array, "classes dim"], moments: Moments
 ) -> GaussianHead:
-    """Make the head of `gaussian_head` from ``GaussianHead.root``, with I or ones for absent classes."""
+    """Make the head of `gaussian_head` from its ``root``, which has I or ones for absent classes."""
     scale = root if root.ndim == 2 else jnp.diagonal(root, axis1=1, axis2=2)
     bias = log_priors(moments) - jnp.log(scale).sum(1)
     present = moments.present

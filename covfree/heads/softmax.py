@@ -1,4 +1,4 @@
-"""The softmax head: logistic regression on features, those of examples or drawn at random."""
+"""The softmax head: logistic regression on the features of examples, or on features drawn at random."""
 
 from __future__ import annotations
 

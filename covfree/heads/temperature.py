@@ -20,8 +20,8 @@ from covfree.statistics.groups import as_examples
 # probabilities are nearly equal; at the upper end a score that is s/10 lower than another has a probability
 # exp(−100) times as high.
 _RANGE = 1e3
-# Bisection alone takes 30 steps from log(_RANGE²) to float64's √eps; with Newton's steps it takes five to
-# ten.
+# The largest number of steps. The search usually takes five to ten; bisection alone would take 30, from
+# log(_RANGE²) to float64's √eps.
 _STEPS = 100
 
 

@@ -57,7 +57,7 @@ class Rules:
                 check_strength(name, value)
         if self.method is not None and not self.method.message_rounds:
             self.method.check_message()
-        # Compute the kind now: if the method fails, an error must be raised here, and no message be rejected.
+        # Compute the kind now: a faulty method must raise its error here, not cause messages to be rejected.
         _ = self.kind
 
     @cached_property

@@ -20,7 +20,7 @@ from covfree.protocol.sites_model import Means, class_means_of
 
 
 class FoundMessage(NamedTuple):
-    """What is kept in memory of a valid message, without its rows, while other messages are checked.
+    """A summary of a valid message, without its rows, kept in memory while other messages are checked.
 
     Attributes:
         receipt: the digest (hash) of the message, see `receipt_of`.

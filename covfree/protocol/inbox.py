@@ -17,8 +17,8 @@ from covfree.core.checks import check_above_zero
 from covfree.core.types import Message
 from covfree.protocol.files import SUFFIX, MessageFile, read_message, shown
 
-# The largest and the smallest derived bound on a file's size, in bytes, and the least number of files from
-# whose median size it is derived.
+# The largest and the smallest derived bound on a file's size, in bytes. The bound follows from the files'
+# median size if there are at least _FEWEST files; else it is the largest.
 _MOST_BYTES, _ALWAYS, _FEWEST = 2**30, 2**26, 4
 # The largest number of bytes of messages that are kept in memory after reading.
 _KEPT = 2**28
@@ -84,7 +84,7 @@ class Inbox(Mapping[str, Message]):
         self._kept: dict[str, Message] = {}
         self._last: tuple[str, Message] | None = None
         self._room = _KEPT
-        # Of a file and its copies, accept the one that still has the name under which it was written, else
+        # Accept one of several copies of a file: the one that has the name under which it was written, else
         # the oldest.
         first: dict[str, tuple[bool, int, str]] = {}
         for name in list(self._files):

@@ -14,7 +14,7 @@ from covfree.core.types import Rows
 
 # Steps of Weiszfeld's iteration, which weighs a class's means. The weights need few correct digits.
 _STEPS = 15
-# S in `fit_model` is this times the spatial sign covariance (times d), plus 1 minus this times the identity.
+# In `fit_model`, S is _SHARE·d times the spatial sign covariance, plus (1 − _SHARE)·I.
 _SHARE = 0.6
 # A class is compared only if at least this many sites have a mean of it.
 HOLDERS = 3

@@ -233,7 +233,7 @@ def jit(case: Case) -> None:
     try:
         assert_close(case.seen(case.plain), found.seen, case.single, "called directly, and compiled")
     except AssertionError:
-        # The difference may come from padding, which only the compiled call had; `padding` tests that.
+        # `plain` has no padding, and the compiled call had: compare on the same input (`padding` tests it).
         assert_close(case.seen(case.example), found.seen, case.single, "called directly, and compiled")
 
 

@@ -22,7 +22,7 @@ from covfree.heads.metrics.figures import (
 )
 from covfree.heads.metrics.outcome import check_scores
 
-# All metrics that `measure` accepts, in the order of tables; then those that need each example's client.
+# The metrics that `measure` accepts, in the order of tables; CLIENT_NAMES need each example's client.
 NAMES = ("accuracy", "balanced", "worst_class", "nll", "ece", "mean_client", "worst_client", "p10_client")
 CLIENT_NAMES = ("mean_client", "worst_client", "p10_client")
 
