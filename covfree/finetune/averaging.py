@@ -237,7 +237,8 @@ def _torch_adam(weight_decay: Any = 0.0, **numbers: Any) -> optax.GradientTransf
     return optax.chain(optax.add_decayed_weights(weight_decay), optax.adam(**numbers))
 
 
-# The adaptive servers by name, and the numbers that they accept besides a learning rate.
+# For each algorithm with an adaptive server: the function that makes the server's optimiser, and the names of
+# that function's arguments besides ``learning_rate``.
 SERVERS: dict[str, tuple[Callable[..., Any], frozenset[str]]] = {
     "fedadam": (bound(adaptive, rule="adam"), frozenset({"b1", "b2", "tau"})),
     "fedadam-torch": (_torch_adam, frozenset({"b1", "b2", "eps", "weight_decay"})),

@@ -56,8 +56,8 @@ class Selecting(NamedTuple):
     Attributes:
         each: each candidate's server state or upload, stacked along a leading axis.
         counted: each candidate's sum of errors (or losses) over the examples that clients keep aside, that
-            is, do not train on; and the number of these examples. The state's are of the last round that had
-            any, an upload's of the models that the client received.
+            is, do not train on; and the number of these examples. The server's state has those of the last
+            round with such examples.
     """
 
     each: Any

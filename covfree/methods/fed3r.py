@@ -29,6 +29,7 @@ def gram_terms(params: object, sent: tuple[()], rows: Rows, num_classes: int) ->
     return first_moments(rows, num_classes), Factor(gram_factor(rows, num_classes))
 
 
+# The terms depend on no hyperparameter (``fixed``), so `covfree.select` computes them once for all λ.
 GRAM = Round(gram_terms, fixed=True)
 
 

@@ -18,7 +18,8 @@ def _class_sums(params: object, sent: tuple[()], rows: Rows, num_classes: int) -
     return first_moments(rows, num_classes)
 
 
-# The first round of many methods: each class's number of examples and sum of features.
+# The first round of many methods: each class's number of examples and sum of features. They depend on no
+# hyperparameter (``fixed``).
 CLASS_SUMS = Round(_class_sums, fixed=True)
 
 

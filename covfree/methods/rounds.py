@@ -88,8 +88,8 @@ class Round:
         examples: True if the rows are the client's examples, whatever it sent before; False if they are those
             of the method's summary, such as class means.
         head: whether a head can be made from the state after this round. It always can after the last.
-        fixed: whether the clients' terms do not depend on any number in ``params``. `covfree.select` then
-            computes them once for methods that differ only in hyperparameters; without any, it always does.
+        fixed: True if the clients' terms depend on no number in ``params``. `covfree.select` then computes
+            them once for methods that differ only in hyperparameters.
     """
 
     client: Callable[[Any, Any, Rows, int], Any]

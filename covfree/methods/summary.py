@@ -46,9 +46,9 @@ class Summary:
         merge: ``(params, message, num_classes) -> state``: the server's state after all rounds of the method
             over rows, from the message into which `collect` merged those of all clients. Without ``merge``,
             the server runs these rounds over the message's rows.
-        matrices: the matrices in a message, if any: a ``"gram"`` matrix; one in a ``"solution"``, which takes
-            the place of class means; or a covariance for each of the client's classes, of which the server
-            needs ``"each"`` or the ``"sum"``.
+        matrices: the matrices in a message: a ``"gram"`` matrix; a Gram matrix beside a ridge ``"solution"``;
+            or a covariance for each of the client's classes, of which the server needs ``"each"`` or the
+            ``"sum"``. None for no matrices.
         counts: whether ``message`` reads the labels' values. ``jit`` hides these, so it must then be called
             outside ``jit``.
     """

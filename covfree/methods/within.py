@@ -31,9 +31,9 @@ class Within:
         freedom: ``(first) -> Freedom``: the degrees of freedom of Ŵ. Their `Freedom.expected` is the number
             by which Ŵ is divided to estimate the covariance: N − C for N examples of C classes, or fewer if a
             class has a single row (one mean) and so shows no scatter.
-        inner: ``(rows, first) -> array``: what must be added to the sum of YᵀY if clients also send
-            variances, the scatter of examples about the mean of their row: its diagonal, or one number for
-            all features. None if clients send no variances.
+        inner: ``(rows, first) -> array``: the scatter of examples about their row's mean, from variances that
+            clients send: its diagonal, or one number for all features. Ŵ is then the sum of YᵀY plus this
+            scatter. None if clients send no variances.
         class_weight: ``(first) -> w``, [classes], if Ŵ = Σ_r w_c n_r (x_r − μ_c)(x_r − μ_c)ᵀ. Here row r is
             the mean x_r of n_r examples of class c, whose mean is μ_c. None if Ŵ is not such a sum.
     """

@@ -69,7 +69,7 @@ class Checkpoint:
 
 
 class Book:
-    """The history of a run so far; evaluates the run, stops it, and saves it in a folder.
+    """A run's history so far. The book also evaluates the run, stops it, and saves it in a folder.
 
     Attributes:
         records: one for each finished round.

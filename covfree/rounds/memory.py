@@ -48,7 +48,7 @@ class Placement:
 
 
 def of_all(memory: Any, num_clients: int, place: Place) -> Any:
-    """Return what all clients remember, each a copy of ``memory``: leaves with an axis of clients."""
+    """Return the memory of all clients, each a copy of ``memory``: leaves get a leading axis of clients."""
     if place == "host":
         return jax.tree.map(lambda x: np.repeat(np.asarray(x)[None], num_clients, 0), memory)
     return jax.tree.map(lambda x: jnp.repeat(x[None], num_clients, 0), memory)
@@ -71,7 +71,10 @@ def of_clients(memory: Any, clients: np.ndarray, place: Place) -> Any:
 
 
 def updated(memory: Any, clients: np.ndarray, new: Any, place: Place) -> Any:
-    """Return the memory of all, with ``new`` for some clients; −1 is padding. ``memory`` is used up."""
+    """Replace the memory of ``clients`` (−1 is padding) by ``new``; return that of all clients.
+
+    ``memory``, that of all clients, must not be used afterwards.
+    """
     kept = clients >= 0
     if place == "host":
         for all_of, own in zip(jax.tree.leaves(memory), jax.tree.leaves(new), strict=True):

@@ -18,7 +18,7 @@ def as_schedule(
     *,
     seed: int,
 ) -> Int64[np.ndarray, "rounds drawn"]:
-    """Convert an argument ``participation``, ``clients``, to the clients of each round, and check it.
+    """Convert ``clients``, which a user passed as ``participation``, to an array of each round's clients.
 
     Args:
         clients: an array of each round's clients, −1 for nobody; or how many clients a round draws, as

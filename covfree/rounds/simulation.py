@@ -63,7 +63,7 @@ class Simulation(NamedTuple):
     each_client: bool
 
     def round(self, number: int, held: Held) -> SimulatedRound:
-        """Run a round. If all is finite in it, the memory in ``held`` is used up."""
+        """Run a round. If all its numbers are finite, the memory in ``held`` must not be used afterwards."""
         key = jax.random.fold_in(derive(self.key, "rounds"), number)
         sent = cohort.broadcast(self.algorithm, held.state)
         drawn = self.schedule[number]

@@ -33,7 +33,7 @@ class PFPTState(NamedTuple):
         head: the classifier.
         pool: [most, features] prompts; all but the first ``size`` are padding.
         size: the number of prompts.
-        networks: the networks of `matching.Model` from which each round's matching starts.
+        networks: the networks of `MatchedModel` from which each round's matching starts.
         round: the number of finished rounds.
     """
 

@@ -89,11 +89,11 @@ class CorrectedNumbers(NamedTuple):
 
 @dataclass(frozen=True)
 class Plan:
-    """The settings of `corrected` that are static under ``jit``; ``method`` has the head to correct.
+    """The settings of `corrected` that are static under ``jit``, for the method whose head is corrected.
 
     Attributes:
-        system: ``method.system``, which makes the regularised matrix; None if the method has none.
-        head: ``method.head``, which makes the head.
+        system: the method's function ``system``, which makes the regularised matrix; None if it has none.
+        head: the method's function ``head``, which makes the head.
         covariance: ``(params, *state) -> Scatter``, which computes Σ̃, the method's shrunk covariance.
         own: ``system`` and ``head`` get the first ``own`` entries of the server's state, a tuple of totals;
             None for all. Later entries are only for ``covariance``.
@@ -216,10 +216,10 @@ def ask_losses(numbers: CorrectedNumbers, state: tuple[Correction]) -> tuple[Ask
 def losses_of(
     numbers: CorrectedNumbers, sent: tuple[Asked, jax.Array], rows: Rows, num_classes: int
 ) -> ScaledLosses:
-    """Compute what a client uploads so that the server can choose β, a factor of the head's scores h₀(x).
+    """Compute a client's loss for each candidate of β, the factor by which the scores h₀(x) are multiplied.
 
-    It uploads, for each candidate of β, the loss of the scores β·h₀(x), summed over its examples (``rows``);
-    and their number. ``sent`` has h₀, and a unit: the candidates are fixed multiples of it.
+    The loss of the scores β·h₀(x) is summed over the client's examples, ``rows``. The client also uploads the
+    number of examples. ``sent`` has h₀ and a unit; the candidates are fixed multiples of this unit.
     """
     asked, unit = sent
     scales = unit * jnp.asarray(_SCALES, unit.dtype)

@@ -66,10 +66,10 @@ def _message_of_rest(
 
 
 def _of_rest(summary: Summary, share: float, merge: Any) -> Summary:
-    """Return a `Summary` of what clients send by ``summary``, but of the examples that are not kept aside.
+    """Return ``summary``, changed so that what clients send leaves out the examples that they keep aside.
 
-    ``share`` is the share of its examples that each client keeps aside. ``merge`` serves the message of a
-    client that sends sums; otherwise the rows that clients send are those of the rest, too.
+    ``share`` is the share of its examples that each client keeps aside. If clients send sums, ``merge``
+    replaces `Summary.merge`. If they send rows, these are made from the other examples in simulations too.
     """
     if summary.message is None:
         return summary
