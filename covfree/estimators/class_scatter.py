@@ -22,8 +22,8 @@ def class_scatters(rows: Rows, moments: Moments) -> Float[Array, "classes dim di
     S_r is the covariance of these examples, the full matrix ``rows.covariance[r]``, or 0 if rows carry none.
     Let class c have K_c rows and N_c examples. On examples, or on means with covariances, S_c/(N_c − 1) is
     the class's exact sample covariance (CCVR eq. 3; FedCOF eq. 24 is the same, but loses digits). On means
-    alone S_c/(K_c − 1) is FedCOF's estimate of the class's covariance. Costs (rows + 64·C)·d² multiplications
-    in one pass over the sorted rows, and memory for C·d² numbers.
+    alone S_c/(K_c − 1) is FedCOF's estimate of the class's covariance. The cost is (rows + 64·C)·d²
+    multiplications in one pass over the sorted rows, and memory for C·d² numbers.
 
     Returns:
         The scatters; 0 for a class without rows.

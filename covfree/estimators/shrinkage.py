@@ -204,7 +204,7 @@ def loading(
 ) -> Float[Array, ""]:
     """Return the γ that a loading rule (`is_loading`) adds to the diagonal of Σ̂.
 
-    Such a rule needs of Σ̂ only the three numbers below.
+    Such a rule needs only three numbers that describe Σ̂, the last three arguments.
 
     Args:
         shrinkage: the rule.
@@ -221,7 +221,7 @@ def loading(
 
 
 def is_loading(shrinkage: Shrinkage) -> bool:
-    """Return whether the rule adds γI to Σ̂, with a γ that depends on Σ̂ only by tr(Σ̂)/d, d and ν.
+    """Return whether the rule adds γI to Σ̂, with a γ that depends on Σ̂ only through tr(Σ̂)/d, d and ν.
 
     ν is the degrees of freedom of Σ̂.
     """

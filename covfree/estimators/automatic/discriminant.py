@@ -78,8 +78,8 @@ class Basis(NamedTuple):
 
         means, inside = coordinates(centred), coordinates(offset)
         # A row of `offset` (a z_j of `Offsets`) may be so long that rounding errors exceed its coordinates
-        # along eigenvectors of small eigenvalues. Twice add the coordinates of what is missing, to restore
-        # these.
+        # along eigenvectors of small eigenvalues. To restore these coordinates, add those of the missing part
+        # of the row, twice.
         for _ in range(2):
             inside += coordinates(offset - product(product(inside * scale[None, :], vectors.T), factor))
         outside = product(centred, centred.T) - product(means, means.T)
@@ -102,8 +102,11 @@ def predicted_margins(
         basis: class means and offsets in the eigenbasis of Σ̂/t, with t = tr(Σ̂)/d the mean variance.
         moments: counts and sums of each class.
         freedom: the weight of each class in Σ̂, and its degrees of freedom.
-        offsets: the part of Σ̂ that is due to clients' offsets.
+        offsets: the split of Σ̂ into a part due to client shift and a remainder, see `Offsets`.
         candidates: values of γ, in units of t.
+
+    Returns:
+        For each γ, the mean and variance of the margins of each chosen class over each class, see `Margins`.
     """
     values, floor, means, outside, vectors, dim = basis
     count = moments.count.astype(values.dtype)

@@ -50,7 +50,7 @@ def sampled_classes(
 ) -> tuple[Integer[Array, " chosen"], Float[Array, " chosen"]]:
     """Choose classes; return their indices, and the share of all examples that each chosen class represents.
 
-    Up to 128 classes are all chosen. Of more, 128 are drawn by systematic sampling, with probability
+    Up to 128 classes are all chosen. With more, 128 are drawn by systematic sampling, with probability
     proportional to their numbers of examples; a large class may be drawn several times.
     """
     count = moments.count.astype(moments.total.dtype)

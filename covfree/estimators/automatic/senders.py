@@ -17,8 +17,8 @@ from covfree.statistics.kept import mixed
 
 # The automatic rule uses sums over a client's rows for the clients with numbers below this.
 SAMPLE = 256
-# Clients with equal counts are ordered by a hash of this many bits, or a few more, made of their projections;
-# `projections` computes at most this many numbers of a client, so each gives a bit or more.
+# Clients with equal counts are ordered by a hash of their projections, of this many bits or a few more.
+# `projections` computes at most this many numbers for each client; each number gives at least one bit.
 BITS = 16
 # Sorted clients are cut into 256 intervals, and one client is drawn from each. Entry i is the position of the
 # client drawn in interval i, in 256ths of the interval; the positions are evenly spread and scrambled.
@@ -123,7 +123,7 @@ def sample_numbers(keys: Any, projected: Any, senders: Any, xp: Any) -> Any:
 
 
 def _sums(values: Any, group: Any, xp: Any) -> Any:
-    """Sum the rows of ``values`` by group; the result is as long, with 0 after the last group."""
+    """Sum the rows of ``values`` by group; the result has as many rows, with 0 after the last group."""
     if xp is jnp:
         return jax.ops.segment_sum(values, group, group.shape[0])
     return add_by_group(values, group, len(values))
@@ -133,9 +133,9 @@ def numbered(rows: Rows, axis_name: Any = None, *, few: bool = False) -> Rows:
     """Renumber the clients of ``rows`` from 0; return the rows with the new numbers.
 
     Automatic shrinkage takes the clients numbered 0 … 255 as its sample. Up to 256 clients are all in the
-    sample. Of more clients, `sample_numbers` chooses the sample by what they sent, not by their original
-    numbers or the order of rows; clients without rows are ignored. So simulation and deployment have the same
-    sample. Unknown clients (below 0) stay unknown.
+    sample. With more, `sample_numbers` chooses the sample by what clients sent, not by their original numbers
+    or the order of rows; clients without rows are ignored. So simulation and deployment have the same sample.
+    Unknown clients (below 0) stay unknown.
 
     Args:
         rows: *all* rows.
