@@ -16,7 +16,7 @@ def status(folder: Folder) -> tuple[bool, list[str]]:
         folder: the shared folder.
     """
     own = folder.description
-    size = f"{len(own.class_names)} classes, {own.num_rounds} rounds"
+    size = f"{len(own.class_names)} classes, {own.num_rounds} round{'s' * (own.num_rounds > 1)}"
     lines = [
         f"federation {own.identity}: {own.algorithm}, {size}",
         "uploads: " + ("the server sees each" if own.sums is None else "hidden in secure sums"),

@@ -380,6 +380,7 @@ def test_status_says_what_the_server_took(tmp_path, capsys, monkeypatch):
         def lines() -> dict[str, str]:
             assert run(["federation", "status", str(tmp_path)]) == 3
             found = capsys.readouterr().out.splitlines()
+            assert found[0].endswith(": fed3r, 3 classes, 1 round")
             return dict(line.strip().split(": ", 1) for line in found if line.startswith("  "))
 
         def look(_) -> None:
