@@ -12,6 +12,8 @@ these rules:
 No intermediate array is larger than the scores, except for the C × C counts of a confusion matrix.
 """
 
+from covfree.heads.metrics.figures import CLIENT_NAMES as CLIENT_NAMES
+from covfree.heads.metrics.figures import NAMES as NAMES
 from covfree.heads.metrics.figures import accuracy as accuracy
 from covfree.heads.metrics.figures import balanced_accuracy as balanced_accuracy
 from covfree.heads.metrics.figures import calibration_error as calibration_error
@@ -19,7 +21,5 @@ from covfree.heads.metrics.figures import class_precision as class_precision
 from covfree.heads.metrics.figures import class_recall as class_recall
 from covfree.heads.metrics.figures import client_accuracy as client_accuracy
 from covfree.heads.metrics.figures import confusion_matrix as confusion_matrix
+from covfree.heads.metrics.figures import measure as measure
 from covfree.heads.metrics.figures import nll as nll
-from covfree.heads.metrics.measure import CLIENT_NAMES as CLIENT_NAMES
-from covfree.heads.metrics.measure import NAMES as NAMES
-from covfree.heads.metrics.measure import measure as measure
