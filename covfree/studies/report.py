@@ -15,6 +15,7 @@ import numpy as np
 
 import covfree
 from covfree.studies.known import alternatives, sees_no_covariance
+from covfree.studies.pooled import POOLED
 from covfree.studies.result import Result, Run, accuracy_cell, best_of
 from covfree.studies.table import Table, TableCell, as_bytes, as_flops, as_seconds, percent
 
@@ -223,12 +224,13 @@ def notes(results: Sequence[Result]) -> list[str]:
         shown = [f"{name} {counts[name]}" for name in names]
         lines.append(f"How often clients took each method, of {len(runs)}: {', '.join(shown)}.")
     called = dict.fromkeys((result.method, result.title) for result in results)
-    # Skip joint methods, one of which clients choose: their titles already list the names.
+    # Skip joint methods, one of which clients choose: their titles already list the names; and the option
+    # --pooled, which is no method's name.
     named = [
         # The title may hold numbers of all methods (--set), which the method's name lacks.
         ":".join(dict.fromkeys([*name.split(":"), *re.findall(r"\w+=[^,)]+", title)])) + f" is {title}"
         for name, title in called
-        if name not in choices and name not in (title, title.lower())
+        if name not in choices and name not in (title, title.lower(), POOLED.name)
     ]
     if named and not is_trained(results):
         lines.append(f"On the command line {'; '.join(named)}.")

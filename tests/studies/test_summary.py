@@ -150,6 +150,8 @@ def test_methods_by_their_texts():
     told = report.notes(studies.summarise([fake("fedcof:shrinkage=1", 0, 0.9)], titles))
     assert told[0].startswith("FedCOF sees no covariance at one client")
     assert told[1:] == ["On the command line fedcof:shrinkage=1:head=ridge is A (shrinkage=1, head=ridge)."]
+    pooled = studies.summarise([fake("pooled", 0, 0.9)], {"pooled": "All data in one place"})
+    assert report.notes(pooled) == []
     of_others = [fake("fedncm", 0, 0.9), fake("fed3r", 0, 0.9), replace(fake("fedcof", 0, 0.9), clients=2)]
     assert not any("no covariance" in note for note in report.notes(studies.summarise(of_others)))
     assert [v.title for v in studies.variants(["fed3r"], {"ridge": [1.0, 2.0]}).values()] == [
