@@ -225,7 +225,7 @@ def _kept(name: str, seed: int, found: Personalised) -> dict[str, Any]:
 
 
 def _record(name: str, runs: list[dict[str, Any]]) -> dict[str, Any]:
-    """Return a method's means over its runs, of all clients and of the lowest fifth; the median time."""
+    """Return means over a method's runs, for all clients and for the worst fifth, and the median time."""
     tested = [np.sort([each for each in run["accuracy"] if each is not None]) for run in runs]
     mean = [float(each.mean()) for each in tested]
     low = [float(each[: max(1, len(each) // 5)].mean()) for each in tested]

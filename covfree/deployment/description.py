@@ -49,9 +49,9 @@ class Description:
         sites: the public key of each site, by its name; see `new_key`. A site's number is its index among the
             sorted names.
         server: the server's public key, whose signature opens each round.
-        extractor: what makes features, as ``covfree extract`` writes it to their file: ``backbone``,
-            ``weights`` (the SHA-256 of their file), ``preprocessing``, ``computed_in`` and ``dtype``. Empty
-            if sites have features from elsewhere; then only d and class names are checked.
+        extractor: the settings with which features are made, as ``covfree extract`` writes them to a file of
+            features: ``backbone``, ``weights`` (a SHA-256), ``preprocessing``, ``computed_in`` and ``dtype``.
+            Empty if sites have features from elsewhere; then only d and class names are checked.
         rounds: the number of rounds if the algorithm has no fixed number; else None.
         deadline: the most seconds for which a round stays open for answers; None waits for all sites.
         fewest: the least number of sites whose answers close a round.

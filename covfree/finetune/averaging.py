@@ -91,9 +91,11 @@ def client(
 def train(
     numbers: FedAvgNumbers, sent: Any, data: ClientData, key: PRNGKey, **extra: Any
 ) -> tuple[Local, Any, FedAvgUpload]:
-    """Train the server's model; return the client's, the change x − y_i, and the upload of `fedavg`.
+    """Train the server's model x on a client's examples, which gives the client's model y_i.
 
-    For ``extra`` see `LocalTraining`.
+    Returns:
+        The result of the training, which has y_i; the change x − y_i; and the upload of `fedavg`. For
+        ``extra`` see `LocalTraining`.
     """
     trained, statistics, number = sent
     training, model = numbers.training, numbers.model

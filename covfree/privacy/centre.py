@@ -51,8 +51,8 @@ def centred(
     If the map is a `PublicProjection`, the centre is a vector of unmapped features, and is projected too.
 
     Raises:
-        ValueError: if the centre's length is not that of the mapped features, or for a `PublicProjection`
-            not that of the features before the map.
+        ValueError: if the centre does not have as many numbers as a mapped feature vector (for a
+            `PublicProjection`, as an unmapped one).
     """
     mapped = _mapped(method, features)
     if centre is None:

@@ -196,7 +196,7 @@ class _Seen(NamedTuple):
         sums: [senders, classes, dim] class sums, with the noise, if any. A sender is a client, a group, or
             all clients together.
         counts: [senders, classes] the number of examples in each sum, also with the noise.
-        sender: [members] the index of the sender whose sums include the member, an example.
+        sender: [members] for each member, an example, the index of the sender whose sums include it.
         deviation: the standard deviation of the noise in each entry of the sums; 0 without noise.
     """
 
@@ -302,9 +302,10 @@ def _scored(
 
 
 def _difference(grid: Grid, world: _World, places: np.ndarray, draws: RandomBytes | None) -> float:
-    """Estimate client 0's class sums as those of all clients minus those of all others.
+    """Estimate client 0's class sums as the sums of all clients minus the sums of all other clients.
 
-    ``places`` has the client of each example; for ``draws`` see `_seen`. Return the relative error.
+    Return the relative error. ``places`` has the client of each example; noise comes from ``draws``, unless
+    it is None.
     """
     totals = []
     for kept in (np.ones(len(places), bool), places != 0):

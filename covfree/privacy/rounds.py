@@ -107,7 +107,7 @@ def _init(
 
 
 def _own(numbers: _Numbers, state: _State, *memory: Any, call: Callable[..., Any]) -> Any:
-    """Call ``call``, a function of the original algorithm, such as broadcast, with its params and state."""
+    """Call a function of the original algorithm, such as broadcast, with the original params and state."""
     return call(numbers.own, state.own, *memory)
 
 

@@ -60,7 +60,7 @@ def placed(memory: Any, place: Place) -> Any:
 
 
 def of_clients(memory: Any, clients: np.ndarray, place: Place) -> Any:
-    """Return the memory of each client in ``clients``, from that of all.
+    """Return the memory of each client in ``clients``, from ``memory``, that of all clients.
 
     −1 is padding, and gets client 0's memory, which is not used.
     """
@@ -71,9 +71,9 @@ def of_clients(memory: Any, clients: np.ndarray, place: Place) -> Any:
 
 
 def updated(memory: Any, clients: np.ndarray, new: Any, place: Place) -> Any:
-    """Replace the memory of ``clients`` (−1 is padding) by ``new``; return that of all clients.
+    """Replace the memory of ``clients`` (−1 is padding) by ``new``; return the memory of all clients.
 
-    ``memory``, that of all clients, must not be used afterwards.
+    The argument ``memory``, that of all clients, must not be used afterwards.
     """
     kept = clients >= 0
     if place == "host":

@@ -74,7 +74,7 @@ def _own_code(part: Any, seen: set[int]) -> Iterator[bytes]:
         for each in part:
             yield from _own_code(each, seen)
     elif hasattr(part, "__wrapped__"):
-        # The function that jax.jit or functools.cache wraps.
+        # Visit the function that jax.jit or functools.cache wraps.
         yield from _own_code(part.__wrapped__, seen)
 
 

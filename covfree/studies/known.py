@@ -22,13 +22,14 @@ GROUP = "covfree.methods"
 _FAMILY = "other"
 # Joins the names of methods among which clients choose one: ``fedcof-or-fedcof-student``.
 JOINT = "-or-"
-# Errors that a method may raise, by their messages alone. Any other error of covfree's methods is a bug.
+# Errors that a method may raise; they are shown by their messages alone. Any other error in covfree's methods
+# is a bug.
 FAILURES = (ValueError, FloatingPointError, MemoryError, jax.errors.JaxRuntimeError)
 _OPEN = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 
 
 def entry_of(name: str) -> Entry[Method]:
-    """Return the `Entry` of a method: one of covfree's, of an installed package, or a function in a file."""
+    """Return the `Entry` of a method: of covfree, of an installed package, or a function in a user's file."""
     if name in registry():
         return registry()[name]
     if ".py:" in name:
@@ -63,9 +64,9 @@ def failure(error: Exception) -> str:
 
 
 def sees_no_covariance(name: str, clients: int) -> str:
-    """Return a note that a method, such as FedCOF, sees no covariance as there is one client; "" if it may.
+    """Return a note if a method such as FedCOF sees no covariance, as there is only one client; else "".
 
-    ``name`` is the method's name, perhaps with arguments. At one client a class has a single mean.
+    ``name`` is the method's name, perhaps with arguments. With one client, a class has a single mean.
     """
     stem = name.partition(":")[0]
     takes_spread = stem in registry() and registry()[stem].family == registry()["fedcof"].family
@@ -80,7 +81,7 @@ def sees_no_covariance(name: str, clients: int) -> str:
 def like(method: Method[Any]) -> str:
     """Return the name of a registered method whose clients send the same as those of ``method``.
 
-    If there is none, return the method's own name, which joins the names of methods in which clients choose.
+    If there is none, as for a method in which clients choose among several, return the method's own name.
     """
 
     def sent(one: Method[Any]) -> Any:
@@ -99,8 +100,8 @@ def like(method: Method[Any]) -> str:
 def alternatives(name: str) -> list[str]:
     """Return the names of the methods among which clients choose; [name] if there is no choice.
 
-    ``-or-`` does not separate methods within a whole one, such as ``my-or-dir/mine.py:function``; nor at all
-    if no part is a known method, as in names that are given in Python.
+    ``-or-`` separates no methods if it is part of one method's name, such as ``my-or-dir/mine.py:function``,
+    or if no part of ``name`` is a known method, as in names that are given in Python.
     """
     found, parts, some = list[str](), name.split(JOINT), False
     known = {*registry(), *entry_points(group=GROUP).names} if JOINT in name else set[str]()

@@ -96,7 +96,7 @@ def illustrate(study: Study, runs: Iterable[Run], folder: StrPath) -> list[Path]
 
 
 def _summarised(study: Study, runs: Iterable[Run]) -> list[Result]:
-    """Summarise runs; results of methods that have no registered name say which are like them."""
+    """Summarise runs; if a method has no registered name, its result's ``kind`` is a method like it."""
     ways = study.methods.items()
     kinds = {name: like(way) for name, way in ways if isinstance(way, Method)}
     kinds |= {name: like(way.method) for name, way in ways if isinstance(way, Variant) and is_own(name)}

@@ -209,9 +209,9 @@ def _trained_run(run: Run) -> dict[str, Any]:
 def notes(results: Sequence[Result]) -> list[str]:
     """Return lines of text to print below a table of results; there may be none.
 
-    If clients chose among methods, a line says how often they chose each. Another says of which methods one
-    client shows too little. For methods in closed form, another line gives the names by which the command
-    line knows them, where these are not the titles.
+    If clients chose among methods, a line says how often they chose each. If there is only one client,
+    another says which methods see no covariance. For methods in closed form, another line gives their names
+    on the command line, where these are not the titles.
     """
     alone = [
         sees_no_covariance(each.kind or each.method, run.clients) for each in results for run in each.runs
@@ -224,8 +224,8 @@ def notes(results: Sequence[Result]) -> list[str]:
         shown = [f"{name} {counts[name]}" for name in names]
         lines.append(f"How often clients took each method, of {len(runs)}: {', '.join(shown)}.")
     called = dict.fromkeys((result.method, result.title) for result in results)
-    # Skip joint methods, one of which clients choose: their titles already list the names; and the option
-    # --pooled, which is no method's name.
+    # Skip methods in which clients choose among several, as their titles already list the names; and what the
+    # option --pooled adds, which is no method.
     named = [
         # The title may hold numbers of all methods (--set), which the method's name lacks.
         ":".join(dict.fromkeys([*name.split(":"), *re.findall(r"\w+=[^,)]+", title)])) + f" is {title}"

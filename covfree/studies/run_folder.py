@@ -27,7 +27,7 @@ _FILES = (".png", ".pdf", ".svg", ".csv", ".html", ".tex", ".json", ".md")
 
 
 def make_folder(out: Path | None, command: str) -> None:
-    """Make the folder for a command's files; raise ValueError for a file's name or other files."""
+    """Make a command's folder; raise ValueError if it is a file or has files of another command."""
     if out is None:
         return
     if out.suffix in _FILES and not out.is_dir():

@@ -29,7 +29,7 @@ class Variant(NamedTuple):
 
 
 def variants(names: Iterable[str], numbers: Mapping[str, Sequence[Any]] | None = None) -> dict[str, Variant]:
-    """Make each named method once for each combination of those ``numbers`` that the method accepts.
+    """Make methods from their names: one for each combination of the values in ``numbers`` that it accepts.
 
     Args:
         names: names of methods (see `entry_of`), perhaps with numbers: ``"fedcof:shrinkage=0.1:head=ridge"``.

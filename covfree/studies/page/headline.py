@@ -88,7 +88,7 @@ def gains(results: Sequence[Result], said: Sequence[str]) -> list[str]:
 
 
 def _missing(result: Result, results: Sequence[Result]) -> int:
-    """Return the number of seeds, of those of all ``results``, with which a method has no accuracy."""
+    """Count the seeds of all ``results`` with which the method of ``result`` has no accuracy."""
     seeds = {run.seed for each in results for run in each.runs}
     return len(seeds - {run.seed for run in result.runs if isfinite(run.accuracy)})
 
@@ -139,7 +139,7 @@ def over_places(places: Sequence[Sequence[Result]]) -> list[str]:
     often = Counter(title for highest, _ in tops for title in highest)
     level: dict[str, list[list[str]]] = {}
     for highest, close in tops:
-        # Of methods with the same accuracy, the one that has the highest one most often comes first.
+        # Of methods with the same accuracy, the one that is among the best on most federations comes first.
         first = max(highest, key=lambda title: often[title])
         level.setdefault(first, []).append([title for title in highest + close if title != first])
     (title, among), *others = sorted(level.items(), key=lambda one: -len(one[1]))

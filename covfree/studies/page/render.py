@@ -75,7 +75,7 @@ def breakable(text: str) -> str:
 
 
 def command_line(command: str, settings: Mapping[str, Any]) -> str:
-    """Format the command line that runs a command with these settings, given by the names of options.
+    """Format the command line that runs a command with ``settings``: values by the names of options.
 
     >>> command_line("compare", {"dataset": "my data.npz", "seeds": [3], "ridge": None, "tune": True})
     "covfree compare --dataset 'my data.npz' --seeds 3, --tune"
