@@ -38,9 +38,10 @@ _BATCHES = 16
 def extractor_key(
     network: Backbone, weights: str, preprocessing: Preprocessing | None, dtype: str = "float32"
 ) -> dict[str, Any]:
-    """Return, as a dict, what features depend on beside the images; None is the network's own preprocessing.
+    """Return a dict of everything, except the images, on which features depend.
 
-    They must be the same at all sites of a federation.
+    These settings must be the same at all sites of a federation. With ``preprocessing`` None, the network's
+    own is used.
     """
     return {
         "backbone": network.name,

@@ -273,7 +273,7 @@ class FeatureWriter:
         self.skipped = {int(example): reason for example, reason in state["skipped"].items()}
         # A hash of the finished examples' identities.
         self._digest = hashlib.sha256(_lines(self._identities[: self.done]))
-        # Earlier versions of covfree wrote more entries.
+        # Compare only these entries, as earlier versions of covfree wrote more.
         theirs = {name: state["about"][name] for name in self._about}
         if differing := differences(theirs, self._about):
             self._check_finished(state, differing)

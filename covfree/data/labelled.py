@@ -1,4 +1,4 @@
-"""What image sets and text sets share: their base class, and examples to labels, clients and split."""
+"""The base class of image sets and text sets, and the conversion of examples to labels, clients and split."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import numpy as np
 
 from covfree.core.registries import nearest
 
-# The part of the data that a split is, by its name in lower case.
+# For each name of a split, in lower case, the part of the data: train, test or validation.
 PARTS = {"train": "train", "training": "train", "test": "test", "testing": "test"}
 PARTS.update({name: "validation" for name in ("val", "valid", "validation")})
 
@@ -140,7 +140,7 @@ def labelled(
 
 
 def by_number(names: Iterable[str], is_number: Callable[[str], bool] = str.isdecimal) -> list[str]:
-    """Sort names as numbers if ``is_number`` of all, else as strings."""
+    """Sort names as numbers if ``is_number`` is True for all of them, else as strings."""
     names = sorted(names)
     if all(map(is_number, names)):
         names.sort(key=int)
@@ -162,7 +162,7 @@ def read_table(
         needed: the columns that the file must have.
         others: columns that it may have. Any further columns are ignored.
         hint: the end of the error if a column is missing.
-        ragged: whether a line may lack the values of further columns, and have more values that are empty.
+        ragged: whether a line may lack values of the ignored columns, or have additional empty values.
     """
     form: dict[str, Any] = {"delimiter": "\t", "quoting": csv.QUOTE_NONE} if path.suffix == ".tsv" else {}
     # Spreadsheets write a byte order mark before the first name; utf-8-sig drops it.

@@ -85,7 +85,7 @@ class CheckpointFolder:
         self._manager = self._ocp.CheckpointManager(self._saved.resolve(), options=options)
 
     def save(self, step: int, tree: Any, about: Mapping[str, Any], identity: Mapping[str, Mark]) -> None:
-        """Save the arrays in ``tree`` in place of those saved before, as a whole or not at all.
+        """Save the arrays in ``tree`` atomically, in place of those saved before.
 
         Args:
             step: a number that grows from one save to the next.

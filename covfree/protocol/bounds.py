@@ -144,7 +144,7 @@ class Limits:
         if not self._norms:
             return None
         if self._row is not None and self._whole_row is not None and self._squares is not None:
-            # Noise makes a mean longer the fewer examples it has, so its bound is at least ``few``.
+            # The fewer examples a mean has, the longer noise makes it, so its bound is at least ``few``.
             few = _EACH * self._whole_row.median / np.maximum(size.number, 1)
             excess = size.square / np.maximum(self._row.most, few)
             if (excess > 1).any():

@@ -152,7 +152,7 @@ class Inbox(Mapping[str, Message]):
 def _largest(files: Iterable[Path]) -> int:
     """Return the size in bytes up to which a message file is read: 100 times the files' median size.
 
-    But at least 64 MiB (`_ALWAYS`), and at most 1 GiB (`_MOST_BYTES`); with fewer than four files 1 GiB.
+    It is at least 64 MiB (`_ALWAYS`) and at most 1 GiB (`_MOST_BYTES`); with fewer than four files, 1 GiB.
     """
     sizes = []
     for file in files:

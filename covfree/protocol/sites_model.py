@@ -46,8 +46,8 @@ class Means(NamedTuple):
 class SitesModel(NamedTuple):
     """The result of `fit_model`: how far each site's class means lie from the other sites'.
 
-    A row is the mean of one class at one site. The centre of a class is a robust mean of the sites' means of
-    it. Whitening multiplies by L⁻¹, for S = LLᵀ. `fit_model` defines S, D, v and σ.
+    A row is the mean of one class at one site. A class's centre is a robust mean of the class's means at all
+    sites. Whitening multiplies by L⁻¹, for S = LLᵀ. `fit_model` defines S, D, v and σ.
 
     Attributes:
         white: the rows' means, whitened.

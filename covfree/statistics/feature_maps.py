@@ -41,7 +41,7 @@ class FeatureMap(Protocol):
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class FourierFeatures:
-    """z(x) = √(2/D) cos(Ωᵀ x/σ + b); see `fourier_features`.
+    """A map from features x to random Fourier features z(x) = √(2/D) cos(Ωᵀ x/σ + b); see `fourier_features`.
 
     Attributes:
         sigma: σ, which may be replaced, swept with ``vmap`` or differentiated; Ω and b do not depend on it.
@@ -212,8 +212,8 @@ def _directions(key: jax.Array, dim: int, num_features: int) -> Float[Array, "di
 def described(feature_map: FeatureMap) -> str:
     """Return a text that identifies a map: its type, number of features, and a checksum of its other numbers.
 
-    The checksum covers seeds, scalars and settings. Of arrays only the shape enters, as devices may have
-    rounded them differently.
+    The checksum covers seeds, scalars and settings. Only the shapes of arrays enter, as devices may have
+    rounded their numbers differently.
     """
     numbers = b"".join(map(_imprint, jax.tree.leaves(feature_map)))
     # Add static fields (e.g. whether features are scaled to norm 1), which are not leaves.
@@ -224,7 +224,7 @@ def described(feature_map: FeatureMap) -> str:
 def _settings(feature_map: Any) -> list[str]:
     """Return a map's settings, static fields that are booleans, numbers or strings, as texts "name=value".
 
-    The number of features is left out, as the text of `sends` has it already.
+    The number of features is left out, as the text of `described` has it already.
     """
     if not is_dataclass(feature_map):
         return []
@@ -236,7 +236,7 @@ def _settings(feature_map: Any) -> list[str]:
 def _imprint(leaf: Any) -> bytes:
     """Return bytes that identify an array or number of a feature map, and are the same on all devices.
 
-    Of an array of floats only the shape is used, as devices round its numbers differently.
+    Only the shape of an array of floats is used, as devices round its numbers differently.
     """
     dtype, shape = jnp.result_type(leaf), jnp.shape(leaf)
     if jnp.issubdtype(dtype, jax.dtypes.prng_key):

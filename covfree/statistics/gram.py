@@ -190,7 +190,7 @@ def scatter_products(
 ) -> ScatterProducts:
     """Multiply the scatter of examples about class means by q directions, without forming the scatter.
 
-    A label outside [0, classes) marks padding. It takes 4·n·d·q operations for n examples of d features.
+    A label outside [0, classes) marks padding. The cost is 4·n·d·q operations for n examples of d features.
 
     >>> import jax.numpy as jnp
     >>> x, y = jnp.array([[1.0, 0.0], [3.0, 2.0]]), jnp.array([0, 0])

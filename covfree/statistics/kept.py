@@ -42,7 +42,7 @@ def kept_aside(features: Float[AnyArray, "examples dim"], share: float) -> Bool[
     upper = features.astype(jnp.float32)
     words = mixed(_bits(upper)) * place[None, :]
     if features.dtype == jnp.float64:
-        # Include what float32 loses of a float64 number (0 if nothing).
+        # Include the part of a float64 number that float32 loses; it is 0 if nothing is lost.
         words += mixed(_bits((features - upper).astype(jnp.float32))) * (place ^ jnp.uint32(_LOWER))[None, :]
     found = mixed(words.sum(1, dtype=jnp.uint32))
     # The hash of zeros is 0: keeping it aside would lose a class whose examples are all zeros.

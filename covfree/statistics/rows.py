@@ -53,7 +53,7 @@ def client_pairs(
 
     Clients are renumbered if a number is beyond int32.
     """
-    # Otherwise the number of a pair could exceed int64.
+    # Renumber large client numbers: otherwise the number of a pair could exceed int64.
     labels, clients = np.asarray(labels), np.asarray(within_int32(clients))
     check_int32("labels", labels)
     kept = (labels >= 0) & (clients >= 0)
@@ -87,7 +87,7 @@ def client_rows(
 ) -> Rows:
     """Compute the class means of all clients as rows, ordered by client, class and subset.
 
-    It costs a sort of n small keys, one pass over the features (three with a covariance), and memory for
+    The cost is a sort of n small keys, one pass over the features (three with a covariance), and memory for
     n + num_rows·d numbers.
 
     Args:
@@ -97,8 +97,8 @@ def client_rows(
         num_rows: rows of the result, static: `count_rows`, or an upper bound such as ``len(labels)``. Unused
             rows are padding. Too small a number is an error; under ``jit`` rows are lost.
         num_subsets: the largest number of random subsets of a client's class, static. A class of n_kc
-            examples gives min(num_subsets, ⌊n_kc/subset_size⌋) rows, at least one, and few clients thus give
-            many. None for as many as ``subset_size`` allows, more in larger classes.
+            examples gives min(num_subsets, ⌊n_kc/subset_size⌋) rows, at least one, so that a few clients give
+            many rows. None for as many as ``subset_size`` allows, more in larger classes.
         subset_size: the smallest number of examples in a subset, unless the client has fewer of the class.
         covariance: if given, also compute the unbiased variance of each feature about the mean
             (``"diagonal"``), or its average over features (``"spherical"``).
