@@ -11,9 +11,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from covfree.core.types import Message, Rows, accumulation_dtype
-from covfree.estimators.analytic import local_solution
 from covfree.statistics import class_covariances, class_means, count_rows, gram
 from covfree.statistics.directions import count_clients
+from covfree.statistics.gram import local_solution
 from covfree.statistics.groups import as_examples
 
 # ``(params, message, num_classes) -> state``: the state after all rounds, from all clients' merged message.

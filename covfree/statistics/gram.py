@@ -1,4 +1,4 @@
-"""Sums of products of a client's examples: Gram matrices, for classes or targets; a scatter's products."""
+"""Sums of products of a client's examples: Gram matrices, scatters times directions; and AFL's solution."""
 
 from __future__ import annotations
 
@@ -10,10 +10,12 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Integer
 
+from covfree.core.checks import check_strength
 from covfree.core.doors import compiled
+from covfree.core.linalg import Scatter, factorise, solve
 from covfree.core.products import product, symmetric_product
 from covfree.core.sums import deviations, fold_parts, sum_groups
-from covfree.core.types import AnyArray, accumulation_dtype, is_traced
+from covfree.core.types import AnyArray, Scalar, accumulation_dtype, is_traced
 from covfree.statistics.groups import as_examples, check_one_client
 
 
@@ -68,6 +70,46 @@ def gram(
     zeros = jnp.zeros((features.shape[1],) * 2, dtype)
     sums, count = sum_groups(features, labels, num_classes)
     return GramStatistics(fold_parts(add, zeros, (features, labels)), sums, count)
+
+
+class Analytic(NamedTuple):
+    """The message that one client of AFL (analytic federated learning) sends.
+
+    Attributes:
+        weight: W = C⁻¹ Xᵀ Y, the client's ridge solution, with X the features and Y the one-hot labels.
+        gram: C = Xᵀ X + γ I, with γ the strength of the ridge.
+    """
+
+    weight: Float[Array, "dim classes"]
+    gram: Float[Array, "dim dim"]
+
+
+def local_solution(
+    features: Float[AnyArray, "examples dim"],
+    labels: Integer[AnyArray, " examples"],
+    num_classes: int,
+    gamma: Scalar,
+) -> Analytic:
+    """Compute a client's ridge solution W = (Xᵀ X + γI)⁻¹ Xᵀ Y, and C = Xᵀ X + γI.
+
+    X holds the features, one example a row, and Y the one-hot labels; γ is ``gamma``.
+
+    Returns:
+        The message, W and C. Batch over clients with ``jax.vmap``.
+
+    Source: AFL (He et al. 2025), the local stage. Equivalent to
+    ``sklearn.linear_model.Ridge(gamma, fit_intercept=False)`` on one-hot labels.
+
+    >>> import jax.numpy as jnp
+    >>> message = local_solution(jnp.array([[3.0], [1.0]]), jnp.array([0, 1]), 2, 2.0)
+    >>> (12 * message.weight).round(4).tolist(), message.gram.tolist()
+    ([[3.0, 1.0]], [[12.0]])
+    """
+    check_strength("gamma", gamma)
+    sums = gram(features, labels, num_classes)
+    scatter = Scatter.from_matrix(sums.gram).shifted(gamma)
+    weight = solve(factorise(scatter), sums.class_sum.T)
+    return Analytic(weight, scatter.dense())
 
 
 @jax.tree_util.register_dataclass

@@ -9,7 +9,7 @@ from federations import CLASSES, DIM
 from precision import PRECISIONS, x64
 from sklearn.linear_model import Ridge
 
-from covfree.estimators.analytic import local_solution
+from covfree.statistics.gram import local_solution
 
 FLOAT64 = PRECISIONS["float64"]
 
