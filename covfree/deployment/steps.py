@@ -141,8 +141,7 @@ class Steps:
         def one(state: Any) -> Parts:
             sent, memory = cohort.broadcast(self.algorithm, state), self.start()[1]
             example = self._example, np.zeros(1, np.int32)
-            given = self._answers(0, 0, sent, memory, *example, self.padded(self.most)).uploads
-            return Parts(given.sums.total, [[x[0] for x in own] for own in given.tables], given.structure)
+            return self._answers(0, 0, sent, memory, *example, self.padded(self.most)).form
 
         return zeros_of(one, state)
 
@@ -158,13 +157,7 @@ class Steps:
             return self._skeletons[0]
         for counts in items[len(self._skeletons) - 1 :]:
             state = self._skeletons[-1]
-            form = self.form(state)
-            tables = [
-                [jnp.zeros((number, *x.shape[1:]), x.dtype) for x in table]
-                for number, table in zip(counts, form.tables, strict=True)
-            ]
-            total = replace(form, tables=tables).upload()
-            self._skeletons.append(zeros_of(cohort.serve, self.algorithm, state, total)[0])
+            self._skeletons.append(cohort.state_after(self.algorithm, state, self.form(state), counts))
         return self._skeletons[len(items)]
 
     def check(self, arrays: Arrays, form: Parts) -> None:

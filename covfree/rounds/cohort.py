@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -12,6 +13,7 @@ from jaxtyping import Array, Bool, Int32
 
 from covfree.core.compiling import jit, shard_map
 from covfree.core.doors import is_finite
+from covfree.core.forms import zeros_of
 from covfree.core.keys import derive
 from covfree.core.sums import Compensated
 from covfree.core.types import PRNGKey
@@ -62,6 +64,12 @@ class Answers(NamedTuple):
     memory: Any
     sound: Bool[Array, " members"]
     metrics: dict[str, Array]
+
+    @property
+    def form(self) -> Parts:
+        """An upload with the shapes and data types of one member's."""
+        sums, tables = self.uploads.sums.total, self.uploads.tables
+        return Parts(sums, [[x[0] for x in table] for table in tables], self.uploads.structure)
 
 
 # Use `jax.jit`: covfree's `jit` compiles faster, but makes each round of training a fifth slower.
@@ -188,3 +196,17 @@ def serve(algorithm: Algorithm, state: Any, total: Any) -> tuple[Any, Array]:
     """Return the server's next state, and whether all of it is finite."""
     state = algorithm.server(algorithm.params, state, total)
     return state, is_finite(state)
+
+
+def state_after(algorithm: Algorithm, state: Any, form: Parts, counts: Sequence[int]) -> Any:
+    """Return zeros in the shapes and data types of the server's next state, without computing it.
+
+    ``form`` is an upload with the shapes of one client's; ``counts`` are the numbers of rows that each of its
+    tables has in the sum of all uploads.
+    """
+    tables = [
+        [jnp.zeros((number, *x.shape[1:]), x.dtype) for x in table]
+        for number, table in zip(counts, form.tables, strict=True)
+    ]
+    total = Parts(form.sums, tables, form.structure).upload()
+    return zeros_of(serve, algorithm, state, total)[0]

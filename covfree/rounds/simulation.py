@@ -158,13 +158,8 @@ class Simulation(NamedTuple):
         ``held`` is that before the first round.
         """
         for counts in items:
-            given = self.given(held).uploads
-            tables = [
-                jax.tree.map(lambda x, number=number: jnp.zeros((number, *x.shape[2:]), x.dtype), table)
-                for number, table in zip(counts, given.tables, strict=True)
-            ]
-            total = Parts(given.sums.total, tables, given.structure).upload()
-            held = held._replace(state=zeros_of(cohort.serve, self.algorithm, held.state, total)[0])
+            state = cohort.state_after(self.algorithm, held.state, self.given(held).form, counts)
+            held = held._replace(state=state)
         return jax.tree.structure(held)
 
     def identity(self, state: Any, memory: Any) -> dict[str, Mark]:
