@@ -83,7 +83,7 @@ def _is_short(jaxpr: Any, repeated: bool = False) -> bool:
 def jit(
     function: Callable[..., _R], *, plain: bool | Literal["small"] = False, **how: Any
 ) -> Callable[..., _R]:
-    """Return the function, compiled as by ``jax.jit``, and on CPUs with `_QUICK`.
+    """Compile a function as ``jax.jit`` does; on CPUs, with options that shorten compilation (`_QUICK`).
 
     Inside another ``jit`` the options of that ``jit`` hold.
 

@@ -253,7 +253,7 @@ def at_once(call: Call) -> Call:
     return cast(Call, door)
 
 
-# Compared and hashed by identity: `jax.jit(head)` needs a hashable function.
+# With eq=False, heads are hashed by identity: `jax.jit(head)` needs a hashable function.
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True, eq=False)
 class LinearHead:

@@ -17,8 +17,8 @@ from covfree.core.types import PRNGKey
 # The form of a component's covariance: full, diagonal, or one variance.
 Structure: TypeAlias = Literal["diagonal", "spherical", "full"]
 
-# Added to every variance, as a share of the mean variance of all examples that the mixture is fitted to.
-# Without it the density of a component that has shrunk to a few examples would leave the range of float32.
+# This share of the mean variance of all examples is added to the variances of every component. Without it the
+# density of a component that has shrunk to a few examples would leave the range of float32.
 _FLOOR = 1e-4
 
 

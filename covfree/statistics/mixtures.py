@@ -211,7 +211,7 @@ def _mixture_rows(
     num_components: int,
     covariance: Structure,
 ) -> tuple[Rows, Integer[Array, ""], Integer[Array, ""]]:
-    """Return the rows of `client_mixtures`, and the numbers of pairs and of the largest pair's examples."""
+    """Return the rows of `client_mixtures`, the number of client-class pairs, and the largest pair's size."""
     kept = (labels >= 0) & (clients >= 0)
     # The pair of each example; −1 for padding.
     pair = subset_groups((clients, labels), kept, 1, None)

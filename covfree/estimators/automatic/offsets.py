@@ -27,11 +27,11 @@ _LEAST_WITHIN = 0.25
 # covariance within clients.
 _RATIOS = np.concatenate([[0.0], np.logspace(-3, 4, 113)])
 
-# Two ratios count as equally likely if twice their log-likelihoods differ by less than this; the smallest is
-# taken.
+# Ratios count as equally likely if their log-likelihoods, times 2, differ by less than this. The smallest of
+# them is taken.
 _TOLD = 0.01
-# The sample counts as all clients if the others have next to nothing: their Σ_c w_c N_c, with N_c examples of
-# class c, is at most this multiple of the sample's.
+# The sample counts as all clients if the other clients' Σ_c w_c N_c is at most this multiple of the sample's,
+# for N_c examples of class c with weight w_c in Σ̂.
 _NEGLIGIBLE = 1e-4
 
 
@@ -217,9 +217,9 @@ def _ratio(
 ) -> tuple[Float[Array, ""], Float[Array, ""]]:
     """Estimate how large client shift is: return estimates of ρ = tr Δ/tr Σ, and of tr(Σ)/d.
 
-    Both are by maximum likelihood. Δ is the covariance of clients' offsets, and Σ that of the features of a
-    class at one client. ``square`` is ‖z_j‖²/d for the vectors z_j in ``offsets``, see `Offsets`. ``level``
-    is tr(Σ̂)/d, and ``weight`` the weight of each class in Σ̂.
+    Both are maximum-likelihood estimates. Δ is the covariance of clients' offsets, and Σ that of the features
+    of a class at one client. ``square`` is ‖z_j‖²/d for the vectors z_j in ``offsets``, see `Offsets`.
+    ``level`` is tr(Σ̂)/d, and ``weight`` the weight of each class in Σ̂.
     """
     used, holders, tiny = offsets.strength > 0, offsets.unseen > 0, jnp.finfo(level.dtype).tiny
     unseen = offsets.copies * holders.sum(dtype=level.dtype)

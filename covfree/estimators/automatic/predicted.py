@@ -98,9 +98,10 @@ def misclassification_probability(
 def predicted_error(
     margins: Margins, candidates: Float[Array, " candidates"], scales: Float[Array, " scales"]
 ) -> Float[Array, "candidates scales"]:
-    """Predict LDA's error rate with covariance (Σ̂ + γtI) s/(1 + γ), t = tr(Σ̂)/d, for each γ and s.
+    """Predict LDA's error rate with the covariance (Σ̂ + γtI) s/(1 + γ), for each γ and s.
 
-    γ is one of ``candidates``, and s one of ``scales``.
+    Σ̂ is the estimated covariance of d features, and t = tr(Σ̂)/d. γ is one of ``candidates``, for which
+    ``margins`` were predicted, and s is one of ``scales``.
     """
 
     def one_candidate(case: tuple[jax.Array, ...]) -> jax.Array:
