@@ -91,7 +91,7 @@ class Columns(Mapping[str, np.ndarray]):
 
 
 def open_table(path: Path) -> Columns:
-    """Open a file with a suffix in `READABLE`, or a split of a Hugging Face data set that was saved to disk.
+    """Open, as `Columns`, a file with a suffix in `READABLE` or a saved split of a Hugging Face data set.
 
     Raises:
         ValueError: if the file has another format or is damaged.

@@ -38,8 +38,8 @@ def forms_of(make: Callable[..., Iterable[Any]], *arguments: Any) -> list[Form]:
     structures: list[Any] = []
 
     def leaves(*arguments: Any) -> list[list[Any]]:
-        # `eval_shape` puts shapes in place of the arrays of its result. Dataclasses, whose fields are typed as
-        # arrays, must not hold shapes, so return their leaves alone.
+        # `eval_shape` puts shapes in place of the arrays of its result. Dataclasses with fields typed as
+        # arrays must not hold shapes, so return their leaves alone.
         flat, found = zip(*map(jax.tree.flatten, make(*arguments)), strict=True)
         structures[:] = found
         return list(flat)

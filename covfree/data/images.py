@@ -179,8 +179,8 @@ def image_table(
 def leaf_images(folder: StrPath) -> ImageSet:
     """Open images that LEAF's scripts wrote as JSON files in the folders ``train`` and ``test``.
 
-    Each file has ``users``, and ``user_data`` with ``x`` and ``y`` of each user: square images of one channel
-    in [0, 1], row by row, and labels from 0. Everything is read into memory.
+    Each file has ``users``, and ``user_data`` with ``x`` and ``y`` for each user. ``x`` has square images of
+    one channel in [0, 1], row by row; ``y`` has labels from 0. Everything is read into memory.
 
     Raises:
         ValueError: if a file is not of this form; the message names the file.

@@ -299,7 +299,7 @@ def _check_dim(total: Aggregate[Any], dim: int, name: str) -> None:
 def _settled(total: Aggregate[H]) -> Aggregate[H]:
     """Return the total, with the tables in ``waiting`` merged into ``rows`` if they have become large.
 
-    This is so if they have more than ``_WAITING`` rows, and take more memory than ``rows``.
+    They are merged if they have more than ``_WAITING`` rows, and take more memory than ``rows``.
     """
     rows, size = (
         sum(len(table.count) for table in total.waiting),

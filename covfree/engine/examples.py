@@ -243,7 +243,7 @@ def _padded(features: np.ndarray, size: int, *columns: np.ndarray) -> tuple[np.n
 def _summarise_in_parts(
     method: Method[Any], features: Features, labels: np.ndarray, clients: np.ndarray, key: PRNGKey | None
 ) -> Rows:
-    """Summarise as `summarise` does, but gather the features of a few whole clients at a time."""
+    """Make the rows of `summarise`; to save memory, gather the features of a few whole clients at a time."""
     labels, clients = np.asarray(as_int32("labels", labels)), within_int32(clients)
     used = np.flatnonzero((labels >= 0) & (clients >= 0))
     order = used[np.argsort(clients[used], kind="stable")]

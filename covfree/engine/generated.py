@@ -67,7 +67,7 @@ def over_parts(method: Method[Any], rows: Generated, how: How) -> tuple[Any, ...
 
 
 def _total_over_parts(client: Any, params: Any, sent: Any, part: Any, num_parts: Any, how: How) -> Any:
-    # The backward pass makes each part again, so no intermediate values are kept.
+    # Let the backward pass make each part again, instead of keeping intermediate values.
     @jax.checkpoint
     def terms(index: Any) -> Any:
         return dense(client(params, sent, part(index), how.num_classes))

@@ -51,7 +51,7 @@ def clients_of(rows: Rows) -> Any:
 
 
 def cuts(clients: np.ndarray | None, num_rows: int, size: int) -> np.ndarray:
-    """Choose where to cut a table into parts of at most ``size`` rows: [parts + 1] positions, the first 0.
+    """Return where to cut a table into parts of at most ``size`` rows: [parts + 1] row numbers from 0 on.
 
     Args:
         clients: the client of each row if a client's rows must stay together; the rows of a client must then

@@ -91,7 +91,7 @@ def one_table(
             values *= np.sqrt(weight)
         own = np.repeat(np.arange(len(sizes)), sizes)
         if (sizes == 1).any():
-            # A group of a single row has no scatter.
+            # Leave out groups of a single row, as they have no scatter.
             own, values = own[(sizes > 1)[own]], values[(sizes > 1)[own]]
         if pooled is not None:
             with np.errstate(over="ignore", invalid="ignore"):

@@ -67,7 +67,7 @@ class Freedom:
 
     @property
     def expected(self) -> Float[Array, ""]:
-        """The factor f = Σ_j w_j ν_j in E[Σ̂] = f·Σ; 1 if all degrees of freedom ν_j are 0."""
+        """The factor f in E[Σ̂] = f·Σ, see `Freedom`: Σ_j w_j ν_j; 1 if all degrees of freedom ν_j are 0."""
         expected = (self.weight * self.degrees).sum()
         return jnp.where(expected > 0, expected, 1)
 

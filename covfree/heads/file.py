@@ -249,7 +249,7 @@ def _read(arrays: dict[str, np.ndarray], network: Any) -> SavedHead:
 
 
 def _without_term(head: Any) -> tuple[Any, dict[str, Any]]:
-    """Split a `CorrectedHead` into its classifier and the linear term's arrays by name; {} for other heads."""
+    """Split a `CorrectedHead` into its classifier and its term's arrays by name; {} for other heads."""
     if not isinstance(head, CorrectedHead):
         return head, {}
     linear, present = head.linear, getattr(head.head, "present", None)

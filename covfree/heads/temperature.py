@@ -147,7 +147,7 @@ def _slopes(
     return jnp.where(kept, slope, 0).sum(), jnp.where(kept, curvature, 0).sum()
 
 
-# Compiled here: a call of `while_loop` outside ``jit`` would compile its closures each time.
+# Compile this function: a call of `while_loop` outside ``jit`` would compile its closures each time.
 @jit
 def _search(
     gap: Float[Array, "examples classes"],

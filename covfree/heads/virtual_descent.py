@@ -125,7 +125,7 @@ def shuffled(place: Integer[Array, ""], number: Any, key: PRNGKey) -> Integer[Ar
     def permuted(value: jax.Array) -> jax.Array:
         left, right = value >> half, value & low
         for own in keys:
-            # The final steps of MurmurHash3, without the first shift.
+            # Mix the bits by the final steps of MurmurHash3, without the first shift.
             mixed = (right ^ own) * jnp.uint32(0x85EBCA6B)
             mixed = (mixed ^ (mixed >> jnp.uint32(13))) * jnp.uint32(0xC2B2AE35)
             left, right = right, left ^ ((mixed ^ (mixed >> jnp.uint32(16))) & low)

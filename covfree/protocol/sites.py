@@ -72,12 +72,12 @@ def clip_sites(rows: Rows, *, num_classes: int, limit: float | int = 1.5) -> Row
     Use it to bound each site's influence if the server may not exclude sites. Honest sites lose little.
     Against attackers, `diagnose_sites`, which excludes whole sites, is better (``docs/security.md``).
 
-    A site's mean x of a class is compared with g, the centre of the other sites' means of this class. Its
-    distance is D, and √v is the expected distance, up to a factor (see `fit_model`). Let r be D/√v divided by
-    the median of D/√v over all class means. If r is above ``limit``, x is replaced by g + (limit/r)(x − g),
-    which bounds its influence as Huber's function does. If a site has more than three times as many examples
-    as the median site, the counts of its class means are scaled down to three times; counts of rows that are
-    no class means stay.
+    A site's mean x of a class is compared with g, the centre of the other sites' means of this class. Let D
+    be its Mahalanobis distance from g, and √v the expected distance, up to a factor (see `fit_model`). Let r
+    be D/√v divided by the median of D/√v over all class means. If r is above ``limit``, x is replaced by
+    g + (limit/r)(x − g), which bounds its influence as Huber's function does. If a site has more than three
+    times as many examples as the median site, the counts of its class means are scaled down to three times;
+    counts of rows that are no class means stay.
 
     Args:
         rows: the rows (class means) of all sites, such as ``collect(…).message.rows``. If a site has several

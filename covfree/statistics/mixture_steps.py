@@ -71,7 +71,7 @@ def nearest_seeds(
 
         choices = jax.lax.map(left, values[drawn])
         after = choices[choices.sum(1).argmin()]
-        # Stop when all distinct examples are seeds, or a group has as many components as it may.
+        # Stop when all distinct examples are seeds, or there is a seed for every two examples.
         taken = (step == 0) | ((chance.max() > 0) & (step < most))
         closer = taken & ((after < distance) | (step == 0))
         return jnp.where(closer, step, nearest), jnp.where(closer, after, distance)

@@ -52,7 +52,7 @@ _LAWS: dict[str, tuple[Callable[..., jax.Array], Callable[..., Any]]] = {
 }
 
 
-# A record, so that transforms are equal after pickling.
+# A dataclass, not a closure, so that transforms are equal after pickling.
 @dataclass(frozen=True)
 class _Noise:
     """Adds noise of one kind to the counts of rows."""

@@ -129,11 +129,12 @@ def _urn_draws(
     """Draw the class of each example that clients get in turn: `turns` has the client of each example.
 
     Class c has `counts[c]` examples; it is open while some are left, and `fresh` classes are open. An open
-    class c is drawn with probability (α + n_c) / (α·fresh + m). Here n_c is how often this client drew class
-    c before, and m is the sum of n_c over the open classes. The draw has two cases. With probability
-    α·fresh / (α·fresh + m), any open class is taken, uniformly. Otherwise one of the client's earlier draws
-    (its urn) is picked uniformly, and the class of this draw is taken. If that class has run out, the draw
-    leaves the urn and both steps are repeated; this rejection sampling gives the same distribution.
+    class c is drawn with probability (α + n_c) / (α·fresh + m). Here α is `alpha`, n_c is how often this
+    client drew class c before, and m is the sum of n_c over the open classes. Each draw has two cases. With
+    probability α·fresh / (α·fresh + m), any open class is taken, uniformly. Otherwise one of the client's
+    earlier draws (its urn) is picked uniformly, and the class of this draw is taken. If that class has run
+    out, the draw leaves the urn and both steps are repeated; this rejection sampling gives the same
+    distribution.
     """
     uniform = _uniforms(rng).__next__
     classes = _OpenSet(counts)
