@@ -164,7 +164,7 @@ def _failed(repository: str, error: Exception) -> OSError:
 def _commit_now(hub: Any, repository: str, revision: str | None) -> str:
     """Return a text for an error: the commit to which ``revision``, a branch or tag, points now.
 
-    None is the default branch. If the commit cannot be looked up, the text says why.
+    If ``revision`` is None, this is the default branch. If the commit cannot be looked up, the text says why.
     """
     errors = optional("huggingface_hub.errors", "pretrained")
     try:

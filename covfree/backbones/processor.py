@@ -40,7 +40,7 @@ _TYPED = "resize=256:crop=224:interpolation=bicubic:mean=0.485,0.456,0.406:std=0
 
 
 def read_json(path: Path, kind: type = dict, *, where: str | None = None) -> Any:
-    """Read a JSON file that holds a ``kind``; errors begin with ``where``, by default the path."""
+    """Read a JSON file whose top level is a ``kind``; errors begin with ``where``, by default the path."""
     try:
         parsed = json.loads(path.read_bytes())
     except (ValueError, RecursionError) as error:
@@ -69,7 +69,7 @@ def preprocessing_beside(path: Path) -> Preprocessing:
 
 
 def read_processor(path: Path) -> Preprocessing:
-    """Convert Hugging Face's ``preprocessor_config.json``; ValueError if `Preprocessing` cannot hold it."""
+    """Convert Hugging Face's ``preprocessor_config.json``; ValueError if `Preprocessing` cannot say it."""
     config: dict[str, Any] = read_json(path)
 
     def wrong(name: str, expected: str) -> ValueError:

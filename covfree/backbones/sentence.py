@@ -242,7 +242,7 @@ def _sizes_in(path: Path) -> BertSizes:
 
 
 def _positive(path: Path, name: str, kind: type = int, most: int | None = None) -> Any:
-    """Read the number ``name``, a ``kind``, from a JSON file; a ValueError if it is not in (0, ``most``]."""
+    """Read the number ``name`` of type ``kind`` from JSON; ValueError if it is not in (0, ``most``]."""
     value = read_json(path).get(name)
     if type(value) is not kind or value <= 0 or (most is not None and value > most):
         bound = "" if most is None else f" and at most {most}"

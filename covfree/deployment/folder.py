@@ -366,7 +366,7 @@ def join(
 
 
 def _answers(folder: Folder, file: Path, error: Left) -> bool:
-    """Return whether ``file`` answers the broadcast that the site, by ``error``, does not answer."""
+    """Return whether ``file`` is an answer to the same broadcast from before the site left (``error``)."""
     sites = folder.description.sites
     with suppress(OSError, Refused):
         found = unseal(folder.read(file), sites).about

@@ -27,7 +27,7 @@ SUFFIX = ".message"
 
 
 class Unlike(Refused):
-    """Raised for arrays in a valid message that are not those expected."""
+    """Raised if the arrays in a valid message are not those expected."""
 
 
 class Machine:

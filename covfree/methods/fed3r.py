@@ -42,8 +42,8 @@ def gram_system(ridge: Scalar, total: tuple[Moments, Scatter]) -> Scatter:
 def gram_merge(params: object, message: Message, num_classes: int) -> tuple[tuple[Moments, Scatter]]:
     """Return the state that the round of `gram_terms` gives, from all clients' messages merged into one.
 
-    A server that has clients' messages, not their rows, calls it in place of the round. The state is a tuple
-    of one total: the pair of class sums and Gram matrix.
+    A server that has clients' messages, not their rows, calls this function instead of running the round. The
+    state is a tuple with one entry: the pair of class sums and Gram matrix.
     """
     # A message has a row for each class mean, `gram_terms` gets one for each example: count examples as rows.
     moments = example_moments(message.rows, num_classes)
@@ -56,7 +56,7 @@ def _within_terms(params: object, sent: tuple[Moments], rows: Rows, num_classes:
     """Compute what a client adds to the within-class scatter, a `Factor`; ``sent`` has the class means.
 
     If ``rows`` are the client's examples, the sum over all clients is the exact scatter. If they are means of
-    its classes, or of subsets of them, the sum is FedCOF's estimate of it.
+    its classes, or of subsets of them, the sum is FedCOF's estimate of the scatter.
     """
     (moments,) = sent
     return Factor(within_factor(rows, moments))
@@ -70,7 +70,7 @@ def _within_system(ridge: Scalar, moments: Moments, within: Scatter) -> Scatter:
 
 
 def _within_merge(ridge: Scalar, message: Message, num_classes: int) -> tuple[Moments, Scatter]:
-    """Return the state of two rounds: the class moments, then the within-class scatter.
+    """Return the state after both rounds, from the merged messages: class moments and within-class scatter.
 
     The scatter is the Gram matrix minus Σ_c N_c μ_c μ_cᵀ; class c has N_c examples with mean μ_c.
     """

@@ -30,10 +30,10 @@ from covfree.statistics.transforms import Transform
 class Method(Generic[H]):
     """A federated method: how examples become rows, what is summed over rows, and how sums become a head.
 
-    A row is an example, or the mean of several (`Rows`).
-    ``Method[LinearHead]`` makes a `LinearHead`. A method is a pytree whose leaves are the numbers in
-    ``params``, ``feature_map`` and ``transforms``; ``vmap`` and ``grad`` work on these. It is an argument of
-    compiled functions: another γ does not recompile them, another shrinkage rule does.
+    A row is an example, or the mean of several (`Rows`). ``Method[LinearHead]`` makes a `LinearHead`. A
+    method is a pytree whose leaves are the numbers in ``params``, ``feature_map`` and ``transforms``;
+    ``vmap`` and ``grad`` work on these. Compiled functions take methods as arguments: another number does
+    not recompile them, another shrinkage rule does.
 
     Attributes:
         params: hyperparameters and shrinkage rules, whose numbers ``vmap`` may sweep.
@@ -86,7 +86,7 @@ class Method(Generic[H]):
             raise ValueError("rounds: expected all rounds over rows to come before rounds over examples")
 
     def __repr__(self) -> str:
-        """Show the name, the numbers and the map's type; functions by their names alone."""
+        """Return a text with the method's name, its numbers and the type of its feature map."""
         text = f"Method({self.name!r}, params={self.params}"
         if self.feature_map is not None:
             text += f", feature_map={type(self.feature_map).__name__}"

@@ -43,7 +43,7 @@ def option(function: Any, name: str) -> Any:
 
 
 def moments_of(state: Any) -> Any:
-    """Return the first `Moments` (class sums and counts) in a server's state, a pytree; None without."""
+    """Return the first `Moments` (class sums and counts) in a server's state; None if it has none."""
     nodes = jax.tree.leaves(state, is_leaf=lambda node: isinstance(node, Moments))
     return next((node for node in nodes if isinstance(node, Moments)), None)
 

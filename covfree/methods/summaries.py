@@ -32,7 +32,7 @@ def own_rows(
     make: Callable[..., Rows],
     sizes: Callable[[Any, int], tuple[int, ...]],
 ) -> Message:
-    """Make one client's message of rows by `Summary.make`, with the ``sizes`` of one client."""
+    """Make one client's message: its rows by ``make``, a `Summary.make`, with the ``sizes`` of one client."""
     labels = jnp.where(labels < num_classes, labels, -1)
     rows = make(features, labels, jnp.zeros_like(labels), sizes(labels, num_classes), key)
     return Message(replace(rows, client=None))
@@ -165,7 +165,7 @@ def _own_mixtures_sizes(labels: Any, num_classes: int) -> tuple[int, ...]:
 
 
 def _num_components(labels: Any, clients: Any, dim: int, *, num_components: int) -> int:
-    """Count as many components as the numbers of examples allow; equal examples need fewer."""
+    """Count the components that clients send, at most: there are fewer if a class has equal examples."""
     return int(np.clip(client_pairs(labels, clients)[1] // 2, 1, num_components).sum())
 
 

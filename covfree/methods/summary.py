@@ -32,7 +32,7 @@ class Summary:
     A summary is hashable, as it is a static argument of compiled functions.
 
     Attributes:
-        name: one word for what is sent; messages carry it.
+        name: a short name of what is sent, which messages carry.
         make: ``(features, labels, clients, sizes, key) -> Rows`` of all clients, padded to ``sizes``: those
             that clients send, such as class means, or a row for each example if clients send sums.
         sizes: ``(labels, clients) -> tuple`` of the integers that ``make`` needs, computed on the host, such

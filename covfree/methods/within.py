@@ -78,7 +78,7 @@ class Estimate:
 
 
 def from_means(weighting: Weighting) -> Within:
-    """Make FedCOF's estimator of the within-class scatter from the means that clients send of their classes.
+    """Make FedCOF's estimator of the within-class scatter from clients' class means.
 
     It is a `Within`, a record of functions. ``weighting`` says how classes are weighted, see `class_weights`.
     If there are K_c means of class c, they have K_c − 1 degrees of freedom.
@@ -98,8 +98,8 @@ def _weighted_freedom(moments: Moments, *, weighting: Weighting) -> Freedom:
 def from_variances() -> Within:
     """Make the estimator for clients that send variances beside their class means.
 
-    Ŵ is the sum of two scatters: of the clients' class means about the class means of all examples, and of
-    examples about their client's class means. The second is computed from the variances.
+    The within-class scatter is the sum of two scatters: of the clients' class means about the class means of
+    all examples, and of examples about their client's class means. The second comes from the variances.
     """
     return Within(example_moments, centred_rows, Freedom.of_classes, _sent_variances)
 

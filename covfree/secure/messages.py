@@ -123,7 +123,7 @@ def session_named(
     threshold: int | None = None,
     neighbours: int | None = None,
 ) -> Session:
-    """Make the session of a sum; without a threshold, it is the smallest number above half of the neighbours.
+    """Make a sum's session; the default threshold is the smallest number above half of the neighbours.
 
     The seed follows from the name, so nobody but the author of the name can influence it.
     """

@@ -18,7 +18,7 @@ from covfree.methods.summary import own_solutions
 
 
 class AflNumbers(NamedTuple):
-    """Hyperparameters, which ``vmap`` may sweep.
+    """The hyperparameters of `afl`, which ``vmap`` may sweep.
 
     Attributes:
         gamma: γ, the ridge of each client's own solution.

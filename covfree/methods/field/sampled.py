@@ -25,7 +25,7 @@ _SAMPLES, _L2 = 10_000, 1e-3
 
 
 class _Numbers(NamedTuple):
-    """Hyperparameters, which ``vmap`` may sweep: the seed of the drawn features, and the penalty's weight."""
+    """What ``vmap`` may sweep: the seed of the virtual features, and the weight of the head's penalty."""
 
     seed: Scalar
     l2: Scalar
@@ -92,8 +92,8 @@ def ccvr(num_samples: int = _SAMPLES, *, l2: Scalar = _L2, seed: Scalar = 0) -> 
 def keep_terms(numbers: Any, sent: tuple[Moments], rows: Rows, num_classes: int) -> Table:
     """Return ``rows`` as a `Table`, for methods whose server needs the rows of all clients one by one.
 
-    The rows are the Gaussians of a client's mixtures, or its trained head. The clients' tables are joined,
-    where other terms are added up.
+    The rows are the Gaussians of a client's mixtures, or its trained head. The server concatenates clients'
+    tables; it does not add them up.
     """
     return Table(rows, jnp.asarray(rows.count) > 0)
 

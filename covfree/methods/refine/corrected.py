@@ -68,8 +68,9 @@ def _message(numbers: CorrectedNumbers, *examples: Any, message: Any) -> Any:
 def _report(numbers: CorrectedNumbers, state: Any, *, first: Any) -> dict[str, Any]:
     """Return the numbers that a round adds to the history of a `corrected` method.
 
-    They are ``loss``, the lowest so far, and ``rank``, that of the shrunk covariance. Before the correction
-    starts, they are what ``first``, the ``report`` of the original method, returns; none if it is None.
+    During the correction these are ``loss``, the lowest so far, and ``rank``, the rank of the shrunk
+    covariance. Before it, ``first``, the original method's ``report``, makes them; there are none if it is
+    None.
     """
     if isinstance(state[0], Correction):
         return {"loss": state[0].descent.value, "rank": rank(state[0].metric)}

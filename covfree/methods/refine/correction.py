@@ -170,7 +170,7 @@ def _mean(values: jax.Array, weight: jax.Array) -> jax.Array:
 
 
 def _combined(known: Correction, point: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Add the correction ``point`` to β·h₀ if h₀ is linear; return weights, biases and present classes.
+    """Return weights, biases and present classes of the correction ``point``, plus β·h₀ if h₀ is linear.
 
     ``point`` has the weights W, and the biases a as the last row. Biases are for features minus their grand
     mean.

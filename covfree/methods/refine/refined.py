@@ -34,7 +34,7 @@ from covfree.methods.within import Estimate
 
 
 class RefineProgress(NamedTuple):
-    """The server's state while `refined` improves a head; the method's own head is the first.
+    """The server's state while `refined` improves a head, starting from the method's own.
 
     Attributes:
         moments: counts and sums of each class.

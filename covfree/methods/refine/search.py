@@ -32,7 +32,7 @@ class Search(NamedTuple):
         residual: R′, the residual M − A W for which that step was made.
         weight: the present W.
         error: the predicted error of W before the last step: ‖W − A⁻¹M‖ over ‖A⁻¹M‖ in the norm of A.
-        length: α of the last step; 0 if it is unknown.
+        length: α, the factor of the last step, see `advance`; 0 if it is unknown.
     """
 
     inverse: Factorisation
@@ -127,11 +127,11 @@ def known_matrix(search: Search) -> Scatter:
 
 
 def _length(search: Search, span: jax.Array, images: jax.Array) -> jax.Array:
-    """Compute the best length α of the search's last step Z: with αZ the error in solving A W = M is least.
+    """Compute the best length α of the search's last step Z: the step αZ makes the error of W least.
 
     α is tr(ZᵀR′) / tr(ZᵀAZ), or 0 unless both traces are positive. Z is ``search.step``, and R′ is
-    ``search.residual``, that before the step (both times the vectors U of `_next`). AZ is computed from
-    ``images``, the products of A with the directions in ``span``.
+    ``search.residual``, the residual before the step; both are multiplied by the vectors U of `_next`. AZ is
+    computed from ``images``, the products of A with the directions in ``span``.
     """
     step, residual = search.step, search.residual
     along, curvature = jnp.sum(step * residual), jnp.sum(step * product(images, product(span.T, step)))
