@@ -85,7 +85,7 @@ class Columns(Mapping[str, np.ndarray]):
 
     @property
     def listed(self) -> str:
-        """The first few column names and the last two, as text."""
+        """The column names as text; of more than 20 names, the first 17 and the last two."""
         names = self._names if len(self) <= 20 else [*self._names[:17], "…", *self._names[-2:]]
         return ", ".join(names)
 

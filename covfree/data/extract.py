@@ -164,7 +164,7 @@ def _of_backbone(
     weights: str | None,
     preprocessing: Preprocessing | None,
 ) -> Extractor:
-    """Make an extractor from a covfree network; at its first computation, it reads parameters in a file."""
+    """Make an extractor from a covfree network. Parameters in a file are read at the first computation."""
     if isinstance(params, str | PathLike):
         found = find_weights(str(params), network.spec)
         params, preprocessing = partial(network.load, found.path), preprocessing or found.preprocessing
@@ -243,7 +243,7 @@ def encode_texts(
 
 
 def _of_encoder(encoder: SentenceEncoder, batch_size: int) -> Extractor:
-    """Make an extractor from a sentence encoder; at its first computation, it reads the parameters."""
+    """Make an extractor from a sentence encoder. Its parameters are read at the first computation."""
     params = cache(encoder.load)
 
     def compute(some: Any) -> np.ndarray:

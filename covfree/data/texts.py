@@ -132,7 +132,7 @@ def load_texts(
 
 
 def _sorted(labels: Iterable[str]) -> list[str]:
-    # Unlike the classes of `image_table`, numbers may be negative; heads and features hold either order.
+    # Unlike in `image_table`, labels may be negative numbers.
     return by_number(labels, lambda label: label.isascii() and label.removeprefix("-").isdecimal())
 
 

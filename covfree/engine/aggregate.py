@@ -257,7 +257,7 @@ def finish(total: Aggregate[H]) -> H:
 
 
 def _numbered(clients: Any) -> Any:
-    """Replace clients' names by 63-bit hashes, which agree between shards; return numbers unchanged."""
+    """Replace clients' names by 63-bit hashes, the same in all processes; return numbers unchanged."""
     if not isinstance(clients, np.ndarray) or clients.dtype.kind not in "UOT" or clients.ndim != 1:
         return clients
     if not all(isinstance(name, str) for name in clients):

@@ -203,7 +203,7 @@ def _array(column: Any) -> np.ndarray:
     try:
         return np.stack(array.tolist())
     except ValueError:
-        # Images of several shapes stay as they are.
+        # Images of different shapes cannot be stacked: keep the array of objects.
         return array
 
 

@@ -166,7 +166,7 @@ _compiled_total = jit(total_over_rows, plain="small", static_argnums=(1, 2))
 class InMemory:
     """A callable that computes a round's total over ``rows``: the sum of what clients compute from them.
 
-    All rows are in memory. If they have clients, these are numbered by `with_numbers`.
+    All rows are in memory. If they have clients, these are numbered by `with_numbers`. ``how`` has settings.
     """
 
     rows: Rows

@@ -58,7 +58,7 @@ def class_products(
     """
     size, dim = factor.shape
     valid = valid_rows(rows, num_classes)
-    # Padding rows form a class C, whose factor is 0.
+    # Put padding rows, whose factor is 0, into an extra class C.
     label = jnp.where(valid, row_labels(rows), num_classes)
     order = jnp.argsort(label)
     counts = jnp.bincount(label, length=num_classes + 1).astype(jnp.int32)

@@ -113,9 +113,9 @@ def hidden_weights(totals: ComponentMoments, weighting: Weighting) -> Float[Arra
     """Compute the weights w_c, one for each class, of `component_factor`.
 
     A row is the mean of some of a client's examples of a class, and clients do not send the scatter of these
-    examples about the row. Its sum over all rows is estimated by Σ_c w_c B_c, where B_c is the scatter of the
-    rows of class c about the mean of their client. The formulas of w_c for both values of ``weighting`` are
-    in `component_factor`.
+    examples about the row. The sum of these scatters is estimated by Σ_c w_c B_c, where B_c is the scatter of
+    the rows of class c about the mean of their client. The formulas of w_c for both values of ``weighting``
+    are in `component_factor`.
     """
     check_choice("weighting", weighting, get_args(Weighting))
     moments = totals.moments

@@ -165,7 +165,8 @@ def _convex(numerator: jax.Array, denominator: jax.Array, covariance: Scatter) -
 # range, and as powers of two cause no rounding. The compiler may square them, so their squares are in range
 # too.
 _SCALES = (2.0**60, 1.0, 2.0**-60)
-# In the scale that is used no row's squared norm is above these. In others they keep sums of squares finite.
+# Caps on squared norms of rows, one for each scale. In the scale that is used, no row exceeds its cap; in the
+# other scales, caps keep sums of squares finite.
 _CAPS = (2.0**50, 2.0**50, math.inf)
 
 

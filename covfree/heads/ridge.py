@@ -63,7 +63,7 @@ def ridge_head(
     weight, offset = _with_offset(factors, sums, sums.sum(1), counts, corner)
     if unit:
         scaled = unit_columns(weight)
-        # ‖w‖ = wᵀ(w/‖w‖), without squares, which may vanish.
+        # Compute ‖w‖ as wᵀ(w/‖w‖), without squares, which may vanish.
         norm = (weight * scaled).sum(0)
         weight, offset = scaled, offset / jnp.where(norm > 0, norm, 1)
     return head_for_present(weight, offset, moments.present)

@@ -28,12 +28,13 @@ def softmax_head(
 ) -> LinearHead:
     """Train multinomial logistic regression by L-BFGS on all examples at once.
 
-    Minimises Σ_i w_i (log Σ_c exp s_ic − s_iy_i) / Σ_i w_i + (l2/2) ‖V‖² over the scores s = z V + b of the
-    standardised features z = (x − m) / σ, where m is the mean of x and σ² the average variance of its
-    entries, both weighted by w_i. The solution is converted back to the original features, so neither their
-    scale nor their offset changes the classifier. One σ for all features keeps their proportions; dividing
-    each feature by its own standard deviation would enlarge a feature that is nearly always 0. The start is V
-    = 0, b = 0, and nothing is random. The steps end early when no entry of the gradient is above √eps.
+    V and b minimise Σ_i w_i (log Σ_c exp s_ic − s_iy_i) / Σ_i w_i + (l2/2) ‖V‖² for labels y_i and the scores
+    s = z V + b of standardised features z = (x − m) / σ, where m is the mean of x and σ² the average variance
+    of its entries, both weighted by w_i. The solution is converted back to the original features, so neither
+    their scale nor their offset changes the classifier. One σ for all features keeps their proportions;
+    dividing each feature by its own standard deviation would enlarge a feature that is nearly always 0. The
+    start is V = 0, b = 0, and nothing is random. The steps end early when no entry of the gradient is above
+    √eps.
 
     Args:
         features: features of the examples. Half precisions are computed in float32.

@@ -25,8 +25,8 @@ def class_means(
         num_classes: C, static.
 
     Returns:
-        Means (0 for an absent class) and counts n_kc. If a class's features sum to 0 within rounding, its
-        mean is exactly 0. Batch over clients with ``jax.vmap``.
+        Means (0 for an absent class) and counts. If a class's features sum to 0 within rounding, its mean is
+        exactly 0. Batch over clients with ``jax.vmap``.
 
     Raises:
         ValueError: if shapes do not fit.

@@ -46,8 +46,8 @@ def shards(
         seed: seed of the draw, ≥ 0.
 
     Returns:
-        [n] int32 client of each example, -1 if `shard_size` leaves the example over; a warning says how many.
-        No client is empty.
+        [n] int32 client of each example; -1 for those that `shard_size` leaves over, whose number a warning
+        gives. No client is empty.
 
     Raises:
         ValueError: neither number is given, one is out of its range, there are too few examples for the

@@ -158,7 +158,7 @@ def _case(covariance: Scatter, moments: Moments, freedom: Freedom, sums: ClientS
     covariance, moments, freedom, sums = jax.lax.stop_gradient((covariance, moments, freedom, sums))
     level, degrees = mean_variance(covariance), freedom.degrees.sum()
     seen = (level > 0) & (degrees > 0)
-    # In units of the mean variance, all numbers are of order one.
+    # Divide by the mean variance, so that all numbers are of order one.
     unit = jnp.where(seen, level, 1)
     if sums is None:
         offsets, scales = no_offsets(moments, freedom), jnp.ones(1, level.dtype)
