@@ -79,7 +79,7 @@ def tfds(
         for file in (os.fspath(instruction.filename) for instruction in instructions):
             state = os.stat(file)
             digest.update(repr((os.path.basename(file), state.st_size, state.st_mtime_ns)).encode())
-        # Serialised examples, with random access.
+        # Open the serialised examples: labels and clients are parsed now, but images only when they are read.
         records = builder.as_data_source(expression, deserialize_method=raw) if instructions else ()
         before = len(found)
         for place, each in enumerate(_names(builder, instructions)):

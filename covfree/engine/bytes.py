@@ -144,7 +144,7 @@ def received_bytes(
 
 
 def _numbers(leaves: Iterable[Any]) -> int:
-    """Count the numbers in arrays of the given shapes."""
+    """Count the numbers in all ``leaves``, which are arrays or descriptions of arrays with a ``shape``."""
     return sum(math.prod(leaf.shape) for leaf in leaves)
 
 

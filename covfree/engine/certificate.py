@@ -46,12 +46,13 @@ def certify(method: Method[Any], collected: Collected, *, num_classes: int) -> C
     row, the head after `forget` equals the head of a retrained server: both bounds are 0. Matrices are summed
     in float64, which leaves a rounding error E (its bound is `Collected.rounding`): the server's matrix is
     A = A₀ + E, where A₀ is the exact sum over the remaining clients. The regularised matrix S is linear in A,
-    with slope s: S = S₀ + sE. So S⁻¹B − S₀⁻¹B = −sS⁻¹E S₀⁻¹B, whose norm is at most s‖E‖/λ_min(S) times
-    ‖S₀⁻¹B‖. The bound leaves out the rounding of the solve itself, which a retrained head has too.
+    with slope s: S = S₀ + sE. So for any B, S⁻¹B − S₀⁻¹B = −sS⁻¹E S₀⁻¹B, whose norm is at most
+    s‖E‖/λ_min(S) times ‖S₀⁻¹B‖. The bound leaves out the rounding of the solve itself, which a retrained
+    head has too.
 
     Args:
         method: the method; clients must send a single message each.
-        collected: the result of `collect` and `forget`, in any order.
+        collected: the result of calls of `collect` and `forget`, in any order.
         num_classes: C.
 
     Returns:

@@ -180,14 +180,14 @@ def over_examples(
 
 @dataclass(frozen=True, eq=False)
 class InParts:
-    """Computes totals over examples on the host; each round reads the features part by part.
+    """A callable that computes a round's total over examples on the host; it reads features part by part.
 
     Attributes:
         method: the method; its feature map is applied to each part.
         features: [examples, dim], large.
         labels: [examples]; below 0 is padding.
         clients: [examples], as numbered by `_numbers`; None if the rounds do not tell clients apart.
-        how: options of the sum over rows.
+        how: settings of the sum over rows.
     """
 
     method: Method[Any]

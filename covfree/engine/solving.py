@@ -137,7 +137,7 @@ def _check_squares(totals: tuple[Any, ...], head: Any) -> None:
     if head.weight.shape[1] != len(count):
         return
     weights, means = np.asarray(head.weight)[:, present].T, total[present] / count[present, None]
-    # Means of equal features differ by rounding.
+    # Means of equal features may differ by rounding, so compare means up to that.
     lost = (weights == weights[0]).all() and np.abs(means - means[0]).max() > _ROUNDING * np.abs(means).max()
     # A ridge head without a covariance has multiples of one vector, the mean of all examples, as weights.
     if np.asarray(moments.num_rows).max() == 1 and not np.asarray(head.bias)[present].any():

@@ -118,9 +118,8 @@ def _with_offset(
     total = feature_sum[:, None]
     solved = solve(factors, jnp.concatenate([cross, total], axis=1))
     weight, direction = solved[:, :-1], solved[:, -1:]
-    # ``rest`` is N + λ − sᵀ(G + λI)⁻¹s, what eliminating W leaves of N + λ (the Schur complement). It is
-    # above 0, unless λ is 0 and some combination of the features is constant. Then W contains the intercept,
-    # and b is 0.
+    # ``rest`` is the Schur complement N + λ − sᵀ(G + λI)⁻¹s. It is above 0, unless λ is 0 and some
+    # combination of the features is constant. Then W contains the intercept, and b is 0.
     rest = corner - (total * direction).sum()
     resolved = rest > _ROUNDING * jnp.finfo(cross.dtype).eps * corner
     offset = (target_sum - (total * weight).sum(0)) / jnp.where(resolved, rest, 1)

@@ -107,8 +107,8 @@ def maximise(
 
         spread = jax.lax.map(one, (share.T, mean, divisor))
     else:
-        # The mean square minus the squared mean. Its rounding error is below _FLOOR, as the group's examples
-        # are centred and scaled.
+        # Compute the mean square minus the squared mean. Its rounding error is below _FLOOR, as the group's
+        # examples are centred and scaled.
         square = product(share.T, jnp.square(values)) / divisor[:, None] - jnp.square(mean)
         spread = jnp.maximum(square, 0) + _FLOOR
         if covariance == "spherical":

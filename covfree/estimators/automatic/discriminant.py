@@ -188,8 +188,8 @@ def predicted_margins(
         offset = offset / jnp.where(square.sum() > 0, square.sum(), 1)
         offset = jnp.where(told_apart, offset, offsets.ratio * variance)
         owed = trace * unknown + own[1][chosen][:, None] - cross[1]
-        # The class mean's errors add to the margin's variance: its noise, and what H = (Σ̂ + γI)⁻¹ leaves of
-        # the clients' offsets in it.
+        # Errors of the class mean add to the margin's variance: its noise, and the clients' offsets in it as
+        # far as H = (Σ̂ + γI)⁻¹ does not suppress them.
         more_noise = unknown + offsets.noise * own[0][chosen][:, None]
         variance = variance * (1 + more_noise) + offset * (1 + own[2][chosen][:, None])
         return 0.5 * distance - owed, variance
