@@ -58,7 +58,7 @@ def _table(title: str, columns: tuple[str, ...]) -> Table:
 
 
 def _normalisation(shown: Preprocessing) -> str:
-    """Format mean and deviation if all colours share them; else return "ImageNet", their usual data set."""
+    """Format mean and deviation if all colours share them; else return "ImageNet", their source."""
     if len({*shown.mean}) == len({*shown.std}) == 1:
         return f"(x−{shown.mean[0]:g})/{shown.std[0]:g}"
     return "ImageNet"

@@ -27,7 +27,7 @@ class History:
         self._written, self._first, self._flops = 0, 0, np.zeros(0)
 
     def begin(self, records: list[Record], flops: np.ndarray) -> None:
-        """Start the history with ``records``, up to a closed-form stage or a random start; training follows.
+        """Start the history with ``records``; the last is of a closed-form stage or a random head.
 
         ``flops`` has the operations of all clients together in each round of training that follows.
         """

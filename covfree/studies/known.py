@@ -55,9 +55,9 @@ def is_own(name: str) -> bool:
 
 
 def failure(error: Exception) -> str:
-    """Return an error in one line: its kind unless in `FAILURES`, message and place in a user's code.
+    """Return an error as one line: its type, its message, and its place in a user's code, if it has one.
 
-    jax's error messages are long, so only the first line is taken.
+    The type is left out if it is in `FAILURES`. Only the message's first line is taken, as jax's are long.
     """
     kind = "" if isinstance(error, FAILURES) else f"{type(error).__name__}: "
     return f"{kind}{str(error).partition(chr(10))[0]}{own_place(error)}"

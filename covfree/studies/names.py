@@ -72,7 +72,7 @@ def option_text(name: str, value: Any) -> str:
 def of_options(*same: str, **named: str) -> Iterator[None]:
     """Begin errors about an argument, ``argument: …``, with the option that gives it.
 
-    ``same`` are arguments whose option has the same name; ``named`` gives the option's name by the argument.
+    ``same`` are arguments whose option has the same name; ``named`` has other arguments' options.
     """
     try:
         yield

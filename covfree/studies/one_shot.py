@@ -51,7 +51,7 @@ def run_method(
 
 
 def _pooled(task: Task) -> tuple[Any, dict[str, Any]]:
-    """Train `pooled_head` on all clients' examples; its bytes are those of sending them to the server."""
+    """Train `pooled_head` on all clients' examples; count the bytes of sending these to the server."""
     data, labels = task.data, np.where(task.clients >= 0, np.asarray(task.data.train_labels), -1)
     train = np.asarray(task.inputs), labels, data.num_classes
     (head, _), seconds = timed(partial(pooled_head, *train, seed=task.seed))

@@ -148,7 +148,7 @@ def _loaded(study: Study) -> dict[str, FeatureSet]:
 
 
 def _with_clients(study: Study) -> list[str]:
-    """Return the names of the data sets that say whose each example is."""
+    """Return the names of the data sets that say which client has each example."""
     return [name for name, data in _loaded(study).items() if data.clients is not None]
 
 

@@ -205,7 +205,7 @@ def _blocks(console: Any, table: Table) -> list[Any]:
 
 
 def _width(console: Any, block: Any) -> int:
-    """Return the width in characters of a rich table whose first column is as narrow as possible."""
+    """Return the least width in characters of ``block``, a table of the package ``rich``."""
     from rich.measure import Measurement
 
     return Measurement.get(console, console.options.update(max_width=_UNBOUNDED), block).minimum

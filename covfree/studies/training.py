@@ -64,9 +64,9 @@ class Training:
         momentum: momentum of the clients' gradient descent.
         weight_decay: the clients add this multiple of the parameters to the gradient, before momentum.
         client_optimiser: instead of momentum and decay, a function in a file, see `optimiser_of`.
-        temperature: ``"auto"`` fits a temperature to a closed-form head, and divides the head once. A number
-            divides scores throughout training, as in `covfree.finetune.at_temperature`; with prompts, it
-            divides the head once. ``"none"`` divides nothing.
+        temperature: ``"auto"`` fits a temperature to a closed-form head, and divides the head by it once. A
+            number divides scores throughout training, as in `covfree.finetune.at_temperature`; with prompts,
+            the head is divided by it once. ``"none"`` divides nothing.
         start_rounds: rounds of the closed-form stage, in which clients send statistics for the first head:
             ``"once"`` for one round of all clients; ``"all"`` for rounds of ``participation`` clients each,
             no client twice, until all have sent; or the number of such rounds.

@@ -100,7 +100,7 @@ def _over(one: Result, other: Result) -> list[float]:
 
 
 def _left_out(results: Sequence[Result]) -> list[str]:
-    """Say of each method without an accuracy with some seed that it is left out: one sentence each."""
+    """Return a sentence on each method that is left out, as it has no accuracy with some seed."""
     seeds = len({run.seed for each in results for run in each.runs})
     return [
         f"{one.title} is left out: with {missing} of {seeds} {plural('seed', seeds)} it has no test accuracy."

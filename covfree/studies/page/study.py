@@ -138,7 +138,7 @@ def _with_gap(results: Sequence[Result], place: int) -> Table:
 
 
 def _picture(title: str, text: str, figures: Mapping[str, Figure]) -> dict[str, Any]:
-    """Return a picture in one or two widths, for wide and narrow screens; its ids begin with the keys."""
+    """Return a picture for the template: one or two ``figures``, whose keys are the prefixes of ids."""
     return {"title": title, "text": text, "drawings": [as_svg(each, name) for name, each in figures.items()]}
 
 

@@ -139,7 +139,7 @@ def _heading(statistics: PartitionStatistics, shown: str) -> list[str]:
 def _draw_histogram(figure: "Figure", axes: "Axes", values: np.ndarray, quantity: str, of: str) -> None:
     """Draw a histogram of values with their median, on a logarithmic axis if the values spread far.
 
-    ``quantity`` labels the x axis, and ``of``, what is counted, the y axis.
+    ``quantity`` is the label of the x axis. ``of`` says what is counted; it is the label of the y axis.
     """
     low, high, median = int(values.min()), int(values.max()), float(np.median(values))
     logarithmic = low >= 1 and high > 30 * median

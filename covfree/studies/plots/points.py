@@ -42,7 +42,7 @@ class Point(NamedTuple):
     """A method in the picture.
 
     Attributes:
-        method: the method's name, with its arguments, or the library's name for it.
+        method: the method's name with its arguments or, if it is not registered, `Result.kind`.
         title: the method's title in the picture.
         size: bytes of all clients together, mean over the seeds.
         accuracy: accuracy in percent, mean over the seeds.

@@ -96,7 +96,7 @@ def save_all(figure: Figure, path: Path) -> list[Path]:
 def save_for_pages(draw: Callable[[float], Figure], path: Path) -> list[Path]:
     """Write the figure ``draw(PAGE)`` as `save_all` does, and ``draw(PHONE)`` as NAME-phone.png.
 
-    The site shows the second one on narrow screens.
+    The documentation's site shows the second one on narrow screens.
     """
     phone = path.with_name(f"{path.stem}-phone.png")
     save(draw(PHONE), phone)

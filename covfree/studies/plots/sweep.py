@@ -151,7 +151,7 @@ def _without(number: str, curve: str, points: Sequence[_Point]) -> str:
 def _share(panels: Sequence[Axes]) -> str:
     """Give all panels the same limits of accuracy, unless that squeezes one to less than a third.
 
-    Return words for the axes' label: that their scales differ, if they do.
+    Return a text to append to the axes' label: it says so if their scales differ, and is empty if not.
     """
     panels = [axes for axes in panels if not axes.get_autoscaley_on()]  # those with an accuracy
     if not panels:
