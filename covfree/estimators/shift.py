@@ -275,9 +275,9 @@ def _slope_test(rows: Rows, moments: Moments) -> ShiftTest:
     contrast = jnp.where(valid, signal - of_class(average), 0)
     power = jnp.square(contrast).sum()
     slope = divide_or_zero((contrast * value).sum(), power)
-    # The slope's standard error must allow for this: the squares u of rows of a class correlate, as all are
-    # taken about the same μ_c. Cov(u_r, u_s) = Var(u) q_r q_s, with the odds q = h/(1 − h) of a row's share h
-    # = n_r/N_c.
+    # The squares u of rows of a class correlate, as all are taken about the same μ_c. The slope's standard
+    # error must allow for this. Cov(u_r, u_s) = Var(u) q_r q_s, with the odds q = h/(1 − h) of a row's share
+    # h = n_r/N_c.
     odd_sums, odd_squares = by_class(odds), by_class(jnp.square(odds))
     tied = jnp.square(by_class(contrast * odds)) - by_class(jnp.square(contrast * odds))
     factor = divide_or_zero(power + tied.sum(), power)

@@ -171,7 +171,7 @@ _CAPS = (2.0**50, 2.0**50, math.inf)
 
 
 def in_scale(covariance: Scatter) -> tuple[Scatter, jax.Array]:
-    """Scale Σ̂ by one of `_SCALES`, so that squares neither overflow nor vanish; return it and the index."""
+    """Scale Σ̂ so that squares neither overflow nor vanish; return it and the scale's index in `_SCALES`."""
     trace = covariance.dim * mean_variance(covariance)
     which = (trace > 2.0**-30).astype(jnp.int32) + (trace > 2.0**30).astype(jnp.int32)
     return covariance.scaled(jnp.asarray(_SCALES, trace.dtype)[which]), which

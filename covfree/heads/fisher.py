@@ -39,9 +39,9 @@ def fisher_directions(
     eigenvectors, V is unique, so samples drawn in its span do not depend on arbitrary signs.
 
     The strength of a direction is the standard deviation between classes over the standard deviation within
-    classes. MᵀS_W⁻¹M squares the strength, so in float32 a direction 700 times weaker than the strongest is
-    lost. So the strong directions are removed from M, and M is decomposed again: then a direction may be
-    500,000/√C times weaker.
+    classes. MᵀS_W⁻¹M squares the strength, so in float32 a direction 700 times weaker than the strongest
+    would be lost. Therefore the strong directions are removed from M, and M is decomposed again. Then only
+    directions over 500,000/√C times weaker are lost.
 
     Args:
         covariance: S_W, usually shrunk.

@@ -89,7 +89,7 @@ class _Graph:
 
 
 def _scores(graph: _Graph, head: Any, features: str) -> tuple[str, int, int]:
-    """Add the nodes that compute a head's scores; return the name of the scores, d and C."""
+    """Add the nodes that compute a head's scores; return the name of the node output with them, d and C."""
     if isinstance(head, CorrectedHead):
         own, dim, classes = _scores(graph, head.head, features)
         scaled = graph.node("Mul", own, head.scale)
@@ -120,7 +120,7 @@ def _scores(graph: _Graph, head: Any, features: str) -> tuple[str, int, int]:
 
 
 def _student(graph: _Graph, head: StudentHead, features: str) -> tuple[str, int, int]:
-    """Add the nodes that compute the formula in `StudentHead`; return the name of the scores, d and C."""
+    """Add the nodes that compute the formula in `StudentHead`; return what `_scores` does."""
     root, mean, parts = (np.asarray(part, np.float64) for part in (head.root, head.mean, head.parts))
     dim, classes = len(root), len(mean)
     white = graph.node("MatMul", graph.node("Sub", features, head.centre), np.linalg.inv(root).T)

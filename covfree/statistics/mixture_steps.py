@@ -88,8 +88,8 @@ def maximise(
 ) -> Mixture:
     """Fit each Gaussian of the mixture to its share of the examples: the M step of EM.
 
-    ``values`` are the features, ``share`` is the weight of each example in each component, 0 for padding, and
-    ``count`` is the number of examples.
+    ``values`` are the features, ``share`` is the weight of each example in each component, 0 for padding,
+    ``count`` is the number of examples, and ``covariance`` names the form of the components' covariances.
     """
     size = share.sum(0)
     used = size > 0

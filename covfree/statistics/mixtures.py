@@ -154,8 +154,9 @@ def client_mixtures(
         key: PRNG key.
 
     Returns:
-        num_groups·num_components rows, ordered by client, class and component. The count is n_kc times the
-        component's weight. Unused components are padding: count 0, label and client −1.
+        num_groups·num_components rows, ordered by client, class and component. A row's count is its group's
+        number of examples times the component's weight. Unused components are padding: count 0, label and
+        client −1.
 
     Source: FedPFT (Beitollahi et al. 2024).
 

@@ -49,9 +49,11 @@ def count_rows(
 def client_pairs(
     labels: Integer[np.ndarray, " examples"], clients: Integer[np.ndarray, " examples"]
 ) -> tuple[Integer[np.ndarray, " pairs"], Integer[np.ndarray, " pairs"]]:
-    """Count, on the host, the examples n_kc of each pair; return clients and counts, by client and class.
+    """Count, on the host, the examples of each client-class pair that has any.
 
-    Clients are renumbered if a number is beyond int32.
+    Returns:
+        The client of each pair, and its number of examples, ordered by client and class. Clients are
+        renumbered if a number is beyond int32.
     """
     # Renumber large client numbers: otherwise the number of a pair could exceed int64.
     labels, clients = np.asarray(labels), np.asarray(within_int32(clients))

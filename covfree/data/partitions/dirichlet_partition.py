@@ -301,9 +301,9 @@ def _class_splits(
     sizes = np.zeros(num_partitions, np.int64)
     splits = []
     for count in counts:
-        # Full clients get no more examples. To set their proportions to 0 and renormalise is to draw a
-        # Dirichlet vector for the others alone. Not all clients can be full: their sizes would sum to more
-        # than n.
+        # Full clients get no more examples. Setting their proportions to 0 and renormalising is the same as
+        # drawing a Dirichlet vector for the others alone. Not all clients can be full: their sizes would sum
+        # to more than n.
         open_clients = np.flatnonzero(sizes <= average) if self_balancing else np.arange(num_partitions)
         cumulative = np.cumsum(rng.dirichlet(alpha[open_clients]))
         cuts = np.minimum(np.floor(cumulative * count + rng.random()), count)
