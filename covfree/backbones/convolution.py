@@ -149,12 +149,12 @@ def _backward(
     reached = [(n - 1) * step + k for n, step, k in zip(slope.shape[1:3], strides, size, strict=True)]
     sides = [(low, r - n - low, 0) for (low, _), r, n in zip(pads, reached, x.shape[1:3], strict=True)]
     padded = lax.pad(x, jnp.zeros((), x.dtype), ((0, 0, 0), *sides, (0, 0, 0)))
-    # For the gradient by the kernel, convolve the image with ``slope``, the gradient by the output. Each
-    # entry is a sum over the images, so the batch takes the place of the channels.
+    # For the kernel's gradient, convolve the image with ``slope``, the gradient with respect to the output.
+    # Each entry is a sum over the images, so the batch takes the place of the channels.
     by_kernel = convolved(
         padded.transpose(3, 1, 2, 0), slope.transpose(1, 2, 0, 3), (1, 1), "VALID", rhs_dilation=strides
     ).transpose(1, 2, 0, 3)
-    # For the gradient by the image, convolve ``slope`` with the flipped kernel.
+    # For the image's gradient, convolve ``slope`` with the flipped kernel.
     ends = [(k - 1 - low, k - 1 - high) for k, (low, high, _) in zip(size, sides, strict=True)]
     by_x = convolved(slope, kernel[::-1, ::-1].swapaxes(2, 3), (1, 1), ends, lhs_dilation=strides)
     return by_x, by_kernel

@@ -152,7 +152,7 @@ def from_function(
 
 
 def made(compute: Callable[[Any], Any], probe: Any, *, name: str, weights: str, **settings: Any) -> Extractor:
-    """Make an extractor; ``compute(probe)``, for a batch of one input, tells its number of features."""
+    """Make an extractor; its number of features is that of ``compute(probe)``, for a batch of one input."""
     for argument, text in (("name", name), ("weights", weights)):
         if not isinstance(text, str) or not text:
             raise ValueError(f"{argument}: expected a text that identifies them, got {text!r}")

@@ -25,7 +25,7 @@ Say = Callable[[str], None]
 _DESCRIPTION = "federation.json"
 # The most characters of a reason that the round's message carries.
 _MOST_REASON = 500
-# What a federation leaves in the shared folder beside its description, see `Folder`.
+# The files and subfolders of messages that a federation makes in the shared folder, see `Folder`.
 _SERVERS = (f"round{SUFFIX}", f"end{SUFFIX}", f"stop{SUFFIX}")
 _MESSAGES = ("asks", "answers", *_SERVERS)
 

@@ -176,7 +176,8 @@ class Server(Standing):
                     f"; left this sum: {', '.join(left)}: ask these sites what their command said; a site "
                     f"leaves {why}if it was started with another --state: start it with its own"
                 )
-                # Open the step anew, also in a new process, so that the sites' messages do not end it again.
+                # Forget this opening, on disk too: the next one has another nonce, so that sites' messages to
+                # this one do not end it.
                 self._file(SERVER).unlink(missing_ok=True)
                 self._asked, self._left = None, set()
             raise TooFew(

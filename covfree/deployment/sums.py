@@ -136,8 +136,8 @@ class Sums:
         """Return a text that says which answers are needed; "" if the answers of ``sites`` are enough."""
         own, needed = self.session, self.session.least
         # From the step "mask" on a quorum must answer, as it must sign the list of uploads. If each site
-        # shares masks with all others, every step needs a quorum: t + 1 sites, one and t = ``threshold``
-        # others.
+        # shares masks with all others, every step needs a quorum. It has t + 1 sites: one, and t =
+        # ``threshold`` of its neighbours.
         if step in STEPS[2:] or own.degree == len(own.identities) - 1:
             needed = max(needed, own.quorum)
         if len(sites) < needed:

@@ -45,7 +45,7 @@ def gram_merge(params: object, message: Message, num_classes: int) -> tuple[tupl
     A server that has clients' messages, not their rows, calls this function instead of running the round. The
     state is a tuple with one entry: the pair of class sums and Gram matrix.
     """
-    # A message has a row for each class mean, `gram_terms` gets one for each example: count examples as rows.
+    # Count examples as rows: `gram_terms` gets a row for each example, but a message has only class means.
     moments = example_moments(message.rows, num_classes)
     # The server adds matrices up in float64; cast to the moments' type.
     gram = jnp.asarray(message.matrix).astype(moments.total.dtype)

@@ -110,8 +110,8 @@ def _oracle_merge(shrinkage: Shrinkage, message: Message, num_classes: int) -> t
     degrees = jnp.maximum(moments.within_degrees, 1)
     weight = jnp.full(num_classes, 1 / degrees)
     inner = row_scatter(rows, num_classes) if message.matrix is None else jnp.asarray(message.matrix)
-    # For its statistics the shrinkage rule needs, of each client and class, only the sum of the centred
-    # examples. The class means suffice: the sum is the number of examples times the centred mean.
+    # The shrinkage rule's statistics need only the sum of the centred examples of each client and class. The
+    # class means suffice: the sum is the number of examples times the centred mean.
     between = centred_rows(rows, moments, weight)
     statistics = shrinkage.statistics(between, rows, moments, weight)
     scatter = Scatter.from_matrix(inner / degrees).with_factor(between)

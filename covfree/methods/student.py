@@ -176,7 +176,7 @@ def with_student(method: Method[Any], choice: Student) -> Method[StudentHead]:
 
     examples, summary = method.summary.stays, method.summary
     if summary.merge is not None:
-        # The rows of messages are class means already.
+        # The rows of messages are class means, not examples: hence ``False``.
         summary = replace(summary, merge=bound(_merge, merge=summary.merge, clients=clients(False)))
     rounds = tuple(replace(each, numbers=_shrinkage) for each in method.rounds)
     system = bound(_system, system=method.system)

@@ -73,7 +73,7 @@ class Promise:
 
     @property
     def against(self) -> str:
-        """A text that says who cannot learn what is hidden, and under which conditions."""
+        """A text that says against whom the promise holds, and under which conditions."""
         return {
             "central": "everyone who sees the noisy sums or the head; not the server, which sees each upload",
             "distributed": f"everyone who sees only the sum of uploads, {self._if_honest}; {UNMASKED}",

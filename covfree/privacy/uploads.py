@@ -30,8 +30,8 @@ Kind: TypeAlias = Literal["sums", "matrix"]
 COUNT_SHARE = 0.3
 SQUARE_SHARE = 0.15
 # If an example is replaced, its class's sum moves by up to twice R, the largest norm of features. Noise that
-# hides this also hides a count of 0.98 R: counts move only if the class changes, and then each of the two
-# sums moves by at most R.
+# hides this also hides counts in which an example is 0.98 R: counts move only if the class changes, and then
+# each of the two sums moves by at most R.
 _FREE_COUNT_SHARE = 0.98
 
 

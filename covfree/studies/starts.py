@@ -28,7 +28,7 @@ RANDOM = "random"
 Temperature: TypeAlias = float | Literal["auto", "none"]
 
 
-# Rounds of the closed-form stage: "once" for one with all clients, "all" until all clients came, or a number.
+# Rounds of the closed-form stage: their number; "once" for one of all clients, "all" until all have sent.
 StartRounds: TypeAlias = int | Literal["once", "all"]
 
 

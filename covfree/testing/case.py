@@ -34,7 +34,7 @@ def _is_float(leaf: Any) -> bool:
 
 
 def moved(numbers: Any, step: Any) -> Any:
-    """Add ``step`` to the first float of a pytree, half of it to the last, fractions between to others."""
+    """Add ``step`` to the first float of a pytree, step/2 to the last, and numbers between to the others."""
     leaves, structure = jax.tree.flatten(numbers)
     speeds = np.linspace(1, 0.5, max(len(leaves), 1))
     pairs = zip(leaves, speeds, strict=False)
@@ -233,7 +233,8 @@ def jit(case: Case) -> None:
     try:
         assert_close(case.seen(case.plain), found.seen, case.single, "called directly, and compiled")
     except AssertionError:
-        # `plain` has no padding, and the compiled call had: compare on the same input (`padding` tests it).
+        # `plain` has no padding, but the compiled call's input had. The law `padding` compares these two, so
+        # compare on the same input here.
         assert_close(case.seen(case.example), found.seen, case.single, "called directly, and compiled")
 
 

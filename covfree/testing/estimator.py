@@ -118,7 +118,7 @@ def unbiased(case: Case) -> None:
     root = rng.normal(size=(dim, dim))
     covariance, centres = root @ root.T, 3 * rng.normal(size=(CLASSES, dim))
     # The average of an estimate that is quadratic in the means depends only on their mean and covariance. So
-    # average over a distribution of few draws: in each, a single row is off its class's centre.
+    # average over few draws with this mean and covariance: in each, a single row is off its class's centre.
     number = len(rows.label)
     away = np.sqrt(number * dim) * np.einsum("rs,ij->risj", np.eye(number), root.T).reshape(-1, number, dim)
     means = np.concatenate([away, -away]) / np.sqrt(rows.count)[None, :, None]

@@ -179,8 +179,7 @@ def _combined(known: Correction, point: jax.Array) -> tuple[jax.Array, jax.Array
     weight, bias = point[:-1], point[-1]
     if not isinstance(start, LinearHead):
         return weight, bias, moments.present
-    # Multiply by β after the product: then ``own`` has the same rounding error in all rounds, with β = 1 in
-    # the first.
+    # Multiply by β after the product, so that ``own`` has the same rounding error for every β.
     own = start.bias + product(moments.grand_mean[None, :], start.weight)[0]
     present = moments.present if start.present is None else start.present > 0
     return weight + scale * start.weight, bias + scale * own, present

@@ -161,8 +161,8 @@ def _images(
     gamma = loading(numbers.shrinkage, trace / degrees / dim, dim, degrees)
     if estimate.gram is None:
         return image / degrees + gamma * search.directions
-    # The system is the Gram matrix plus λI. Of its scatter within classes only the product with the
-    # directions is known, ``image``; class means give the other terms, ``rest``.
+    # The system is the Gram matrix plus λI. The Gram matrix is the scatter within classes, of which only the
+    # product with the directions is known (``image``), plus terms of the class means (``rest``).
     none = Scatter.from_factor(jnp.zeros_like(search.directions[:, :1].T))
     rest = total_gram(none, moments, scatter=estimate.gram)
     return image + rest.times(search.directions) + gamma * degrees * search.directions

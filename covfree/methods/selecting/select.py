@@ -207,7 +207,7 @@ def _check(candidates: tuple[Method[Any], ...], keep: float) -> None:
                 f"candidates: expected methods that were not made by select, got {each.name!r}; list all "
                 "candidates in one call"
             )
-        # The server's use of messages may differ.
+        # Do not compare how the server uses messages: in this, candidates may differ.
         sent, other = (replace(one.summary, merge=None, matrices=None) for one in (each, first))
         if each.sends != first.sends or sent != other:
             other = " with other settings" if each.sends == first.sends else ""

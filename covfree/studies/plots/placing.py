@@ -18,7 +18,7 @@ _NEAREST = 500  # number of candidate places per label
 _SWEEPS, _ORDERS = 3, 16
 # Costs, in points of line length: labels that overlap, a line through a label or mark, lines that cross.
 _COVER, _THROUGH, _CROSS = 1e4, 800.0, 150.0
-# Costs of texts that run together, and, per point of distance, of a label too near to another point.
+# Costs of texts that run together, and of a label too near to another mark, for each 1/72 inch.
 _BESIDE, _NEARER = 200.0, 6.0
 
 
