@@ -25,7 +25,7 @@ from covfree.rounds.algorithm import ClientData, is_classes
 
 
 def as_optimiser(name: str, optimiser: Any) -> Partial:
-    """Return a ``Partial`` that makes an optax transformation (`made`); its leaves are the numbers.
+    """Return a ``Partial`` that makes an optimiser (see `made`); its leaves are the optimiser's numbers.
 
     Another learning rate then needs no recompilation. ``optimiser`` is a learning rate of gradient descent, a
     ``Partial(optax.adam, 0.1)``, or an optax transformation. Errors begin with ``name``, the argument's name.

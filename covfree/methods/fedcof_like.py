@@ -60,8 +60,7 @@ def _spread_terms(
     """Compute what a client's rows add to the `Spread` that the server sums.
 
     ``sent`` holds the first round's total, and ``within`` is the estimator of the within-class covariance.
-    Over all clients, the fields ``scatter`` and ``inner`` (0 if None) sum to this covariance before
-    shrinkage.
+    Summed over all clients, ``scatter`` + ``inner`` (0 if None) is this covariance before shrinkage.
     """
     (first,) = sent
     divisor = within.freedom(first).expected

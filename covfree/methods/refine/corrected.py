@@ -94,7 +94,7 @@ def corrected(method: Method[Any], rounds: int = 4, *, penalty: Scalar = 0.003) 
     """Correct the head of a method by softmax regression, in a few rounds of sums over clients' examples.
 
     The scores of the method's head h₀ are kept, and a linear correction (W, a) is added to them. For examples
-    x_i of class y_i and mean μ_g, it minimises the penalised cross-entropy CE
+    x_i of class y_i and mean μ_g, the correction minimises the penalised cross-entropy CE
 
         mean_i CE(β·h₀(x_i) + Wᵀ(x_i − μ_g) + a, y_i) + (λ/2)·tr(WᵀΣ̃W),
 

@@ -102,7 +102,7 @@ def advance(search: Search, images: Float[Array, "dim asked"], most: int) -> Sea
 
 
 def known_matrix(search: Search) -> Scatter:
-    """Return A′, an approximation of the unknown matrix A of the search, the system A W = M.
+    """Return A′, an approximation of the unknown matrix A of the system A W = M that the search solves.
 
     A′ agrees with all that the search knows: A′V = AV for the directions V, and A′W = M for the present W. It
     is positive definite. In the symbols of `Search` and `advance`, with Ã = P⁻¹ and G = VᵀAV,
