@@ -63,8 +63,8 @@ _EXPONENTIALS = {"exp", "exp2", "expm1", "log", "log1p", "logistic", "tanh", "er
 def _is_short(jaxpr: Any, repeated: bool = False) -> bool:
     """Return whether a program is so cheap to run that LLVM need not optimise it (see `jit`).
 
-    That is the case if it has only small arrays, no random numbers, and no exponential or logarithm in a
-    loop, as training has. ``repeated`` says whether the program is a loop's body.
+    That is the case if it has only small arrays, no random numbers, and no exponential or logarithm in a loop
+    (training has some in its loop). ``repeated`` says whether the program is a loop's body.
     """
     for equation in jaxpr.eqns:
         name = equation.primitive.name
@@ -112,8 +112,8 @@ def jit(
             return inside(*args, **kwargs)
         if plain != "small":
             return outermost(plain)(*args, **kwargs)
-        # Whether the program is short depends on shapes and static arguments alone, so another value of an
-        # argument, such as the shrinkage γ, compiles nothing.
+        # Whether the program is short depends only on shapes and static arguments. So another value of an
+        # argument, such as the shrinkage γ, needs no new compilation.
         forms = [(x.shape, x.dtype) if isinstance(x, jax.Array | np.ndarray) else x for x in leaves]
         key = structure, *(type(form) if isinstance(form, float) else form for form in forms)
         if key not in short:

@@ -106,7 +106,7 @@ def whole(array: Any) -> Any:
     # A release of jax without `reshard` cannot sum by class over explicit axes in any case.
     if not isinstance(array, jax.Array) or not hasattr(jax.sharding, "reshard"):
         return array
-    # An array's type says how it is sharded over explicit axes alone, not over automatic or manual ones.
+    # An array's type shows only its sharding over explicit axes, not over automatic or manual ones.
     sharding = jax.typeof(array).sharding
     if all(axis is None for axis in sharding.spec):
         return array

@@ -198,7 +198,7 @@ def _ratio_test(rows: Rows, moments: Moments) -> ShiftTest:
     known = level > 0
     rank = _effective_rank(spread, pieces, inside, known, dim)
     above, level = jnp.where(seen, above, 0), jnp.where(seen, level, 0)
-    # Divide by the largest, so that squares neither overflow nor vanish.
+    # Divide by the largest level, so that squares neither overflow nor vanish.
     between, level = (divide_or_zero(x, level.max(initial=0)) for x in (between, level))
     expected = (above * level).sum()
     ratio = divide_or_zero(jnp.where(seen, between, 0).sum(), expected)

@@ -187,7 +187,7 @@ def offsets_of(sums: ClientSums, moments: Moments, freedom: Freedom, level: Floa
     directions = used.sum(dtype=dtype)
     noise = (freedom.weight * spent).sum() / jnp.maximum(directions + more * holders.sum(dtype=dtype), 1)
     degrees = freedom.degrees - spent
-    # Take each client's sums about the class means of the sample, in place of those of all clients.
+    # Convert the sums about all clients' class means to sums about the sample's class means.
     totals = sums.totals - product(share.T, sums.classes)
     vector = product(vectors.T, totals) * jnp.sqrt(inverse)[:, None]
     offsets = Offsets(
