@@ -60,8 +60,8 @@ def keep(
     """Write the features of ``examples`` to the file ``out``; return an `Extracted`, which names the file.
 
     A finished file is reused, and an unfinished one is continued. ``compute(start)`` yields the features of
-    the examples from number ``start`` on. The file also gets the labels, clients and split of ``examples``;
-    its key has a hash of them under ``kind``, "images" or "texts".
+    the examples from number ``start`` on. The file also gets the labels, clients and split of ``examples``.
+    Its key has the fingerprint of ``examples`` under ``kind``, "images" or "texts".
 
     Raises:
         ValueError: if a finished file is of other ``examples``, another ``extractor`` or ``dtype``, if no
@@ -78,7 +78,7 @@ def keep(
         begun = writer.done
         _check_skipped(f"{path}.partial", [examples.ids[i] for i in writer.skipped], on_damaged)
         tell(begun, total)
-        # Close it if an error ends the loop: its threads decode ahead.
+        # Close the iterator if an error ends the loop, as its threads decode ahead.
         with closing(compute(begun)) as pieces:
             for features, skipped in pieces:
                 writer.append(features, skipped)

@@ -133,8 +133,8 @@ def add(
 ) -> Aggregate[H]:
     """Return the total with more examples; the given total does not change.
 
-    If the method needs the examples' Gram matrix, this costs as much; otherwise as much as summing features
-    by client and class. Extra memory is needed for a few thousand rows, not for all features.
+    The cost is that of the examples' Gram matrix if the method needs it, else that of summing the features by
+    client and class. Extra memory is needed for a few thousand rows, not for all features.
 
     Args:
         total: from `zero`, `add` or `merge`.

@@ -177,9 +177,10 @@ def student_head(
 
 
 def row_factor(rows: Rows, moments: Moments, variance: Scalar) -> Float[Array, "rows dim"]:
-    """Return y_r = √(n_r/(1 + τ n_r)) (x_r − μ_c) for each row r, with τ = ``variance``.
+    """Return y_r = √(n_r/(1 + τ n_r)) (x_r − μ_c) for each row r.
 
-    Row r is the mean x_r of n_r examples of class c. Each y_r y_rᵀ estimates the class's covariance Σ_c.
+    Row r is the mean x_r of n_r examples of class c. τ = ``variance`` is the strength of client shift, see
+    `client_variance`. Each y_r y_rᵀ estimates the class's covariance Σ_c.
     """
     count = row_counts(rows, valid_rows(rows, moments.total.shape[0]))
     factor = centred_rows(rows, moments)
