@@ -22,8 +22,8 @@ class SoftmaxSums(NamedTuple):
 
     Attributes:
         loss: Σ_i n_i (log Σ_c exp s_ic − s_iy).
-        slope: the gradient of the loss with Wᵀ(x_i − m) + a added to the scores, at W = 0 and a = 0: in W
-            [dim, classes] and, as last row, in a [classes]. m is a fixed centre.
+        slope: the gradient of the loss with respect to W [dim, classes] and, as last row, a [classes], at
+            W = 0 and a = 0, if Wᵀ(x_i − m) + a is added to the scores. m is a fixed centre.
         number: Σ_i n_i, the number of examples.
     """
 
