@@ -1,4 +1,4 @@
-"""``python -m covfree.cli``: the command line, by the same Python."""
+"""``python -m covfree.cli``: runs the command line with this Python."""
 
 from covfree.cli import main
 

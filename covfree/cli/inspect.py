@@ -1,4 +1,4 @@
-"""``covfree partition``, ``diagnose`` and ``audit``: what a federation's data are like and what they tell."""
+"""``covfree partition``, ``diagnose`` and ``audit``: describe a federation's data, and attack its sums."""
 
 from __future__ import annotations
 

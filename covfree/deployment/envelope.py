@@ -68,7 +68,7 @@ def new_key(path: str | PathLike[str]) -> str:
         with os.fdopen(descriptor, "w", encoding="ascii") as file:
             file.write(f"{key.private_bytes_raw().hex()}\n")
     except OSError:
-        os.unlink(path)  # half a key, on a full disk
+        os.unlink(path)  # if the disk is full, the file has half a key
         raise
     return public_key(key)
 

@@ -117,9 +117,9 @@ class Standing(Machine):
             sites = int((self._counted == self._counted.max()).sum()) if counted else 0
             means = dict(zip(names, found, strict=True))
             choice = Choice(names[int(told["taken"])], means, by, counted, sites)
-            str(choice)  # a report that cannot be formatted is none
+            str(choice)  # raises an error if the choice cannot be printed later
             return choice
-        except Exception:  # an algorithm of the user's own may report anything; its head is worth more
+        except Exception:  # a user's own algorithm may report anything, and must not lose its head for it
             return None
 
     def head_file(self) -> bytes:

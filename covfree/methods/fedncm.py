@@ -1,4 +1,4 @@
-"""FedNCM: the nearest class mean. The shortest method, and so an example of how methods are written.
+"""FedNCM, the nearest class mean: the shortest method, and so an example of how methods are written.
 
 A `Method` says what clients send (``summary``), which sums over the rows of all clients the server needs
 (``rounds``), and how these sums become a classifier (``head``).

@@ -1,4 +1,4 @@
-"""FedCOF's oracle: clients send class covariances too, so that the server knows the exact one."""
+"""FedCOF's oracle: clients send class covariances too, from which the server computes the exact one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Run a typer application as a program: signals, threads, compiled functions kept; errors as one line."""
+"""Run a typer application as a program: handle signals, limit threads, print an error as one line."""
 
 from __future__ import annotations
 

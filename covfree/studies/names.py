@@ -1,4 +1,4 @@
-"""Parse names with arguments, such as ``fedcof:shrinkage=0.1:head=ridge``; texts and errors of options."""
+"""Parse names with arguments, such as ``fedcof:shrinkage=0.1:head=ridge``; name options in errors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tables for the terminal, Markdown and LaTeX, with the best of a column marked; records as JSON and CSV."""
+"""Tables for the terminal, Markdown and LaTeX, with the best of a column marked; records as CSV."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rendering of a page as HTML."""
+"""Render a page as HTML."""
 
 from __future__ import annotations
 
