@@ -101,7 +101,7 @@ class Dropout(nn.Module):
 
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
-        """If there is a key, set random values to 0, and divide the others by the share that is kept."""
+        """Set random values to 0 and divide the others by the share that is kept; without a key, return x."""
         if not (self.rate > 0 and self.has_rng("dropout")):
             return x
         shape = (x.shape[0],) + (1,) * (x.ndim - 1) if self.whole else x.shape

@@ -83,7 +83,7 @@ class Standing(Machine):
 
     @property
     def left_out(self) -> dict[str, str]:
-        """For each site whose later uploads do not count, the reason."""
+        """The sites whose later uploads do not count, each with the reason."""
         late = "all rounds need the sites of the first, and this one was not among them"
         gone = {site: late for site in self._numbers if self._same and site not in self._same}
         return gone | {site: why for record in self.history for site, why in record["rejected"].items()}

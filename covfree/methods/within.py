@@ -21,7 +21,7 @@ from covfree.methods.rounds import bound, moments_of
 
 @dataclass(frozen=True)
 class Within:
-    """The functions that estimate the within-class scatter Ŵ from what clients send (`Rows`); hashable.
+    """The functions that estimate the within-class scatter Ŵ from the `Rows` that clients send; hashable.
 
     Attributes:
         first: ``(rows, num_classes) -> first``: sums over all rows. They are `Moments`, or a record with a

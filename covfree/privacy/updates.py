@@ -78,7 +78,7 @@ class PrivateUpdates:
         """Convert the sum of encoded uploads to floats: the sum of the clipped uploads, plus the noise.
 
         Args:
-            total: the sum, modulo 2⁶⁴, of what `encode` returned for each client.
+            total: the sum, modulo 2⁶⁴, of all clients' words from `encode`.
             like: a pytree with the structure, shapes and data types of an upload.
 
         Returns:

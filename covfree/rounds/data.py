@@ -179,7 +179,7 @@ def _finite(features: jax.Array) -> jax.Array:
 
 
 def _padded_sizes(size: np.ndarray, whole: bool) -> np.ndarray:
-    """For each client, return the number of examples to which its data is padded.
+    """Return the number of examples to which each client's data is padded.
 
     The numbers are 16 times powers of 4, or the largest client's size if that is smaller, so that few
     functions are compiled. If clients take their examples in batches (not ``whole``), padding costs only

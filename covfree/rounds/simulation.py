@@ -163,7 +163,7 @@ class Simulation(NamedTuple):
         return jax.tree.structure(held)
 
     def identity(self, state: Any, memory: Any) -> dict[str, Mark]:
-        """Return fingerprints, by name, of what must be the same if the run is resumed.
+        """Return fingerprints, by name, of everything that must be the same if the run is resumed.
 
         They identify the algorithm, its params and computation, the examples and the key; `took_part` has the
         participation so far.
@@ -184,7 +184,7 @@ class Simulation(NamedTuple):
         return Mark(f"clients in {done} rounds", drawn)
 
     def _computation(self, state: Any, memory: Any) -> str:
-        """Return a checksum of what one round computes: the jaxpr of broadcast, one client and server.
+        """Return a checksum of a round's computation: the jaxpr of broadcast, one client and server.
 
         The values of ``params`` do not change it, as they are arguments of the jaxpr.
         """
