@@ -27,11 +27,12 @@ Record = TypeVar("Record")
 
 
 @contextmanager
-def replacing(path: Path) -> Iterator[BinaryIO]:
+def replacing(path: Path, check: Callable[[], None] = lambda: None) -> Iterator[BinaryIO]:
     """Yield a binary file to write to; it replaces ``path`` when the ``with`` block ends without an error.
 
     Until then the content is in a temporary file in the same folder (see `is_temporary`). If two processes
     write the same path, the last to finish wins. The file's mode follows the umask, as for any new file.
+    ``check`` is called last, and an error in it leaves ``path`` as it is.
     """
     temporary = path.with_name(f"{_PREFIX}{uuid.uuid4().hex}{_SUFFIX}")
     try:
@@ -40,6 +41,7 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
             yield file
             file.flush()
             os.fsync(file.fileno())
+        check()
         os.replace(temporary, path)
     except OSError as error:
         if error.errno is None or error.filename not in (None, str(temporary)):

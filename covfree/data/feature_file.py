@@ -65,10 +65,18 @@ def rewrite(path: Path, arrays: Mapping[str, np.ndarray]) -> None:
 
     Raises:
         ValueError: if `read_feature_file` refuses the file.
+        BlockingIOError: if another process replaces the file meanwhile.
     """
+
+    def check() -> None:
+        now = path.stat()
+        if (now.st_ino, now.st_mtime_ns) != (begun.st_ino, begun.st_mtime_ns):
+            raise BlockingIOError(f"{path}: another process replaced it meanwhile; start again")
+
+    begun = path.stat()
     key = read_feature_file(path).key
     with ZipFile(path) as before, before.open("features.npy") as features:
-        write_file(path, key, arrays, lambda member: shutil.copyfileobj(features, member))
+        write_file(path, key, arrays, lambda member: shutil.copyfileobj(features, member), check)
 
 
 def differences(theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> list[str]:
@@ -125,16 +133,18 @@ def write_file(
     key: Mapping[str, Any],
     arrays: Mapping[str, np.ndarray],
     write_features: Callable[[Any], None],
+    check: Callable[[], None] = lambda: None,
 ) -> None:
     """Write a feature file, an ``.npz`` archive with ``features``, ``arrays`` and ``key``, atomically.
 
-    ``write_features`` gets the archive's open member ``features.npy``, and writes the features to it.
+    ``write_features`` gets the archive's open member ``features.npy``, and writes the features to it;
+    ``check`` is that of `replacing`.
     """
     members = {"features": write_features}
     for name, array in {**arrays, "key": np.array(json.dumps(key))}.items():
         members[name] = partial(np.lib.format.write_array, array=array, allow_pickle=False)
     remove_abandoned(path.parent)
-    with replacing(path) as stream, ZipFile(stream, "w") as archive:
+    with replacing(path, check) as stream, ZipFile(stream, "w") as archive:
         for name, write in members.items():
             # `ZipInfo` has a constant time stamp by default, so that equal features give equal files.
             with archive.open(ZipInfo(f"{name}.npy"), "w", force_zip64=True) as member:

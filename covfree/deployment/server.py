@@ -123,7 +123,7 @@ class Server(Standing):
         except Exception as error:  # no list of exceptions covers everything that strangers send
             return self._aside(site, reason_of(error))
         write(self._file(site), data)
-        self.taken[site] = opened.about["examples"]
+        self.taken[site] = 0 if self.description.sums else opened.about["examples"]
         # The site may have left by another process, with another folder: this answer counts all the same.
         self._left.discard(site)
         return Receipt(site, None)

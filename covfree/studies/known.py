@@ -54,13 +54,15 @@ def is_own(name: str) -> bool:
     return any(each.partition(":")[0] not in registry() for each in alternatives(name))
 
 
-def failure(error: Exception) -> str:
-    """Return an error as one line: its type, its message, and its place in a user's code, if it has one.
+def failure(error: Exception, *, brief: bool = False) -> str:
+    """Return an error as text: its type, its message, and its place in a user's code, if it has one.
 
-    The type is left out if it is in `FAILURES`. Only the message's first line is taken, as jax's are long.
+    The type is left out if it is ValueError. With ``brief``, it is left out if it is in `FAILURES`, and only
+    the message's first line is taken, as jax's are long.
     """
-    kind = "" if isinstance(error, FAILURES) else f"{type(error).__name__}: "
-    return f"{kind}{str(error).partition(chr(10))[0]}{own_place(error)}"
+    message = str(error).partition("\n")[0] if brief else str(error)
+    kind = "" if isinstance(error, FAILURES if brief else ValueError) else f"{type(error).__name__}: "
+    return f"{kind}{message}{own_place(error)}"
 
 
 def sees_no_covariance(name: str, clients: int) -> str:

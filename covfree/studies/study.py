@@ -208,7 +208,7 @@ class Study:
                         users = isinstance(way, Variant) and is_own(cell.method)
                         if cell.method not in prints or not (users or isinstance(error, FAILURES)):
                             raise
-                        self.failed[cell] = failure(error)
+                        self.failed[cell] = failure(error, brief=True)
                         continue
                     if kept is not None and cell.method in prints:
                         kept.add(run, prints[cell.method])

@@ -53,18 +53,23 @@ def raises(power=1.0):
     return {}[power]
 
 
+def overflows():
+    raise FloatingPointError("too large\\nby far")
+
+
 NUMBERS = [1]
 """
 # What is asked for, and what the line must say.
 BAD = {
     "mine.py": "expected a function of the file, such as mine.py:my_method, got 'mine.py'",
-    "mine.py:other": "in_a_unit, no_method, needs, spread, broken, annotated, raises; got 'other'",
+    "mine.py:other": "in_a_unit, no_method, needs, spread, broken, annotated, raises, overflows; got 'other'",
     "mine.py:no_method": "mine.py:no_method: expected the function to return a method, got a list",
     "mine.py:needs": "mine.py:needs: expected a default for every argument, got none for number",
     "mine.py:NUMBERS": "mine.py:NUMBERS: expected a function that returns a method, got a list",
     "mine.py:cautious:width=3": "mine.py:cautious takes shrinkage, got width",
     "mine.py:annotated:power=much": "expected a number for power, as its annotation says, got 'much'",
     "mine.py:raises:power=much": "mine.py:raises:power=much: KeyError: 'much'",
+    "mine.py:overflows": "mine.py:overflows: FloatingPointError: too large by far (mine.py, line 47, in ",
     "absent.py:cautious": "expected a Python file, got 'absent.py', which is not there",
     "median": "unknown method 'median'",
     "fedcof-or-": "unknown method ''",
@@ -212,4 +217,4 @@ def test_a_method_that_breaks_does_not_end_the_table_and_a_head_is_fitted_by_one
     assert cli("evaluate", "--head", "head.npz").code == 0
     fitted = cli("fit", "--method", "mine.py:broken", "--clients", "6", "--out", "other.npz")
     assert fitted.is_one_line
-    assert fitted.err == "covfree: mine.py:broken: RuntimeError: no head (mine.py, line 33, in head)\n"
+    assert "mine.py:broken: RuntimeError: no head at length (mine.py, line 33, in head)\n" in fitted.err

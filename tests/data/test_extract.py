@@ -16,7 +16,7 @@ from covfree.backbones import BACKBONES, Preprocessing, backbone, preprocess
 from covfree.backbones.weights import tensor_shapes
 from covfree.data import extract, kept, load_npz
 from covfree.data.extract import extract_features, extractor_key
-from covfree.data.feature_file import read_feature_file
+from covfree.data.feature_file import read_feature_file, rewrite
 from covfree.data.image_set import ImageSet
 
 SMALL = Preprocessing(72, 64, "bilinear", (124.0, 116.0, 104.0), (58.0, 57.0, 57.0))
@@ -210,6 +210,16 @@ def test_a_finished_file_is_used_again(run):
     assert again == (done.path, 0, {})
     assert told == [(COUNT, COUNT)]
     assert done.path.read_bytes() == before
+
+
+def test_a_finished_file_of_an_earlier_draft_is_not_written_anew(run):
+    path = run().path
+    file = read_feature_file(path)
+    earlier = {"kept_images": np.array("ab"), "skipped_identities": np.array([], str)}
+    rewrite(path, file.arrays | earlier)
+    before = path.stat()
+    run(made(read=unread), params=no_params)
+    assert (path.stat().st_ino, path.stat().st_mtime_ns) == (before.st_ino, before.st_mtime_ns)
 
 
 def test_labels_clients_and_split_are_those_of_today(run):

@@ -391,6 +391,22 @@ def test_rewrite_needs_a_sound_file(tmp_path, finished):
     assert names(tmp_path) == ["a.npz"]
 
 
+def test_rewrite_spares_a_file_that_came_meanwhile(tmp_path, finished, monkeypatch):
+    path, copy = tmp_path / "a.npz", shutil.copyfileobj
+    shutil.copy(finished, path)
+
+    def slow(*streams):
+        copy(*streams)
+        path.unlink()
+        written(path, key={"backbone": "other"})
+
+    monkeypatch.setattr(feature_file.shutil, "copyfileobj", slow)
+    with pytest.raises(BlockingIOError, match=r"a\.npz: another process replaced it meanwhile"):
+        rewrite(path, {"labels": np.arange(4)})
+    assert read_feature_file(path).key == {"backbone": "other"}
+    assert names(tmp_path) == ["a.npz"]
+
+
 # Damaged and foreign files
 
 

@@ -229,6 +229,15 @@ def test_a_site_answers_nobody_who_asks_for_less(tmp_path):
                 berlin.answer(lie(asks, arrays={"came": np.array(came, np.int32)}))
 
 
+def test_the_number_of_examples_that_a_site_claims_is_not_kept(tmp_path):
+    with make(tmp_path) as machines:
+        server = machines.server()
+        answer = machines.client("rome").answer(server.open())
+        about, arrays = unseal(answer, machines.description.sites)
+        server.take(seal(machines.key("rome"), {**about, "examples": 7}, arrays))
+        assert server.taken == {"rome": 0}
+
+
 def test_too_few_is_named_and_the_step_is_opened_again(tmp_path):
     with make(tmp_path, deadline=60) as machines:
         server, clients = machines.server(), machines.clients()
