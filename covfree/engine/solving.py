@@ -153,8 +153,9 @@ def _check_squares(totals: tuple[Any, ...], head: Any) -> None:
 
 def _on_one_line(vectors: np.ndarray) -> bool:
     """Return whether vectors, the rows of a matrix, are multiples of one vector, within rounding."""
-    norms = np.linalg.norm(vectors, axis=1)
-    unit = vectors[norms.argmax()] / max(norms.max(), np.finfo(norms.dtype).tiny)
     with np.errstate(invalid="ignore"):  # heads that are not finite are refused elsewhere
+        vectors = vectors / (np.abs(vectors).max() or 1)  # so that no square overflows
+        norms = np.linalg.norm(vectors, axis=1)
+        unit = vectors[norms.argmax()] / max(norms.max(), 1)
         rest = vectors - np.outer(vectors @ unit, unit)
     return bool(np.abs(rest).max() <= _ROUNDING * norms.max())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, Literal, NamedTuple, TypeAlias, get_args
 
 import jax
@@ -109,17 +110,17 @@ def fedcof_like(
     if bias:
         function = bound(ridge_head, bias=True)
     estimate = Estimate(within, bound(_covariance, within=within), scatter if head == "ridge" else None)
+    system = estimate.covariance if estimate.gram is None else bound(_gram_matrix, estimate=estimate)
+    clients = bound(_first_terms, within=within), bound(_spread_terms, within=within)
+    rounds = tuple(Round(client, fixed=True) for client in clients)
     return Method(
         params=as_shrinkage(shrinkage),
         name=name,
         summary=summary,
-        rounds=(
-            Round(bound(_first_terms, within=within), fixed=True),
-            Round(bound(_spread_terms, within=within), fixed=True),
-        ),
-        system=estimate.covariance if estimate.gram is None else bound(_gram_matrix, estimate=estimate),
+        rounds=rounds,
+        system=system,
         head=bound(head_of_moments, function=function),
-        estimate=estimate,
+        estimate=replace(estimate, made=(system, rounds)),
     )
 
 

@@ -54,7 +54,8 @@ class Method(Generic[H]):
         flops: ``(params, num_examples, dim, num_classes) -> int``: operations of all clients, apart from
             those that `covfree.client_flops` counts for every method: the feature map, the summary or
             message, and products of examples with matrices that clients receive.
-        estimate: how the server estimates the covariance within classes, if the head is made from it.
+        estimate: how the server estimates the covariance within classes, if the head is made from it. It
+            becomes None if ``system`` or ``rounds`` is replaced.
     """
 
     params: Any
@@ -84,6 +85,8 @@ class Method(Generic[H]):
             raise ValueError("merge: expected None, as clients send no message; got a function")
         if any(each.examples for each in self.rounds[: self.rounds_over_rows]):
             raise ValueError("rounds: expected all rounds over rows to come before rounds over examples")
+        if self.estimate is not None and self.estimate.made != (self.system, self.rounds):
+            object.__setattr__(self, "estimate", None)  # it was made for another method
 
     def __repr__(self) -> str:
         """Return a text with the method's name, its numbers and the type of its feature map."""

@@ -178,7 +178,8 @@ def with_student(method: Method[Any], choice: Student) -> Method[StudentHead]:
     if summary.merge is not None:
         # The rows of messages are class means, not examples: hence ``False``.
         summary = replace(summary, merge=bound(_merge, merge=summary.merge, clients=clients(False)))
-    rounds = tuple(replace(each, numbers=_shrinkage) for each in method.rounds)
+    own = tuple(replace(each, numbers=_shrinkage) for each in method.rounds)
+    rounds = *own, *(Round(client, numbers=_shrinkage, fixed=True) for client in clients(examples))
     system = bound(_system, system=method.system)
     assert method.estimate is not None
     made: Any = replace(
@@ -186,10 +187,10 @@ def with_student(method: Method[Any], choice: Student) -> Method[StudentHead]:
         params=StudentNumbers(method.params, choice.prior),
         name=f"{method.name}-student",
         summary=summary,
-        rounds=(*rounds, *(Round(client, numbers=_shrinkage, fixed=True) for client in clients(examples))),
+        rounds=rounds,
         system=system,
         head=_head,
-        estimate=replace(method.estimate, covariance=system),
+        estimate=replace(method.estimate, covariance=system, made=(system, rounds)),
         whole_clients=method.whole_clients or examples,
     )
     return made

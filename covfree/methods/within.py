@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import jax
@@ -55,11 +55,13 @@ class Estimate:
             the server's state after all rounds.
         gram: for a ridge head, the terms of the Gram matrix with which it is solved: the option ``scatter``
             of `total_gram`. None for other heads, which are solved with the covariance.
+        made: ``(system, rounds)`` of the method; a method with others drops the estimate.
     """
 
     within: Within
     covariance: Callable[..., Scatter]
     gram: ScatterChoice | None
+    made: tuple[Any, ...] = field(default=(), compare=False)
 
     def gram_of(self, covariance: Scatter, first: Any) -> Scatter:
         """Make the Gram matrix of a ridge head from the shrunk covariance and the first round's total.

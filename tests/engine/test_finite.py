@@ -2,6 +2,7 @@
 
 import dataclasses
 from dataclasses import replace
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -81,3 +82,16 @@ def test_a_head_that_knows_nothing_is_an_error(shrinkage, options):
     covfree.fit(method, np.ones_like(features), labels, clients)
     covfree.fit(method, features, np.zeros(6, int), clients)
     covfree.fit(covfree.fedcof(0.1, **options), features, labels, clients)
+
+
+@pytest.mark.parametrize("size", [1e21, 1.0, 1e-30])
+def test_weights_are_compared_at_any_size(size):
+    def head(covariance, moments, *, line):
+        weight = jnp.outer(moments.mean.sum(0), jnp.arange(1.0, 4)) if line else moments.mean.T
+        return covfree.LinearHead(weight * jnp.float32(size), jnp.zeros(3))
+
+    features, labels = np.arange(12, dtype=np.float32).reshape(6, 2) ** 2, np.arange(6) % 3
+    data = features, labels, np.zeros(6, int)
+    covfree.fit(covfree.fedcof(0.1, head=partial(head, line=False)), *data)
+    with pytest.raises(ValueError, match="multiples of one vector"):
+        covfree.fit(covfree.fedcof(0.1, head=partial(head, line=True)), *data)

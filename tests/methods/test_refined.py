@@ -1,5 +1,7 @@
 """Heads made exact in rounds: the formulas, the limit, in one call and in rounds, and what is refused."""
 
+from dataclasses import replace
+
 import chex
 import jax
 import jax.numpy as jnp
@@ -399,6 +401,25 @@ def test_costs():
 def test_what_cannot_be_refined(make, message):
     with pytest.raises(ValueError, match=message):
         make()
+
+
+@pytest.mark.parametrize("head", ["lda", "ridge", "student"])
+def test_an_estimate_is_that_of_the_matrix_and_the_rounds_that_are_run(head):
+    method = covfree.fedcof(0.3, head=head)
+    own = replace(method, system=lambda *state: method.system(*state).shifted(1.0))
+    rounds = replace(method, rounds=(*method.rounds[:-1], replace(method.rounds[-1], fixed=False)))
+    for other in (own, rounds, replace(method, system=None)):
+        assert other.estimate is None
+        with pytest.raises(ValueError, match="LDA, ridge or Student head of an estimated"):
+            covfree.refined(other)
+    for same in (
+        jax.tree.map(lambda leaf: leaf, method),
+        replace(method, name="mine"),
+        replace(own, **{name: getattr(method, name) for name in ("system", "estimate")}),
+    ):
+        assert same.estimate == method.estimate
+        assert covfree.refined(same).estimate is not None
+    assert len(covfree.corrected(own).rounds) == len(covfree.corrected(method).rounds) + 2
 
 
 def test_other_doors_say_what_they_expect():

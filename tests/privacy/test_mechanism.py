@@ -205,6 +205,10 @@ def test_the_promise_is_kept_to_the_digit():
     ("changes", "message"),
     [
         ({"method": covfree.qda()}, "method: expected one whose head is a function of class sums"),
+        (
+            {"method": replace(covfree.fedcof(), system=covfree.fedcgs().system)},
+            "method: expected one whose head is a function of class sums",
+        ),
         ({"method": covfree.afl()}, "method: expected one whose head is a function of class sums"),
         (
             {"method": covfree.fedcof(head="student")},

@@ -287,14 +287,15 @@ def refined(
     start, numbers = bound(_begin, plan=plan), bound(of_first, inner=None)
     own[-1] = replace(own[-1], server=start, numbers=numbers, head=True)
     products = Round(answer, bound(_take, plan=plan), _ask, examples=True, head=True)
+    every = *own, *(products,) * rounds
     made: Any = replace(
         method,
         params=RefinedNumbers(method.params, exact),
         name=f"{method.name}-refined",
-        rounds=(*own, *(products,) * rounds),
+        rounds=every,
         system=None,
         head=bound(_finish, plan=plan),
-        estimate=replace(estimate, covariance=_estimated),
+        estimate=replace(estimate, covariance=_estimated, made=(None, every)),
         received=_keep,
         report=_report,
         flops=bound(_flops, plan=plan, rounds=rounds),
