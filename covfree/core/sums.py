@@ -31,6 +31,8 @@ _ROUNDING = 2
 _CANCELLED, _GROWTH = 16.0, 0.5
 
 
+# Compiled, as outside ``jit`` its condition would be compiled anew at each call.
+@jax.jit
 def deviations(
     values: Float[Array, "*items dim"],
     mean: Float[Array, "*means dim"],
@@ -43,13 +45,16 @@ def deviations(
     row of ``mean`` to subtract from each value (past the last for padding). With it, a small deviation is
     kept if its group has a larger one in this feature; otherwise values far from zero would lose variance.
     """
-    centre = mean if group is None else mean.at[group].get(mode="fill", fill_value=0)
-    centred = values - centre
-    noise = _ROUNDING * jnp.finfo(centred.dtype).eps * jnp.abs(mean)
-    size = jnp.abs(jax.lax.stop_gradient(centred))
-    # A comparison with NaN is False, so NaN is kept.
     if group is None:
-        return jnp.where(size <= noise, 0, centred)
+        centred = values - mean
+    else:
+        centre = mean.at[group].get(mode="fill", fill_value=0)
+        centred = jnp.where((group < mean.shape[0])[:, None], values - centre, 0)
+    still = jax.lax.stop_gradient(centred)
+    noise, size = _ROUNDING * jnp.finfo(still.dtype).eps * jnp.abs(mean), jnp.abs(still)
+    # A comparison with NaN is False, so NaN is kept. Derivatives stay those of the differences.
+    if group is None:
+        return centred - jnp.where(size <= noise, still, 0)
     if not values.shape[0]:
         return centred
 
@@ -64,7 +69,9 @@ def deviations(
     largest = partial(jax.ops.segment_max, size, group, num_groups)
     return jax.lax.cond(
         rounded.any(),
-        lambda: jnp.where((largest() <= noise).at[group].get(mode="fill", fill_value=True), 0, centred),
+        lambda: (
+            centred - jnp.where((largest() <= noise).at[group].get(mode="fill", fill_value=False), still, 0)
+        ),
         lambda: centred,
     )
 

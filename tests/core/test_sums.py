@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from compiling import compilations
 from jax.sharding import Mesh, PartitionSpec
 
 import covfree
@@ -168,3 +169,30 @@ def test_deviations_become_zero_only_where_a_whole_group_is_within_rounding():
     )
     np.testing.assert_array_equal(both[0], seen)
     np.testing.assert_array_equal(both[1, :-1], (values + mean[0])[:-1] - mean[group[:-1]])
+    np.testing.assert_array_equal(seen[-1], 0)
+
+
+def test_derivatives_of_deviations_are_those_of_differences():
+    """Of a constant feature too, whether or not another feature's deviations are rounding."""
+    values = np.random.default_rng(0).normal(size=(6, 3)).astype(np.float32)
+    values[:, 0], group = 0, jnp.array([0, 0, 0, 1, 1, 1])
+    for constant in (values[0, 1], np.float32(1000.1)):
+        values[1:, 1] = constant
+
+        def product(values):
+            means = jnp.stack([values[:3].mean(0), values[3:].mean(0)])
+            centred = sums.deviations(values, means, group)
+            return (centred[:, 0] * centred[:, 2]).sum()
+
+        exact = values[:, 2] - values[:, 2].reshape(2, 3).mean(1).repeat(3)
+        np.testing.assert_allclose(jax.grad(product)(jnp.asarray(values))[:, 0], exact, atol=1e-6)
+
+
+def test_a_scatter_outside_jit_is_compiled_once():
+    rows = covfree.Rows(jnp.eye(4), jnp.full(4, 3), jnp.array([0, 0, 1, 1]))
+
+    def factor():
+        return covfree.within_factor(rows, covfree.first_moments(rows, 2))
+
+    factor()
+    assert compilations(factor) == 0
