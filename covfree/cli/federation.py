@@ -295,7 +295,10 @@ def join_command(
         )
     examples = private, own.features, own.labels
     made: dict[str, Any] = {"uses": own.uses, "algorithm": algorithm}
-    with of_options(folder="state"), Client(description, name, state, *examples, **made) as client:
+    # Errors about examples name their file or folder.
+    of_data = f"features: {features}" if images is None else f"images: {images}"
+    named = {"folder": "state", "features": f"{of_data}: features", "labels": f"{of_data}: labels"}
+    with of_options(**named), Client(description, name, state, *examples, **made) as client:
         say(f"site {name}: {len(own.labels):,} examples; federation {description.identity[:12]}…")
         if (promised := description.promised) is not None:
             say(promised)

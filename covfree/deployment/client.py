@@ -20,6 +20,7 @@ from covfree.deployment.envelope import SERVER, Refused, Unsealed, check_own, se
 from covfree.deployment.machine import Machine, flattened, unflattened
 from covfree.deployment.steps import Arrays
 from covfree.deployment.sums import answer
+from covfree.engine.checkpoint import digest
 from covfree.rounds.algorithm import Algorithm
 from covfree.secure import STEPS
 
@@ -82,7 +83,7 @@ class Client(Machine):
 
         Raises:
             ValueError: if the site, its key, its data or ``uses`` do not fit the description, or the folder
-                is in use or belongs to another federation.
+                is in use, belongs to another federation, or has answers from other examples.
         """
         check_own(description.sites, site, key)
         self.uses = dict(description.agreed if uses is None else uses)
@@ -100,7 +101,7 @@ class Client(Machine):
         if (count := int((labels >= 0).sum())) > description.max_examples:
             raise ValueError(f"labels: expected at most {description.max_examples} examples, got {count}")
         self.site, self._features, self._labels, self._count = site, features, labels, count
-        self._number = list(description.sites).index(site)
+        self._number, self._digest = list(description.sites).index(site), digest([features, labels])
         super().__init__(description, folder, site, key, algorithm, now)
 
     def answer(self, data: bytes) -> bytes:
@@ -233,7 +234,7 @@ class Client(Machine):
         arrays = flattened(kept.before, "before") | flattened(kept.after, "after")
         arrays |= {"answer": np.frombuffer(answer, np.uint8), "secret": np.frombuffer(kept.secret, np.uint8)}
         arrays["came"] = np.asarray(kept.came, np.int32)
-        about = {**reply, "kind": "kept", "computed": kept.turn, "gone": kept.gone}
+        about = {**reply, "kind": "kept", "computed": kept.turn, "gone": kept.gone, "digest": self._digest}
         write(self._path, seal(self._key, about, arrays))
         self.turn, self._answer, self._asked, self._kept = reply["turn"], answer, dict(reply), kept
 
@@ -297,6 +298,11 @@ class Client(Machine):
         if not self._path.exists():
             return
         about, arrays = unseal(self._path.read_bytes(), self.description.sites)
+        if about.get("digest", self._digest) != self._digest:  # a draft of covfree 0.1.0 wrote none
+            raise ValueError(
+                f"features: expected the examples of this site's answers, kept in {self.folder}, got other "
+                "features or labels; give those again, or make a new federation"
+            )
         before, after = (unflattened(memory, arrays, name) for name in ("before", "after"))
         came = tuple(arrays["came"].tolist())
         number, why = about["gone"]

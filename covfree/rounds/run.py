@@ -76,7 +76,8 @@ def run(
         clients: [examples], integers from 0; below 0 is padding. Any number below the largest that does not
             occur is a client without examples.
         key: PRNG key of all random draws. A client's draws in a round depend on the round and its number.
-        rounds: the number of rounds; may be left out if the algorithm takes a fixed number.
+        rounds: the number of rounds; may be left out if the algorithm takes a fixed number, or
+            ``participation`` is an array.
         participation: the clients of each round, an array [rounds, drawn], −1 for nobody; or how many clients
             a round draws: a number (1 is one client) or a share (1.0 is all).
         evaluate: an `Evaluation`, or its function alone. It is also called once before the first round, so
@@ -113,6 +114,8 @@ def run(
         evaluate = Evaluation(evaluate)
     if checkpoint is not None and not isinstance(checkpoint, Checkpoint):
         checkpoint = Checkpoint(checkpoint)
+    if rounds is None and algorithm.rounds is None and isinstance(participation, np.ndarray):
+        rounds = len(np.atleast_1d(participation))
     rounds = number_of_rounds(algorithm, rounds)
     key = _as_key(key)
     federation = ClientTable.of(

@@ -221,6 +221,6 @@ def participation_of(text: str, num_clients: int) -> int | float:
     except (TypeError, ValueError) as error:
         raise ValueError(
             f"participation: expected a share in (0, 1] or a number of clients up to {num_clients}, got "
-            f"{text!r} ({error})"
+            f"{text!r}"
         ) from error
     return number

@@ -95,7 +95,9 @@ def _single(
 
     def instead(number: str, takes: Iterable[str]) -> str:
         takers = [name for name, entry in known.items() if number in entry.accepts]
-        return f"; methods that take it: {', '.join(takers)}" if takers else nearest(number, takes)
+        # Tables write γ for the shrinkage.
+        also = "; did you mean shrinkage?" * (number in ("gamma", "γ") and "shrinkage" in takes)
+        return (f"; methods that take it: {', '.join(takers)}" if takers else nearest(number, takes)) + also
 
     for name, own in asked:
         for number in own:

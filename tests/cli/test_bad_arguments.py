@@ -26,6 +26,10 @@ BAD = {
         ["--methods", "fedncm:ridge=1"],
         "--methods: fedncm takes no number, got ridge; methods that take it: fed3r",
     ),
+    "shrinkage by its letter in tables": (
+        ["--methods", "fedcof:gamma=1"],
+        "got gamma; methods that take it: afl; did you mean shrinkage?",
+    ),
     "number of a method without a value": (["--methods", "fedcof:ridge"], "--methods: expected a number"),
     "bad number of a method": (
         ["--methods", "fed3r:ridge=-1"],

@@ -390,7 +390,7 @@ BAD = {
     "seeds 0": (["--seeds", 0], "--seeds: expected at least 1, got 0"),
     "participation 0": (["--participation", "0"], "--participation: expected a share .* got '0'"),
     "too large a share": (["--participation", "1.5"], "--participation: .*got '1.5'"),
-    "too many clients": (["--participation", "7"], "--participation: .* up to 6, got '7'"),
+    "too many clients": (["--participation", "7"], "--participation: .* up to 6, got '7'$"),
     "a word": (["--participation", "some"], "--participation: .*got 'some'"),
     "a part that is none": (["--train", "body"], "--train.*'body'"),
     "a backbone of features": (["--train", "all"], "--train all: expected --images"),

@@ -100,6 +100,16 @@ def test_commands_given_again_say_what_they_found_and_what_to_do(finished, capsy
     assert "which holds the state of a draft of covfree 0.1.0" in told(joining("shared", "berlin", "berlin"))
     file.write_text(kept)
     assert run(joining("shared", "berlin", "berlin")) == 0
+    # Other examples than those of the site's answers; a draft kept no digest of them.
+    words = [*joining("shared", "berlin", "berlin"), "--features", "oslo.npz"]
+    assert (
+        "--features: oslo.npz: features: expected the examples of this site's answers, kept in berlin, got"
+    ) in told(words)
+    state = Path("berlin/berlin.message")
+    about, arrays = unseal(state.read_bytes(), Description.load("shared/federation.json").sites)
+    del about["digest"]
+    state.write_bytes(seal(load_key("berlin.key"), about, arrays))
+    assert run(words) == 0
     # A shared folder without its description is not a new one, and another's end is not this one's.
     description = Path("shared/federation.json").read_bytes()
     Path("shared/federation.json").unlink()

@@ -39,6 +39,9 @@ def made(tmp_path_factory):
     np.savez("bare.npz", **data, class_names=NAMES)
     np.savez("short.npz", **data | {"labels": np.array([0, 1])}, class_names=NAMES)
     np.savez("nameless.npz", **data)
+    np.savez(
+        "nan.npz", **data | {"features": np.full((4, 4), np.nan)}, class_names=NAMES, key=json.dumps(key)
+    )
     Path("classes.txt").write_text("\n".join(NAMES))
     Path("others.txt").write_text("blue\ngrey\ndark")
     assert run(["federation", *NEW.replace("other", "shared").split()]) == 0
@@ -131,6 +134,7 @@ def made(tmp_path_factory):
         ("join", "expected --images or --features, got neither"),
         ("join --features own.npz --images x", "expected --images or --features, got both"),
         ("join --features short.npz", "--features: short.npz: expected labels [4], as features, got [2]"),
+        ("join --features nan.npz", "--features: nan.npz: features: row 0 (class 0) holds nan at position 0"),
         ("join --features nix.npz", "--features: nix.npz: no such file"),
         ("join --images nophotos", "--images: expected a folder with one folder of images a class, got"),
         ("join --images own.npz", "got 'own.npz', a file"),

@@ -109,6 +109,8 @@ def test_each_round_adds_those_who_take_part():
     assert [record["bytes_up"] for record in done.history] == [36, 24, 24]
     assert [record["bytes_down"] for record in done.history] == [12, 8, 12]
     assert done.stopped is None
+    # The array says how many rounds there are.
+    assert run(adding(), *DATA, key=KEY, participation=drawn).history[-1]["round"] == 2
 
 
 def test_the_same_clients_take_part_in_any_number_of_rounds():
