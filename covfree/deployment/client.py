@@ -101,7 +101,9 @@ class Client(Machine):
         if (count := int((labels >= 0).sum())) > description.max_examples:
             raise ValueError(f"labels: expected at most {description.max_examples} examples, got {count}")
         self.site, self._features, self._labels, self._count = site, features, labels, count
-        self._number, self._digest = list(description.sites).index(site), digest([features, labels])
+        self._number = list(description.sites).index(site)
+        # Integers of another type are the same labels.
+        self._digest = digest([features, labels.astype(np.int64)])
         super().__init__(description, folder, site, key, algorithm, now)
 
     def answer(self, data: bytes) -> bytes:

@@ -168,6 +168,9 @@ def test_a_round_that_is_opened_again_gets_the_same_answer_whatever_data_the_sit
         fewer = "oslo", tmp_path / "oslo", machines.key("oslo"), *(each[:9] for each in examples("oslo"))
         with pytest.raises(ValueError, match="features: expected the examples of this site's answers"):
             Client(own, *fewer)
+        features, labels = examples("oslo")
+        with Client(own, *fewer[:3], features, labels.astype(np.uint8)):
+            pass
         # A draft's folder does not say which examples it had.
         state = tmp_path / "oslo" / "oslo.message"
         about, arrays = unseal(state.read_bytes(), own.sites)
