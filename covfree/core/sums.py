@@ -66,13 +66,14 @@ def deviations(
     ends = [size.at[row].get(mode="fill", fill_value=jnp.inf) for row in (first, last)]
     both = jnp.maximum(*ends)
     rounded = (noise > 0) & (both <= noise) & ((first < last)[:, None] | (both > 0))
-    largest = partial(jax.ops.segment_max, size, group, num_groups)
+    largest = partial(jax.ops.segment_max, segment_ids=group, num_segments=num_groups)
+    gathered = partial(jnp.take, indices=group, axis=0, mode="fill", fill_value=False)
+    # The arrays are operands of the condition: closed over, they would take more memory.
     return jax.lax.cond(
         rounded.any(),
-        lambda: (
-            centred - jnp.where((largest() <= noise).at[group].get(mode="fill", fill_value=False), still, 0)
-        ),
-        lambda: centred,
+        lambda x, still: x - jnp.where(gathered(largest(jnp.abs(still)) <= noise), still, 0),
+        lambda x, still: x,
+        *(centred, still),
     )
 
 

@@ -66,6 +66,8 @@ def _own_code(part: Any, seen: set[int]) -> Iterator[bytes]:
         yield from _own_code((part.func, part.args, part.keywords), seen)
     elif isinstance(part, MethodType):
         yield from _own_code((part.__func__, part.__self__), seen)
+    elif isinstance(part, type):
+        yield from _files(sys.modules.get(part.__module__), seen)
     elif is_dataclass(part):
         yield from _own_code([getattr(part, own.name) for own in fields(part)], seen)
     elif isinstance(part, dict):

@@ -11,6 +11,7 @@ import covfree
 from covfree import studies
 from covfree.data import FeatureSet, load_digits
 from covfree.data.partitions import PARTITIONERS
+from covfree.methods import registry
 from covfree.studies import Study, timing
 from covfree.studies.federation import left_out
 from covfree.studies.fingerprint import fingerprint
@@ -298,3 +299,9 @@ def test_texts_make_the_papers_variants():
     for text, method in texts.items():
         ((_, made),) = studies.variants([text]).items()
         assert fingerprint(made.method) == fingerprint(method), text
+
+
+def test_every_registered_method_has_a_fingerprint_of_its_own():
+    prints = {name: fingerprint(entry.make()) for name, entry in registry().items()}
+    assert len({*prints.values()}) == len(prints), prints
+    assert prints == {name: fingerprint(entry.make()) for name, entry in registry().items()}
