@@ -20,8 +20,8 @@ from covfree.statistics.groups import as_examples
 # probabilities are nearly equal; at the upper end a score that is s/10 lower than another has a probability
 # exp(−100) times as high.
 _RANGE = 1e3
-# The largest number of steps. The search usually takes five to ten; bisection alone would take 30, from
-# log(_RANGE²) to float64's √eps.
+# The largest number of steps. The search usually takes five to ten. Bisection alone would take 30 to narrow
+# log β from an interval of length log(_RANGE²) to one of √eps, for float64's eps.
 _STEPS = 100
 
 

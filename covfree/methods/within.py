@@ -55,7 +55,8 @@ class Estimate:
             the server's state after all rounds.
         gram: for a ridge head, the terms of the Gram matrix with which it is solved: the option ``scatter``
             of `total_gram`. None for other heads, which are solved with the covariance.
-        made: ``(system, rounds)`` of the method; a method with others drops the estimate.
+        made: ``(system, rounds)`` of the method whose estimate this is. If a user replaces one of them, the
+            method's estimate becomes None.
     """
 
     within: Within

@@ -201,8 +201,8 @@ def serve(algorithm: Algorithm, state: Any, total: Any) -> tuple[Any, Array]:
 def state_after(algorithm: Algorithm, state: Any, form: Parts, counts: Sequence[int]) -> Any:
     """Return zeros in the shapes and data types of the server's next state, without computing it.
 
-    ``form`` is an upload with the shapes of one client's; ``counts`` are the numbers of rows that each of its
-    tables has in the sum of all uploads.
+    ``form`` is an upload with the shapes of one client's. Clients' tables are concatenated, not added:
+    ``counts`` has, for each table of an upload, its number of rows in the total.
     """
     tables = [
         [jnp.zeros((number, *x.shape[1:]), x.dtype) for x in table]

@@ -102,8 +102,9 @@ def like(method: Method[Any]) -> str:
 def alternatives(name: str) -> list[str]:
     """Return the names of the methods among which clients choose; [name] if there is no choice.
 
-    ``-or-`` separates no methods if it is part of one method's name, such as ``my-or-dir/mine.py:function``,
-    or if no part of ``name`` is a known method, as in names that are given in Python.
+    ``-or-`` separates the names, as in ``fedcof-or-fedcof-student``, unless it belongs to the name of one
+    method, as in ``my-or-dir/mine.py:function``. If no part of ``name`` is a known method, it is one name:
+    in Python a method may have any.
     """
     found, parts, some = list[str](), name.split(JOINT), False
     known = {*registry(), *entry_points(group=GROUP).names} if JOINT in name else set[str]()

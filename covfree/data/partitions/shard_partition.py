@@ -161,7 +161,8 @@ def pathological(
             'num_partitions or num_classes_per_partition, or class_assignment_mode="deterministic"'
         )
 
-    # The client of each choice of a class: sorted by class, as `examples` are, and within a class by client.
+    # `chosen` lists client 0's classes, then client 1's, and so on. Compute the client of each entry, with
+    # the entries sorted by class, as `examples` are, and within a class by client.
     client_of_choice = np.repeat(np.arange(num_partitions), per_client)[np.argsort(chosen, kind="stable")]
     clients = np.full(labels.size, -1, np.int32)
     first_holder, first_example = np.cumsum(holders) - holders, np.cumsum(counts) - counts
